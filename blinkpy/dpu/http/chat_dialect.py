@@ -65,7 +65,7 @@ class ChatDialect:
             if request.grammar is not None:
                 message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
                 raise bad_request(message, request.grammar.param, "invalid_value")
-            request.grammar = GrammarField("tools", grammar)
+            request.grammar = GrammarField("tools", grammar, needed=False)
             if inside and self.tags is not None:  # a call is not preceded by reasoning
                 text, inside = f"{text.rstrip()}\n\n{self.tags.close}\n\n", False
         names = frozenset(tool.name for tool in tools)

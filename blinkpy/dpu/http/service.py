@@ -92,8 +92,9 @@ class Service:
             prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
         if any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
-        if request.grammar is not None:
-            request.automaton = await self.compile(request.grammar)
+        grammar = request.grammar
+        if grammar is not None and (grammar.needed or self.engine.require().facts.grammar_share > 0):
+            request.automaton = await self.compile(grammar)
         return prompts
 
     async def compile(self, field: GrammarField) -> ByteAutomaton:

@@ -27,7 +27,8 @@ def chat_text(
         last = marked[-1]
         last["content"] = f"{last['content']}{specials.end_mark}"
     generation = add_generation_prompt and not continue_final_message
-    text = template.render(marked, generation, specials.mark(list(tools)) if tools else None, specials.mark(dict(variables)))
+    values = {name: specials.mark(value) for name, value in variables.items()}
+    text = template.render(marked, generation, specials.mark(list(tools)) if tools else None, values)
     if continue_final_message:
         text, found, _ = text.rpartition(specials.end_mark)
         if not found:

@@ -67,7 +67,8 @@ class SpecialTokens:
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         if isinstance(value, dict):
-            return {self.mark(key): self._mark_value(key, item) for key, item in value.items()}
+            # Templates look for keys by name: one that is no special token stays as it is.
+            return {self._mark_names(key): self._mark_value(key, item) for key, item in value.items()}
         return value
 
     def _mark_value(self, key: str, value: Any) -> Any:

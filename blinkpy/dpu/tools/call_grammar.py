@@ -1,7 +1,7 @@
 """Calls that must come: how the answer begins, and the grammar of the rest.
 
 Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]} and
-{"repeat": G, "low": n, "high": m}.
+{"repeat": G, "low": n, "high": m}, m null for any number.
 """
 
 import json
@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
-
-MOST_CALLS = 16  # in one answer that a grammar decides
 
 Grammar = dict[str, Any]
 
@@ -32,7 +30,7 @@ class ForcedCalls(NamedTuple):
 
 
 def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool) -> ForcedCalls:
-    """At least one call of one of the tools, up to MOST_CALLS if they may be parallel, and nothing else. tools: at least one."""
+    """At least one call of one of the tools, any number if they may be parallel, and nothing else. tools: at least one."""
     text = calls.text
     heads = [tool.name + text.middle for tool in tools]
     bodies = [_arguments(tool.parameters, text) for tool in tools]
@@ -40,7 +38,7 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     more = {
         "repeat": _sequence(text.close, text.between, text.open, any_call),
         "low": 0,
-        "high": MOST_CALLS - 1 if parallel else 0,
+        "high": None if parallel else 0,
     }
     only = len(tools) == 1
     prefix = text.begin + text.open + (heads[0] if only else "")

@@ -45,6 +45,7 @@ class Choice:
     def __init__(self, log: Log, name: str, stops: bool = False) -> None:
         self.log, self.name, self.stops, self.open, self.touched = log, name, stops, True, False
         self.finish_reason: str | None = None
+        self.leader = self.grammar = None
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
         self.arrival, self.last_event = 1.0, 0.0
@@ -333,10 +334,11 @@ def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, capl
 
 
 def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = SimpleNamespace(create_task=lambda task: (task.close(), task.__name__)[1])
+    keeper = SimpleNamespace(add_done_callback=lambda callback: None)
+    loop = SimpleNamespace(create_task=lambda task: (task.close(), keeper)[1])
     monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    stage.link.start()
-    assert (stage.link._loop, stage.link._keeper) == (loop, "_keep_connected")
+    stage.link.start(lambda: None)
+    assert (stage.link._loop, stage.link._keeper) == (loop, keeper)
 
 
 def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:

@@ -48,7 +48,7 @@ class Served:
         self.engine, self.server, self.client, self.tokenizer = engine, server, client, tokenizer
 
     def says(self, text: str) -> None:
-        self.engine.script = [*self.tokenizer.encode(text, add_special_tokens=False).tolist(), EOS]
+        self.engine.script = [*self.tokenizer.encode(text, add_special_tokens=False, parse_special=True).tolist(), EOS]
 
     def chat(self, text: str, **fields: Any) -> Any:
         """The choices' answer to a chat, whole, which a stream must equal."""

@@ -14,10 +14,11 @@ MAX_NAME = 64  # characters of a schema's name, as OpenAI has it
 
 
 class GrammarField(NamedTuple):
-    """A grammar, and the field that it came from."""
+    """A grammar, and the field that it came from. needed: whether the answer means nothing without it."""
 
     param: str
     grammar: Grammar
+    needed: bool = True
 
 
 def response_format(name: str, value: Any) -> GrammarField | None:

@@ -363,9 +363,9 @@ _KWARGS_VALUES = "an object: variables of the model's chat template; others are 
 _EFFORT_VALUES = f"{', '.join(tool_fields.EFFORTS)}; only where the model's chat template takes it"
 
 
-def _grammar_field(check: Callable[[str, Any], GrammarField | None], values: str, *kinds: str) -> Field:
-    """A field that says what the output may be. kinds: of JSON."""
-    return Field("grammar", takes(type=list(kinds))(check), values, "none")
+def _grammar_field(check: Callable[[str, Any], GrammarField | None], values: str, *kinds: str, **more: Any) -> Field:
+    """A field that says what the output may be. kinds: of JSON; more: of its schema."""
+    return Field("grammar", takes(type=list(kinds), **more)(check), values, "none")
 
 
 COMMON_FIELDS = {
@@ -386,8 +386,8 @@ COMMON_FIELDS = {
     "n": Field("n", _choices, f"1 to {MAX_CHOICES} choices for each prompt, which is computed once; seeds count up", "1"),
     "structured_outputs": _grammar_field(structured_outputs, f"an object with one of {', '.join(STRUCTURES)}", "object"),
     "guided_json": _grammar_field(schema_field, "the same as `structured_outputs.json`", "object", "string", "boolean"),
-    "guided_regex": _grammar_field(regex_field, "the same as `structured_outputs.regex`", "string"),
-    "guided_choice": _grammar_field(choice_field, "the same as `structured_outputs.choice`", "array"),
+    "guided_regex": _grammar_field(regex_field, "the same as `structured_outputs.regex`", "string", minLength=1),
+    "guided_choice": _grammar_field(choice_field, "the same as `structured_outputs.choice`", "array", items=STRING, minItems=1),
     "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text, _REMARK),
