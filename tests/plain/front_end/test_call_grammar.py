@@ -37,7 +37,8 @@ def one_of(draw: random.Random, grammar: dict[str, Any]) -> str:
     if kind == "any":
         return one_of(draw, draw.choice(value))
     if kind == "repeat":
-        return "".join(one_of(draw, value) for _ in range(draw.randint(grammar["low"], 3 if grammar["high"] is None else min(grammar["high"], 3))))
+        most = 3 if grammar["high"] is None else min(grammar["high"], 3)
+        return "".join(one_of(draw, value) for _ in range(draw.randint(grammar["low"], most)))
     assert kind == "schema"
     return json.dumps(instance(draw, value, value))
 
