@@ -27,9 +27,10 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
-from support.engine_serving import config_for, generate  # noqa: E402
+from support.engine_serving import collect, config_for  # noqa: E402
 
 from benchmarks.common.harness import revision, software  # noqa: E402
+from benchmarks.common.json_grammar import byte_level_tokenizer, endless_objects  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
 from benchmarks.common.nvml import EnergyMeter  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
@@ -42,6 +43,7 @@ from blinkpy.engine.engine import Engine, make_engine  # noqa: E402
 from blinkpy.kernels.loop import loop_words as L  # noqa: E402
 from blinkpy.models.description.decoder_description import DecoderDescription  # noqa: E402
 from blinkpy.models.families.describe_model import describe_model  # noqa: E402
+from blinkpy.queues.byte_automaton import ByteAutomaton  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
 
@@ -68,17 +70,20 @@ class Spinning(GpuLoop):
         return super().build_loop(queues)
 
 
-def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int, dict[str, float]]) -> None:
+def drive(
+    engine: Engine, sizes: list[int], prompt: int, new: int, grammar: ByteAutomaton | None, out: dict[int, dict[str, float]]
+) -> None:
     """The client: for each batch size as many requests at once; wall-clock TPOT as a client sees it."""
     try:
         rng = np.random.default_rng(1)
         pair = QueuePair(attach_segment(engine.config.engine.name, 0, 30))
         pair.attach(30)
         for rows in sizes:
-            prompts = [rng.integers(0, 30000, prompt).tolist() for _ in range(rows)]
+            prompts = rng.integers(0, 30000, (rows, prompt), np.int32)
+            greedy = RequestParameters(max_tokens=new, temperature=0.0)
             began = time.monotonic()
-            tokens, _ = generate(pair, prompts, [RequestParameters(max_tokens=new, temperature=0.0)] * rows)
-            out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(map(len, tokens))}
+            ended = collect(pair, [pair.submit(one, greedy, grammar=grammar) for one in prompts])
+            out[rows] = {"wall_s": round(time.monotonic() - began, 4), "tokens": sum(len(tokens) for tokens, _ in ended)}
         pair.close()
     finally:
         engine.stop()
@@ -87,7 +92,9 @@ def drive(engine: Engine, sizes: list[int], prompt: int, new: int, out: dict[int
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[arguments.shape]))
-        (Path(folder) / "tokenizer.json").write_text("{}")  # of no use here, but part of a model's folder
+        # Without a grammar it is of no use here, but part of a model's folder.
+        vocab_size = int(SHAPES[arguments.shape]["vocab_size"])
+        (Path(folder) / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size) if arguments.grammar else "{}")
         config = config_for(
             folder,
             load_format="dummy",
@@ -112,13 +119,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
-    client = threading.Thread(target=drive, args=(engine, arguments.rows, arguments.prompt, arguments.new, wall), daemon=True)
+    grammar = endless_objects() if arguments.grammar else None
+    load = arguments.rows, arguments.prompt, arguments.new, grammar, wall
+    client = threading.Thread(target=drive, args=(engine, *load), daemon=True)
     client.start()
     engine.run(budget_s=arguments.budget)
     client.join(20)
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
-        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new")},
+        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar")},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
         "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
         "rows": {},
@@ -177,6 +186,7 @@ def main() -> None:
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take this long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--grammar", action="store_true", help="all requests write JSON of a schema")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
     parser.add_argument("--out", type=Path, help="JSON file")

@@ -1,0 +1,40 @@
+"""A grammar to measure with: JSON objects of one schema without end, and a byte-level tokenizer to spell them."""
+
+import json
+import random
+
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.text.detokenizer import byte_alphabet
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "born": {"type": "string", "format": "date"},
+        "city": {"enum": ["Amsterdam", "Berlin", "Chicago", "Delhi", "Edinburgh", "Florence", "Geneva", "Helsinki"]},
+        "amount": {"type": "number"},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+        "address": {"type": "object", "properties": {"street": {"type": "string"}, "number": {"type": "integer"}}},
+    },
+    "required": ["name", "born", "city", "amount", "tags", "address"],
+}
+
+
+def endless_objects() -> ByteAutomaton:
+    """Objects of SCHEMA one after the other; the end is a NUL byte, which random weights rarely choose."""
+    objects = {"repeat": {"schema": SCHEMA}, "low": 0, "high": None}
+    return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
+
+
+def byte_level_tokenizer(vocab_size: int) -> str:
+    """tokenizer.json of a vocabulary of single bytes and words of 2 to 12 letters, digits and signs, as long as those of real
+    ones."""
+    alphabet = byte_alphabet()
+    spelled = {byte: character for character, byte in alphabet.items()}
+    vocabulary, draw = {character: i for i, character in enumerate(alphabet)}, random.Random(1)
+    while len(vocabulary) < vocab_size:
+        word = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789,.:\"{}[]-_ ", k=draw.randint(2, 12)))
+        vocabulary.setdefault("".join(spelled[byte] for byte in word.encode()), len(vocabulary))
+    model = {"type": "BPE", "vocab": vocabulary, "merges": []}
+    return json.dumps({"model": model, "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}})
