@@ -95,13 +95,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         # Without a grammar it is of no use here, but part of a model's folder.
         vocab_size = int(SHAPES[arguments.shape]["vocab_size"])
         (Path(folder) / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size) if arguments.grammar else "{}")
+        grammar = endless_objects() if arguments.grammar else None
+        words = len(grammar.words()) if grammar else 0
         config = config_for(
             folder,
             load_format="dummy",
             max_num_seqs=max(arguments.rows),
             max_num_batched_tokens=2048,
             slots=max(arguments.rows),
-            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt),
+            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt) + words * max(arguments.rows),
             num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
             max_model_len=4096,
             control=arguments.control,
@@ -112,14 +114,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
-            return _measure(engine, describe_model(folder), arguments)
+            return _measure(engine, describe_model(folder), arguments, grammar)
         finally:
             engine.close()
 
 
-def _measure(engine: Engine, a: DecoderDescription, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(
+    engine: Engine, a: DecoderDescription, arguments: argparse.Namespace, grammar: ByteAutomaton | None
+) -> dict[str, Any]:
     wall: dict[int, dict[str, float]] = {}
-    grammar = endless_objects() if arguments.grammar else None
     load = arguments.rows, arguments.prompt, arguments.new, grammar, wall
     client = threading.Thread(target=drive, args=(engine, *load), daemon=True)
     client.start()

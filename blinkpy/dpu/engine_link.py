@@ -42,7 +42,7 @@ class EngineLink:
         self._connect, self._metrics = connect, metrics
         self.pair: QueuePair | None = None
         self._problem = "The engine is not connected yet."
-        self._held: list[Submission] = []  # choices that wait for their leader; slots are kept free for them
+        self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
         self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
@@ -109,30 +109,40 @@ class EngineLink:
         return self.pair
 
     def submit(self, work: list[Submission]) -> None:
-        """Submit all of a request's choices, or none; those with a leader follow it. Raises ApiError with status 429 or 503."""
+        """Submit all of a request's choices, or none; those with a leader follow it, and where the arenas are full they wait in
+        order for the engine to read what is before them. Raises ApiError with status 429 or 503."""
         pair = self.require()
         if len(work) + len(self._held) > pair.free_slots:
             raise busy("all slots are in use")
-        submitted: list[Generation] = []
+        held, submitted = len(self._held), list[Generation]()
         try:
             for submission in work:
-                if submission[0].leader is None:
-                    self._hand_over(pair, submission)
+                if submission[0].leader is not None or not self._may_go(pair, submission):
+                    self._held.append(submission)
+                else:
                     submitted.append(submission[0])
-            self._held += [submission for submission in work if submission[0].leader is not None]
-        except (NoRoomError, EngineUnavailableError, EngineLostError, TransportError) as error:
+        except (EngineUnavailableError, EngineLostError, TransportError) as error:
+            del self._held[held:]
             for generation in submitted:
                 generation.open = False
                 self.cancel(generation)
-            if isinstance(error, NoRoomError):
-                raise busy(str(error)) from error
             if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
             raise unavailable(_sentence(error)) from error
         finally:
-            if submitted and self._poll_timer is None:
+            if (submitted or self._held) and self._poll_timer is None:
                 self._interval = 0.0
                 self._poll_timer = self._loop.call_later(POLL_S, self._poll)
+
+    def _may_go(self, pair: QueuePair, submission: Submission) -> bool:
+        """Hand a submission over, unless others wait for room or there is none."""
+        if any(generation.leader is None and generation.open for generation, _, _ in self._held):
+            return False
+        try:
+            self._hand_over(pair, submission)
+        except NoRoomError:
+            return False
+        return True
 
     def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
         generation, prompt, sampling = submission
@@ -141,18 +151,19 @@ class EngineLink:
         self._metrics.count("prompt_tokens", len(prompt))
 
     def _submit_held(self, pair: QueuePair) -> None:
-        """Submit the choices whose leaders have a token. Those for which there is no room in the arenas now wait on."""
-        waiting: list[Submission] = []
+        """Submit the choices whose leaders have a token, and those that wait for room, in order."""
+        waiting, full = list[Submission](), False
         for submission in self._held:
             generation, leader = submission[0], submission[0].leader
             if not generation.open:
                 continue
-            if leader is not None and leader.tokens == 0 and leader.open:
+            if full or (leader is not None and leader.tokens == 0 and leader.open):
                 waiting.append(submission)
                 continue
             try:
                 self._hand_over(pair, submission)
             except NoRoomError:
+                full = True
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
                 generation.fail(unavailable(_sentence(error)))

@@ -20,6 +20,7 @@ from support.waiting import wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
+from blinkpy.scheduler.policies import fcfs
 from blinkpy.serving.engine_process import OPENMP_SPINS
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
@@ -222,7 +223,7 @@ def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: 
             server.chat()
         assert server.wait(20) == 1
     (saved,) = tmp_path.glob("crash-*.recording")
-    *others, (fatal, differences) = Replay(read_dump(saved), lambda request: 0).run()
+    *others, (fatal, differences) = Replay(read_dump(saved), fcfs).run()
     assert [d for _, d in others if d] == [] == differences
     assert not fatal.ended
     assert len(fatal.entries) == len(fatal.planned) == 1

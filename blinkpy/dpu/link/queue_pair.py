@@ -224,6 +224,8 @@ class QueuePair:
             self.require_room(grammar)
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
+        if length + len(automaton) > self.sizes.prompt_tokens:
+            raise ValueError(f"a prompt of {length} tokens and this grammar do not fit into the prompt arena together")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:

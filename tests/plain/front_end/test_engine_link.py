@@ -174,7 +174,7 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     assert stage.timers == []
 
 
-@pytest.mark.parametrize("error", [None, NoRoomError("all slots are in use"), UNAVAILABLE, LOST, BROKEN])
+@pytest.mark.parametrize("error", [None, UNAVAILABLE, LOST, BROKEN])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception | None, place: int) -> None:
     log, choices = stage.log, [Choice(stage.log, name) for name in "abc"]
@@ -199,9 +199,8 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         with pytest.raises(ApiError) as caught:
             stage.link.submit(work)
         assert caught.value.__cause__ is error
-        busy = isinstance(error, NoRoomError)
-        said = "The server is busy: all slots are in use." if busy else engine_link._sentence(error)
-        assert (caught.value.status, caught.value.message) == (429 if busy else 503, said)
+        said = engine_link._sentence(error)
+        assert (caught.value.status, caught.value.message) == (503, said)
         happened, names = log.taken(), "abc"[:place]
         gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices hear nothing: it has the answer
         assert happened[2 * place :] == [("cancel", name) for name in names] + gone
@@ -219,12 +218,39 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
 
 def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     first, second = (Choice(stage.log, name) for name in "ab")
-    submits = iter((first.request, NoRoomError("full")))
+    submits = iter((first.request, UNAVAILABLE))
     stage.pair.submit = lambda *_: stage.log.noted("submit", next(submits))()
     stage.pair.cancel, stage.pair.abandon = stage.log.noted("cancel", BROKEN), lambda: [first.request]
-    with pytest.raises(ApiError, match="full"):
+    with pytest.raises(ApiError) as caught:
         stage.link.submit([(each, np.zeros(1, np.int32), None) for each in (first, second)])
+    assert caught.value.message == engine_link._sentence(UNAVAILABLE)
     assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost()]
+
+
+def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> None:
+    """The first has no room twice; the second, which would have, comes behind it; one that is given up is left out."""
+    first, second, gone = choices = [Choice(stage.log, name) for name in "abc"]
+    submit, left, submitted = stage.pair.submit, [2], list[Any]()
+
+    def full(prompt: Any, sampling: Any, owner: Any) -> Any:
+        if owner is first and left[0]:
+            left[0] -= 1
+            raise NoRoomError("the prompt arena is full")
+        submitted.append(owner)
+        return submit(prompt, sampling, owner)
+
+    stage.pair.submit, stage.pair.free_slots, stage.pair.in_flight = full, 3, 0
+    for choice in choices:
+        stage.link.submit([(choice, np.zeros(1, np.int32), None)])
+    assert (submitted, len(stage.timers)) == ([], 1)
+    with pytest.raises(ApiError, match="all slots are in use"):
+        stage.link.submit([(first, np.zeros(1, np.int32), None)])
+    gone.open = False
+    stage.link._poll()
+    assert submitted == []
+    assert len(stage.timers) == 2, "it looks again"
+    stage.link._poll()
+    assert submitted == [first, second]
 
 
 def test_status_and_words_tell_what_the_engine_says(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 from collections.abc import Hashable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class PageWorld:
         self._packed = PackedArrays(make_state(self.limits))
         self._arrays: S.State = self._packed.tree
         self.state = as_memoryviews(self._arrays)
+        self._queues = SimpleNamespace(hits=np.zeros((1, slots), np.int64))  # what a start writes there
         self._hasher = PageHasher(page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), VOCAB)
         self.pool = Pool((None,) * slots, (None,) * pages)
         self._seen = np.zeros((2, max(slots, pages)), np.int64)
@@ -118,7 +120,7 @@ class PageWorld:
         if not fits:
             requests.status[slot] = S.EMPTY
             return
-        assert self._admit.start_request(limits, state, slot, 0, 1) == len(hits), "hits"
+        assert self._admit.start_request(limits, self._queues, state, slot, 0, 1) == len(hits), "hits"
         pool = pool.put(slot, Holder(prompt, len(hits) * size, hits, len(hits), hits[-1] if hits else ROOT)).evict(wanted)
         self.pool = self._take(pool, slot, wanted)
 

@@ -54,7 +54,10 @@ def _bounded(name: str, value: Any, most_bytes: int) -> Any:
     """A JSON value within the limits."""
     if depth_of(value) > MAX_DEPTH:
         raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
-    written = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    try:
+        written = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise bad_request(f"'{name}' has a number that is too large.", name, "invalid_value") from error
     if len(written) > most_bytes:
         raise bad_request(f"'{name}' has {len(written)} bytes as JSON; at most {most_bytes} are possible.", name, "invalid_value")
     if b"\\u0000" in written:
