@@ -199,13 +199,16 @@ def test_messages_name_the_place(seed: int) -> None:
 
 
 def test_what_hardly_any_damage_reaches() -> None:
-    """Counts beyond their lists, a canonical page that left the index under its old generation, more pages than a table has."""
+    """Lists with slots out of range, or too long; a canonical page with the key 0, or that left the index under its old
+    generation; more pages than a table has."""
     assert R.check_list([0], 1, 1, [S.RUNNING], S.RUNNING, [0])
+    for slot in (-1, 1):
+        assert not R.check_list([slot], 1, 1, [S.RUNNING], S.RUNNING, [0])
     assert not R.check_list([0], -1, 1, [S.RUNNING], S.RUNNING, [0])
     assert not R.check_list([0, 0], 2, 1, [S.RUNNING], S.RUNNING, [0])
     limits = SimpleNamespace(pages=1, page_size=1, pages_per_sequence=1, max_model_len=9)
     requests = SimpleNamespace(canonical=[0], indexed=[1], canonical_generation=[4], tokens=np.array([[7]]))
-    for key, fine in ((5, True), (-1, False)):
+    for key, fine in ((5, True), (0, True), (-1, False)):
         pages = SimpleNamespace(generation=[4], key=[key], tokens=np.array([[7]]))
         assert P.canonical_fine(limits, SimpleNamespace(pages=pages, requests=requests), 0) == fine
     fields = {"status": S.RUNNING, "computed": 1, "length": 2, "num_pages": 2, "prompt_length": 1}
