@@ -52,7 +52,8 @@ def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
 def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits, state: State) -> None:
     """Most often one that means something, and to a value next to one that other words have, or to a bound."""
     name, array = draw.choice(arrays)
-    r, counts, rows, tokens = state.requests, state.counts, *state.batch.counts[[S.ROWS, S.TOKENS]].tolist()
+    r, counts = state.requests, state.counts
+    rows, tokens = state.batch.counts[[S.ROWS, S.TOKENS]].tolist()
     listed = {"running": S.RUNNING_COUNT, "waiting": S.WAITING_COUNT, "finishing": S.FINISHING_COUNT, "pages.free": S.FREE_COUNT}
     index, page = [draw.randrange(n) for n in array.shape], limits.page_size
     values = [limits.slots, limits.pages, limits.rows, limits.tokens, *counts[[S.RING_HEAD, S.RING_TAIL]].tolist()]

@@ -121,7 +121,7 @@ LOGPROBS = {"records": (), "keys": ("workspace",)}
 def replaced(owner: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
     value = replaced(getattr(owner, path[0]), path[1:], name, value) if path else value
     changed = {path[0] if path else name: value}
-    return owner._replace(**changed) if isinstance(owner, tuple) else dataclasses.replace(owner, **changed)
+    return owner._replace(**changed) if hasattr(owner, "_replace") else dataclasses.replace(owner, **changed)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_tensors_that_do_not_fit_are_named(function: Callable[[SamplingCall], No
     """Each tensor with another dtype, and, but for logits, from which the other shapes follow, with a row or column too few."""
     call = small_call()
     function(call)
-    tensor = functools.reduce(getattr, (*path, name), call)
+    tensor: Any = functools.reduce(getattr, (*path, name), call)
     narrow = {"entry": -1, "adjusted": -1, "records": -1, "keys": LOGPROB_ENTRIES - 1}
     cut = [tensor[:-1]] if name not in ("logits", "entry") else []
     cut += [tensor[:, : narrow[name]].contiguous()] if name in narrow else []
