@@ -94,10 +94,11 @@ def test_each_bound_at_its_edges(name: str, fine: list[int], wrong: list[int], m
 
 
 @pytest.mark.parametrize("wrong", [[(4, 2), (4, 4)], [(8, 4), (4, 4)], [(4, 4), (8, 2)], [(0, 1)], [(4, 0)]])
-def test_buckets_that_do_not_ascend(wrong: list[tuple[int, int]]) -> None:
+def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> None:
     make_state(limits_of(), [(4, 4), (16, 4)])
-    with pytest.raises(ConfigError, match="bucket"):
-        make_state(limits_of(), [*wrong, (16, 4)])
+    for buckets in ([*wrong, (16, 4)], [(4, 4)]):
+        with pytest.raises(ConfigError, match="bucket"):
+            make_state(limits_of(), buckets)
 
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
@@ -106,34 +107,18 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
     items = max(R, B, K, limits.index_items)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
+    # fmt: off
     own = {
-        "requests.entry": (R, 64),
-        "requests.tokens": (R, length),
-        "requests.page_table": (R, K),
-        "waiting": (R,),
-        "requests.page_hash": (R, K),
-        "pages.ring": (limits.ring_entries,),
-        "pages.bucket_head": (limits.index_buckets,),
-        "pages.tokens": (N, P),
-        "inbox.now_ns": (1,),
-        "inbox.command": (1,),
-        "inbox.cancel": (R,),
-        "finishing": (R,),
+        "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
+        "pages.ring": (limits.ring_entries,), "pages.bucket_head": (limits.index_buckets,), "pages.tokens": (N, P),
+        "inbox.now_ns": (1,), "inbox.command": (1,), "inbox.cancel": (R,),
         **{f"batch.{name}": (T,) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
-        "batch.query_starts": (B + 1,),
-        "batch.logprobs": (B, LOGPROB_ENTRIES),
-        "batch.counts": (8,),
-        "running": (B,),
-        "forecast.rows": (B, S.FORECAST_WORDS),
-        "forecast.published": (Q,),
-        "forecast.max_context": (1,),
-        "forecast.unpublished": (1,),
-        "recorder.words": (limits.record_words,),
-        "recorder.seen": (5 * Q + 48,),
-        "scratch.total": (Q,),
-        "scratch.entry": (64,),
-        "counts": (S.COUNTS,),
+        "batch.query_starts": (B + 1,), "batch.logprobs": (B, LOGPROB_ENTRIES), "batch.counts": (8,),
+        "forecast.rows": (B, S.FORECAST_WORDS), "forecast.published": (Q,), "forecast.max_context": (1,),
+        "forecast.unpublished": (1,), "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
+        "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
     }
+    # fmt: on
     none = {"requests": "page_table canonical", "batch": "cache_slots token_rows row_slots"}
     none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
