@@ -11,6 +11,7 @@ import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
+from support.models.random_grammars import GRAMMARS, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
@@ -98,57 +99,69 @@ def test_the_cpu_samplers_numbers_are_tritons(rng: np.random.Generator) -> None:
 ROWS, VOCABULARY = 3, 40
 
 
-def small_call(**entry: float) -> SamplingCall:
-    """Of rows that all emit and ask for log probabilities, with any logits. entry: fields of the submission entries."""
+def small_call(rng: np.random.Generator, constrained: bool = False, **entry: float) -> SamplingCall:
+    """Of rows that all emit and ask for log probabilities, with any logits. constrained: they have grammars, where one leaves
+    enough. entry: fields of the submission entries."""
     entries = E.neutral_entries(ROWS)
     for name, value in {"logprobs": 0, **entry}.items():
         entries[name] = value
+    words, grammars = entries.view(np.int32).reshape(ROWS, -1), RandomGrammars(rng, ROWS, VOCABULARY)
+    grammars.slot[:] = rng.integers(0, GRAMMARS, ROWS) if constrained else -1
+    grammars.constrain(words)
     ids, counts = torch.arange(ROWS, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
     counts[0] = ROWS
     batch = BatchView(counts, ids, ids, torch.full_like(ids, 5), torch.ones_like(ids), ids, ids)
     tokens = torch.zeros(ROWS, 9, dtype=torch.int32)
-    requests = RequestView(torch.from_numpy(entries.view(np.int32).reshape(ROWS, -1)), tokens, torch.full_like(ids, 2))
+    requests = RequestView(torch.from_numpy(words), tokens, torch.full_like(ids, 2))
     workspace = SamplingWorkspace.allocate(ROWS, VOCABULARY, "cpu", chunk=16, capacity=32, block=16)
     records = torch.zeros(ROWS, LOGPROB_ENTRIES, dtype=torch.int64)
-    return SamplingCall(torch.randn(ROWS, VOCABULARY), requests, batch, torch.full_like(ids, -7), records, workspace)
+    sampled, logits = torch.full_like(ids, -7), torch.randn(ROWS, VOCABULARY)
+    return SamplingCall(logits, requests, grammars.view("cpu"), batch, sampled, records, workspace)
 
 
-BOTH = {"logits": (), "row_slots": ("batch",), "emits": ("batch",), "counts": ("batch",), "sampled": (), "entry": ("requests",)}
-SAMPLE = {"context_lengths": ("batch",), "tokens": ("requests",), "prompt_length": ("requests",), "adjusted": ("workspace",)}
-LOGPROBS = {"records": (), "keys": ("workspace",)}
+# Where a call has the tensors that messages name.
+BOTH = {"logits": "logits", "row_slots": "batch.row_slots", "emits": "batch.emits", "counts": "batch.counts"}
+BOTH |= {"sampled": "sampled", "entry": "requests.entry"}
+SAMPLE = {"context_lengths": "batch.context_lengths", "tokens": "requests.tokens", "prompt_length": "requests.prompt_length"}
+SAMPLE |= {"adjusted": "workspace.adjusted", "grammar": "grammars.slot", "grammar_state": "grammars.state"}
+SAMPLE |= {"grammar words": "grammars.words", "token_place": "grammars.token_place", "token_bytes": "grammars.token_bytes"}
+LOGPROBS = {"records": "records", "keys": "workspace.keys"}
+ANY_ROWS = {"logits", "entry", "grammar words", "token_place", "token_bytes"}  # shapes follow from theirs, or none does
 
 
-def replaced(owner: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
-    value = replaced(getattr(owner, path[0]), path[1:], name, value) if path else value
-    changed = {path[0] if path else name: value}
+def replaced(owner: Any, place: str, value: Any) -> Any:
+    name, _, rest = place.partition(".")
+    changed = {name: replaced(getattr(owner, name), rest, value) if rest else value}
     return owner._replace(**changed) if hasattr(owner, "_replace") else dataclasses.replace(owner, **changed)
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "path"),
+    ("function", "name", "place"),
     [
-        *((function, name, path) for function in (sample_tokens, write_logprobs) for name, path in BOTH.items()),
-        *((sample_tokens, name, path) for name, path in SAMPLE.items()),
-        *((write_logprobs, name, path) for name, path in LOGPROBS.items()),
+        *((function, *named) for function in (sample_tokens, write_logprobs) for named in BOTH.items()),
+        *((sample_tokens, *named) for named in SAMPLE.items()),
+        *((write_logprobs, *named) for named in LOGPROBS.items()),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(function: Callable[[SamplingCall], None], name: str, path: tuple[str, ...]) -> None:
-    """Each tensor with another dtype, and, but for logits, from which the other shapes follow, with a row or column too few."""
-    call = small_call()
+def test_tensors_that_do_not_fit_are_named(
+    rng: np.random.Generator, function: Callable[[SamplingCall], None], name: str, place: str
+) -> None:
+    """Each tensor with another dtype, and, where others give its shape, with a row or column too few."""
+    call = small_call(rng)
     function(call)
-    tensor: Any = functools.reduce(getattr, (*path, name), call)
-    narrow = {"entry": -1, "adjusted": -1, "records": -1, "keys": LOGPROB_ENTRIES - 1}
-    cut = [tensor[:-1]] if name not in ("logits", "entry") else []
+    tensor: Any = functools.reduce(getattr, place.split("."), call)
+    narrow = {"entry": -1, "adjusted": -1, "records": -1, "keys": LOGPROB_ENTRIES - 1, "token_place": -1}
+    cut = [tensor[:-1]] if name not in ANY_ROWS else []
     cut += [tensor[:, : narrow[name]].contiguous()] if name in narrow else []
     for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
         with pytest.raises(error, match=f"^{name}: "):
-            function(replaced(call, path, name, wrong))
+            function(replaced(call, place, wrong))
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_broken_logits_give_a_token(chunks: int) -> None:
+def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> None:
     """Rows of NaN, of -inf, and with an infinity among NaN, which no distribution has."""
-    call = small_call(temperature=1.0)
+    call = small_call(rng, temperature=1.0)
     inf = float("inf")
     call.logits[0], call.logits[1], call.logits[2] = float("nan"), -inf, float("nan")
     call.logits[2, 17] = inf
@@ -157,11 +170,16 @@ def test_broken_logits_give_a_token(chunks: int) -> None:
     assert call.sampled.tolist() == [0, 0, 17]
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"temperature": 1.0, "frequency_penalty": 0.5}])
-def test_kernels_wait_before_they_touch_results(monkeypatch: pytest.MonkeyPatch, fields: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"temperature": 1.0, "frequency_penalty": 0.5}, {"temperature": 0.0, "constrained": True}]
+)
+def test_kernels_wait_before_they_touch_results(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
     """Every program lets its successor start, and waits, once. In between, all that kernels of the step write is zero: who reads
     it too early gets that, and what is written too early is lost."""
-    call, calls = small_call(**fields), list[str]()
+    call, calls = small_call(rng, **fields), list[str]()
+    given = call.logits.clone()
     scratch = (getattr(call.workspace, name) for name in ("adjusted", "chunk_max", "chunk_id", "keys"))
     results = [call.logits, call.sampled, call.records, *scratch]
     sample_tokens(call)
@@ -181,6 +199,7 @@ def test_kernels_wait_before_they_touch_results(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(launch, "release_successor", release)
     monkeypatch.setattr(launch, "wait_for_predecessor", wait)
+    call.logits.copy_(given)  # without what the grammars do not allow
     for tensor in results[1:]:
         tensor.zero_()
     call = dataclasses.replace(call, pdl=True)
