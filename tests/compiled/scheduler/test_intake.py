@@ -10,7 +10,6 @@ from support.scheduler_cases import VOCAB, case_sizes, make_case, tokens
 
 from blinkpy.config import ConfigError
 from blinkpy.kv.limits import Limits, make_limits
-from blinkpy.kv.state_memory import make_state
 from blinkpy.queues import completion as C
 from blinkpy.queues.request_parameters import PARAMETERS
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, neutral_entries
@@ -146,12 +145,6 @@ def limits_of(**sizes: Any) -> Limits:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"rows": 5000, "tokens": 8192}, "max_num_seqs must be 1 to 4096"),
-        ({"page_size": 3}, "page_size must be a power of two"),
-        ({"pages": 0}, "num_pages must be at least 1"),
-        ({"share": 4097, "token_words": 1}, "a queue pair's share of grammar_slots must be 0 to 4096, not 4097"),
-        ({"share": 1}, "grammars need slots, their words, and the tokens' bytes"),
-        ({"token_words": 1}, "grammars need slots, their words, and the tokens' bytes"),
         ({"rows": 8, "tokens": 7}, r"max_num_batched_tokens \(7\) must be at least max_num_seqs \(8\)"),
         *(({"mixed_step_tokens": mixed}, MIXED.format(mixed)) for mixed in (7, 17)),
         *(
@@ -163,9 +156,3 @@ def limits_of(**sizes: Any) -> Limits:
 def test_limits_that_clash_are_named(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         limits_of(**sizes)
-
-
-@pytest.mark.parametrize("buckets", [[(4, 4)], [(8, 4), (4, 4), (16, 4)], [(0, 0), (16, 4)]])
-def test_buckets_must_hold_the_largest_batch(buckets: list[tuple[int, int]]) -> None:
-    with pytest.raises(ConfigError, match="bucket"):
-        make_state(limits_of(), buckets)

@@ -1,5 +1,8 @@
 """Sampling kernels in the interpreter, against the CPU sampler; small capacities make every search path run."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,11 +11,16 @@ import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
+from support.models.random_grammars import GRAMMARS, RandomGrammars
 
-from blinkpy.kernels.sampling.sample_tokens import VARIANTS
-from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
+from blinkpy.kernels import launch
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.sampling.record_logprobs import write_logprobs
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues import submission as E
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 
 
 # Flat: searches in the whole row; peaked: the head is enough.
@@ -45,7 +53,7 @@ FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "voca
     ("made", "filters"),
     [
         *((FLAT, filters) for filters in ({E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {})),
-        *((PEAKED, filters) for filters in ({E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3})),
+        *((PEAKED, filters) for filters in ({E.WORD_TOP_K: 1}, {E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3})),
     ],
 )
 def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[int, float]) -> None:
@@ -86,3 +94,117 @@ def test_the_cpu_samplers_numbers_are_tritons(rng: np.random.Generator) -> None:
         found = torch.empty(64)
         numbers_kernel[(1,)](seed, torch.from_numpy(positions), found, 64)
         assert found.tolist() == [float(uniform(np.int64(seed), position)) for position in positions]
+
+
+ROWS, VOCABULARY = 3, 40
+
+
+def small_call(rng: np.random.Generator, constrained: bool = False, **entry: float) -> SamplingCall:
+    """Of rows that all emit and ask for log probabilities, with any logits. constrained: they have grammars, where one leaves
+    enough. entry: fields of the submission entries."""
+    entries = E.neutral_entries(ROWS)
+    for name, value in {"logprobs": 0, **entry}.items():
+        entries[name] = value
+    words, grammars = entries.view(np.int32).reshape(ROWS, -1), RandomGrammars(rng, ROWS, VOCABULARY)
+    grammars.slot[:] = rng.integers(0, GRAMMARS, ROWS) if constrained else -1
+    grammars.constrain(words)
+    ids, counts = torch.arange(ROWS, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
+    counts[0] = ROWS
+    batch = BatchView(counts, ids, ids, torch.full_like(ids, 5), torch.ones_like(ids), ids, ids)
+    tokens = torch.zeros(ROWS, 9, dtype=torch.int32)
+    requests = RequestView(torch.from_numpy(words), tokens, torch.full_like(ids, 2))
+    workspace = SamplingWorkspace.allocate(ROWS, VOCABULARY, "cpu", chunk=16, capacity=32, block=16)
+    records = torch.zeros(ROWS, LOGPROB_ENTRIES, dtype=torch.int64)
+    sampled, logits = torch.full_like(ids, -7), torch.randn(ROWS, VOCABULARY)
+    return SamplingCall(logits, requests, grammars.view("cpu"), batch, sampled, records, workspace)
+
+
+# Where a call has the tensors that messages name.
+BOTH = {"logits": "logits", "row_slots": "batch.row_slots", "emits": "batch.emits", "counts": "batch.counts"}
+BOTH |= {"sampled": "sampled", "entry": "requests.entry"}
+SAMPLE = {"context_lengths": "batch.context_lengths", "tokens": "requests.tokens", "prompt_length": "requests.prompt_length"}
+SAMPLE |= {"adjusted": "workspace.adjusted", "grammar": "grammars.slot", "grammar_state": "grammars.state"}
+SAMPLE |= {"grammar words": "grammars.words", "token_place": "grammars.token_place", "token_bytes": "grammars.token_bytes"}
+LOGPROBS = {"records": "records", "keys": "workspace.keys"}
+ANY_ROWS = {"logits", "entry", "grammar words", "token_place", "token_bytes"}  # shapes follow from theirs, or none does
+
+
+def replaced(owner: Any, place: str, value: Any) -> Any:
+    name, _, rest = place.partition(".")
+    changed = {name: replaced(getattr(owner, name), rest, value) if rest else value}
+    return owner._replace(**changed) if hasattr(owner, "_replace") else dataclasses.replace(owner, **changed)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "place"),
+    [
+        *((function, *named) for function in (sample_tokens, write_logprobs) for named in BOTH.items()),
+        *((sample_tokens, *named) for named in SAMPLE.items()),
+        *((write_logprobs, *named) for named in LOGPROBS.items()),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    rng: np.random.Generator, function: Callable[[SamplingCall], None], name: str, place: str
+) -> None:
+    """Each tensor with another dtype, and, where others give its shape, with a row or column too few."""
+    call = small_call(rng)
+    function(call)
+    tensor: Any = functools.reduce(getattr, place.split("."), call)
+    narrow = {"entry": -1, "adjusted": -1, "records": -1, "keys": LOGPROB_ENTRIES - 1, "token_place": -1}
+    cut = [tensor[:-1]] if name not in ANY_ROWS else []
+    cut += [tensor[:, : narrow[name]].contiguous()] if name in narrow else []
+    for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
+        with pytest.raises(error, match=f"^{name}: "):
+            function(replaced(call, place, wrong))
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> None:
+    """Rows of NaN, of -inf, and with an infinity among NaN, which no distribution has."""
+    call = small_call(rng, temperature=1.0)
+    inf = float("inf")
+    call.logits[0], call.logits[1], call.logits[2] = float("nan"), -inf, float("nan")
+    call.logits[2, 17] = inf
+    workspace = SamplingWorkspace.allocate(ROWS, VOCABULARY, "cpu", chunk=64 // chunks & -16, capacity=32, block=16)
+    sample_tokens(dataclasses.replace(call, workspace=workspace))
+    assert call.sampled.tolist() == [0, 0, 17]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"temperature": 1.0, "frequency_penalty": 0.5}, {"temperature": 0.0, "constrained": True}]
+)
+def test_kernels_wait_before_they_touch_results(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """Every program lets its successor start, and waits, once. In between, all that kernels of the step write is zero: who reads
+    it too early gets that, and what is written too early is lost."""
+    call, calls = small_call(rng, **fields), list[str]()
+    given = call.logits.clone()
+    scratch = (getattr(call.workspace, name) for name in ("adjusted", "chunk_max", "chunk_id", "keys"))
+    results = [call.logits, call.sampled, call.records, *scratch]
+    sample_tokens(call)
+    write_logprobs(call)
+    expected, kept = (call.sampled.clone(), call.records.clone()), list[torch.Tensor]()
+
+    def release(pdl: bool) -> None:
+        calls.append("release")
+        kept[:] = [tensor.clone() for tensor in results]
+        for tensor in results:
+            tensor.zero_()
+
+    def wait(pdl: bool) -> None:
+        calls.append("wait")
+        for tensor, its in zip(results, kept, strict=True):
+            tensor.copy_(its)
+
+    monkeypatch.setattr(launch, "release_successor", release)
+    monkeypatch.setattr(launch, "wait_for_predecessor", wait)
+    call.logits.copy_(given)  # without what the grammars do not allow
+    for tensor in results[1:]:
+        tensor.zero_()
+    call = dataclasses.replace(call, pdl=True)
+    sample_tokens(call)
+    write_logprobs(call)
+    assert calls == ["release", "wait"] * (call.workspace.chunk_max.numel() + ROWS + ROWS)
+    assert call.sampled.tolist() == expected[0].tolist()
+    assert torch.equal(call.records, expected[1])

@@ -1,0 +1,151 @@
+"""The scheduler's bounds and the shapes of its memory, against a computation of their own, at random sizes."""
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scheduler_cases import case_sizes
+
+from blinkpy.config import ConfigError
+from blinkpy.device.array_trees import named_arrays
+from blinkpy.kv import state as S
+from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, make_limits
+from blinkpy.kv.state import NoFaultWord
+from blinkpy.kv.state_memory import make_state
+from blinkpy.queues.byte_automaton import CELLS_WORD
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS
+
+
+def limits_of(**sizes: Any) -> Limits:
+    queue, facts, options = case_sizes(**sizes)
+    return make_limits(queue, facts, **options)
+
+
+def power_of_two(least: int) -> int:
+    return next(1 << k for k in count() if 1 << k >= least)
+
+
+def random_sizes(rng: np.random.Generator) -> dict[str, int]:
+    sizes = {"pairs": 5, "slots": 70, "rows": 9, "tokens": 300, "pages": 200, "max_model_len": 90, "intake_entries": 9}
+    drawn = {name: int(rng.integers(1, most)) for name, most in sizes.items()} | {"intake_tokens": int(rng.integers(1, 300))}
+    drawn |= {"page_size": 1 << int(rng.integers(6)), "cq_entries": 1 << int(rng.integers(1, 9))}
+    if rng.integers(2):
+        drawn |= {"share": int(rng.integers(1, 90)), "token_words": int(rng.integers(1, 99))}
+    return drawn | {"tokens": drawn["rows"] + drawn["tokens"], "max_model_len": 1 + drawn["max_model_len"]}
+
+
+def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        sizes = random_sizes(rng)
+        mixed, burst, turns = 2 * sizes["rows"], 3 * sizes["rows"], int(rng.integers(1, 3000))
+        steps = {"mixed_step_tokens": mixed, "burst_step_tokens": burst} if burst <= sizes["tokens"] else {}
+        a, b = limits_of(**sizes), limits_of(**sizes, **steps, prefix_caching=False, burst_tokens=77, record_turns=turns)
+        assert {name: getattr(a, name) for name in sizes.keys() & set(Limits._fields)} == {
+            name: value for name, value in sizes.items() if name in Limits._fields and name != "slots"
+        } | {"slots": sizes["pairs"] * sizes["slots"]}
+        assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], 1_000_000, 50)
+        assert (1 << a.page_shift, 1 << a.cq_shift) == (a.page_size, a.cq_entries)
+        assert (a.pages_per_sequence - 1) * a.page_size < a.max_model_len <= a.pages_per_sequence * a.page_size
+        assert a.index_items == a.tokens // a.page_size + a.rows  # each row may also fill a page that it has begun
+        assert (a.index_buckets, a.ring_entries) == (power_of_two(a.pages), power_of_two(4 * a.pages))
+        assert (a.prefix_caching, a.record_turns, a.record_words) == (1, 0, 1)
+        assert (a.grammar_share, a.grammar_words) == ((sizes["share"], GRAMMAR_WORDS) if "share" in sizes else (0, 0))
+        assert (a.mixed_tokens, a.burst_step_tokens, a.burst_tokens) == (a.tokens, a.tokens, 2 * a.tokens)
+        assert (b.prefix_caching, b.record_turns, b.burst_tokens) == (0, turns, 77)
+        assert (b.mixed_tokens, b.burst_step_tokens) == ((mixed, burst) if steps else (a.tokens, a.tokens))
+        longest = a.max_model_len + a.grammar_words
+        prompts = min(a.intake_tokens + longest, a.intake_entries * longest)  # tokens, words: the last one may pass the bound
+        decoding = 8 + 4 * a.pairs + 2 * a.rows
+        most = decoding + a.intake_entries * S.RECORD_ENTRY + prompts // 2 + prompts // a.page_size + a.slots + 2
+        assert b.record_words == power_of_two(max(turns * decoding, 2 * most))
+
+
+def test_default_buckets(rng: np.random.Generator) -> None:
+    for rows, tokens in ((1, 1), (1, 2), (4, 16), (4, 24), (4, 25), *((r, r + int(rng.integers(900))) for r in range(1, 60))):
+        shapes = default_buckets(limits_of(rows=rows, tokens=tokens))
+        middle = {n for n in range(24, tokens) if n % 3 == 0 and (n // 3).bit_count() == 1}
+        sizes = sorted(middle | {n for n in range(1, tokens) if n.bit_count() == 1} | {tokens})
+        assert shapes == [(n, min(n, rows)) for n in sizes]
+        assert make_state(limits_of(rows=rows, tokens=tokens)).buckets.tokens.tolist() == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "fine", "wrong", "more"),
+    [
+        ("rows", [1, MAX_ROWS], [0, MAX_ROWS + 1], {"tokens": 2 * MAX_ROWS}),
+        ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
+        ("pages", [1, 2], [0, -1], {}),
+        ("max_model_len", [2, 3], [1, 0], {}),
+        ("intake_entries", [1, 2], [0, -1], {}),
+        ("intake_tokens", [1, 2], [0, -1], {}),
+        ("tokens", [4, 5], [3], {}),
+        ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),
+        ("share", [0], [-1, 1], {}),
+        ("token_words", [1, 2], [0], {"share": 1, "token_words": 1}),
+        ("token_words", [0], [1], {}),
+        ("grammar_words", [CELLS_WORD + 1], [0, CELLS_WORD], {"share": 1, "token_words": 1}),
+        ("grammar_words", [0, CELLS_WORD], [CELLS_WORD + 1], {}),
+    ],
+)
+def test_each_bound_at_its_edges(name: str, fine: list[int], wrong: list[int], more: dict[str, int]) -> None:
+    options = {"rows": "max_num_seqs", "pages": "num_pages", "tokens": "max_num_batched_tokens"}
+    queue, facts, given = case_sizes(**more)
+    places = {"rows": "max_num_seqs", "page_size": "page_size", "pages": "num_pages", "max_model_len": "max_model_len"}
+    places |= {"share": "grammar_share", "grammar_words": "grammar_words"}
+    named = "grammar" if "share" in name or "words" in name else options.get(name, name)  # in the message
+    for value in (*fine, *wrong):
+        its_facts = facts._replace(**{places[name]: value}) if name in places else facts
+        its_options = given if name in places else given | {options.get(name, name): value}
+        if value in fine:
+            make_limits(queue, its_facts, **its_options)
+        else:
+            with pytest.raises(ConfigError, match=named):
+                make_limits(queue, its_facts, **its_options)
+
+
+@pytest.mark.parametrize("wrong", [[(4, 2), (4, 4)], [(8, 4), (4, 4)], [(4, 4), (8, 2)], [(0, 1)], [(4, 0)]])
+def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> None:
+    make_state(limits_of(), [(4, 4), (16, 4)])
+    for buckets in ([*wrong, (16, 4)], [(4, 4)]):
+        with pytest.raises(ConfigError, match="bucket"):
+            make_state(limits_of(), buckets)
+
+
+def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
+    limits = limits_of(**random_sizes(rng))
+    Q, R, N, B, T = limits.pairs, limits.slots, limits.pages, limits.rows, limits.tokens
+    K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
+    share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
+    items = max(R, B, K, limits.index_items, share)
+    usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
+    usual["grammars"] = (G,)
+    # fmt: off
+    own = {
+        "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
+        "pages.ring": (limits.ring_entries,), "pages.bucket_head": (limits.index_buckets,), "pages.tokens": (N, P),
+        "grammars.words": (G, GRAMMAR_WORDS if share else 1), "grammars.token_place": (V, 2),
+        "grammars.token_bytes": (max(1, limits.token_words),),
+        "inbox.now_ns": (1,), "inbox.command": (1,), "inbox.cancel": (R,),
+        **{f"batch.{name}": (T,) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
+        "batch.query_starts": (B + 1,), "batch.logprobs": (B, LOGPROB_ENTRIES), "batch.counts": (8,),
+        "forecast.rows": (B, S.FORECAST_WORDS), "forecast.published": (Q,), "forecast.max_context": (1,),
+        "forecast.unpublished": (1,), "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
+        "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
+    }
+    # fmt: on
+    none = {"requests": "page_table canonical grammar", "batch": "cache_slots token_rows row_slots"}
+    none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
+    state = make_state(limits)
+    assert isinstance(state.fault, NoFaultWord)
+    assert make_state(limits, checked=True).fault.tolist() == [0]
+    for name, array in named_arrays(state):
+        group, _, field = name.rpartition(".")
+        if group != "buckets" and name != "counters":
+            assert array.shape == own.get(name, usual.get(group)), name
+        if name not in ("requests.pair", "pages.free", "counts", "buckets.tokens", "buckets.rows"):
+            assert (array == (-1 if field in none.get(group, "").split() else 0)).all(), name
+    assert state.requests.pair.tolist() == [slot // limits.slots_per_pair for slot in range(R)]
+    assert state.pages.free.tolist() == list(range(N))[::-1]
+    assert {i: n for i, n in enumerate(state.counts.tolist()) if n} == {S.FREE_COUNT: N}

@@ -1,0 +1,216 @@
+"""The invariants of the scheduler's state once more, over lists and sets, to compare the checks of kv/invariants with."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from blinkpy.device.array_trees import map_arrays
+from blinkpy.kv import state as S
+from blinkpy.kv.invariants import batch_invariants as B
+from blinkpy.kv.invariants import page_invariants as P
+from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.state import State
+from blinkpy.queues.byte_automaton import STATES_WORD
+from blinkpy.queues.submission import SQ_ENTRY
+
+Wrong = Iterator[tuple[int, int]]  # fault code, place
+
+
+def wrong(limits: Limits, state: State) -> Wrong:
+    """All that is wrong, the worst first: what follows the first may be nonsense, or raise, for it relies on that."""
+    unchecked = dict.fromkeys(("inbox", "forecast", "buckets", "recorder", "scratch", "fault"), ())
+    plain = map_arrays(lambda array: np.asarray(array).tolist(), state._replace(**unchecked))
+    for group in (_lists, _requests, _pages, _ring, _index, _pairs, _batch):
+        yield from group(limits, plain)
+
+
+def _lists(limits: Limits, state: Any) -> Wrong:
+    r, counts = state.requests, state.counts
+    if counts[S.UNRANKED_COUNT]:
+        yield R.UNRANKED, 0
+    for slot, status in enumerate(r.status):
+        if status not in (S.EMPTY, S.WAITING, S.RUNNING, S.FINISHING):
+            yield R.NO_STATUS, slot
+    for code, listed, n, most, status in (
+        (R.RUNNING_LIST, state.running, counts[S.RUNNING_COUNT], limits.rows, S.RUNNING),
+        (R.WAITING_LIST, state.waiting, counts[S.WAITING_COUNT], limits.slots, S.WAITING),
+        (R.FINISHING_LIST, state.finishing, counts[S.FINISHING_COUNT], limits.slots, S.FINISHING),
+    ):
+        if not 0 <= n <= most or sorted(listed[:n]) != [slot for slot, its in enumerate(r.status) if its == status]:
+            yield code, 0
+    order = [(r.rank[slot], r.arrival[slot]) for slot in state.waiting[: counts[S.WAITING_COUNT]]]
+    for i, (before, after) in enumerate(pairwise(order), 1):
+        if before > after:
+            yield R.UNSORTED, i
+
+
+def _requests(limits: Limits, state: Any) -> Wrong:
+    r, total, page = state.requests, limits.pages_per_sequence, limits.page_size
+    grammars = np.array(r.entry, np.int32).view(SQ_ENTRY)[["grammar_words", "grammar_digest"]].reshape(-1).tolist()
+    for slot, status in enumerate(r.status):
+        running, waiting = status == S.RUNNING, status == S.WAITING
+        computed, length, held, table = r.computed[slot], r.length[slot], r.num_pages[slot], r.page_table[slot]
+        live_tokens = set(r.tokens[slot][: max(0, length)]) if running or waiting else set()
+        for code, broken in {
+            R.PROMPT_LONGER: (running or waiting) and r.prompt_length[slot] not in range(1, length + 1),
+            R.CONTEXT_EXCEEDED: (running or waiting) and length > limits.max_model_len,
+            R.NOTHING_TO_COMPUTE: computed < 0 or (running and computed >= length),
+            R.IDLE_CACHE: computed != 0 and status in (S.WAITING, S.FINISHING),
+            R.IDLE_PAGES: held != 0 and not running,
+            R.MORE_COMPUTED: computed > held * page,
+            R.TABLE_END: [entry >= 0 for entry in table] != [True] * held + [False] * (total - held),
+            R.TABLE_RANGE: not set(table) <= set(range(-1, limits.pages)),
+            R.INDEXED_HELD: running and r.indexed[slot] > held,
+            R.INDEXED_COMPUTED: running and r.indexed[slot] * page > computed,
+            R.IDLE_STALLED: r.stalled[slot] != 0 and not running,
+            R.VOCABULARY: not live_tokens <= set(range(limits.vocab_size)),
+        }.items():
+            if broken:
+                yield code, slot
+        if running or waiting:
+            yield from _grammar(limits, state, slot, *grammars[slot])
+    if sum(r.stalled) != state.counts[S.STALLED_COUNT]:
+        yield R.STALLED_WRONG, 0
+
+
+def _grammar(limits: Limits, state: Any, slot: int, words: int, digest: int) -> Wrong:
+    """words, digest: of the request's entry."""
+    r, g, share = state.requests, state.grammars, limits.grammar_share
+    own, pair = r.grammar[slot], r.pair[slot]
+    if (own == -1) != (words == 0):
+        yield R.GRAMMAR_LOST, slot
+    if own == -1:
+        return
+    if own not in range(pair * share, (pair + 1) * share) or (g.epoch[own], g.digest[own]) != (state.pairs.epoch[pair], digest):
+        yield R.GRAMMAR_FOREIGN, slot
+    if r.grammar_state[slot] not in range(g.words[own][STATES_WORD]):
+        yield R.GRAMMAR_STATE, slot
+
+
+def _pages(limits: Limits, state: Any) -> Wrong:
+    pages, tables = state.pages, [[page for page in table if page >= 0] for table in state.requests.page_table]
+    for slot, table in enumerate(tables):
+        if len(set(table)) < len(table):
+            yield P.HELD_TWICE, slot
+    holders = Counter(page for table in tables for page in table)
+    for page, key in enumerate(pages.key):
+        if pages.refcount[page] != holders[page]:
+            yield P.REFERENCES, page
+        if holders[page] > 1 and key < 0:
+            yield P.SHARED_UNINDEXED, page
+    n = state.counts[S.FREE_COUNT]
+    if n not in range(limits.pages + 1):
+        yield P.FREE_WRONG, 0
+    free = pages.free[:n]
+    for i, page in enumerate(free):
+        if page not in range(limits.pages):
+            yield P.FREE_RANGE, i
+        if page in free[:i]:
+            yield P.FREE_TWICE, page
+        if pages.key[page] >= 0:
+            yield P.FREE_INDEXED, page
+    cached = {page for page, position in enumerate(pages.ring_position) if position >= 0}
+    for page, key in enumerate(pages.key):
+        if page in cached and key < 0:
+            yield P.CACHED_UNINDEXED, page
+        if [page in free, page in cached, page in holders].count(True) != 1:
+            yield P.ONE_OF, page
+    if len(cached) != state.counts[S.CACHED_COUNT]:
+        yield P.CACHED_WRONG, 0
+
+
+def _ring(limits: Limits, state: Any) -> Wrong:
+    pages, (head, tail) = state.pages, (state.counts[S.RING_HEAD], state.counts[S.RING_TAIL])
+    if head < 0 or tail - head not in range(limits.ring_entries + 1):
+        yield P.RING_LONG, 0
+    for page, position in enumerate(pages.ring_position):
+        if position >= 0 and position not in range(head, tail):
+            yield P.RING_OUTSIDE, page
+        if position >= 0 and pages.ring[position % limits.ring_entries] != page:
+            yield P.RING_ENTRY, page
+
+
+def _index(limits: Limits, state: Any) -> Wrong:
+    pages, r, indexed = state.pages, state.requests, set[int]()
+    for bucket, page in enumerate(pages.bucket_head):
+        before = -1
+        while page >= 0:
+            if page >= limits.pages or page in indexed:
+                yield P.CHAIN_TWICE, bucket
+            if pages.key[page] < 0 or pages.key[page] % limits.index_buckets != bucket:
+                yield P.CHAIN_BUCKET, page
+            if pages.bucket_previous[page] != before:
+                yield P.CHAIN_LINKS, page
+            indexed.add(page)
+            before, page = page, pages.bucket_next[page]
+    for page, key in enumerate(pages.key):
+        if (page in indexed) != (key >= 0):
+            yield P.KEY_UNINDEXED, page
+        if pages.parent[page] not in {*range(-1, limits.pages)} - {page}:
+            yield P.PARENT_RANGE, page
+    for slot in (slot for slot, status in enumerate(r.status) if status == S.RUNNING and r.indexed[slot] > 0):
+        page, end = r.canonical[slot], r.indexed[slot] * limits.page_size
+        stands = page in range(limits.pages) and pages.generation[page] == r.canonical_generation[slot]
+        same = stands and pages.key[page] >= 0 and pages.tokens[page] == r.tokens[slot][end - limits.page_size : end]
+        if page not in {*range(limits.pages), S.CHAIN_EVICTED} or (stands and not same):
+            yield P.CANONICAL, slot
+
+
+def _pairs(limits: Limits, state: Any) -> Wrong:
+    p, r = state.pairs, state.requests
+    for pair in range(limits.pairs):
+        if p.sq_tail[pair] - p.sq_head[pair] not in range(limits.sq_entries + 1):
+            yield R.SUBMISSIONS, pair
+        if p.cq_tail[pair] - p.cq_head[pair] not in range(limits.cq_entries + 1):
+            yield R.COMPLETIONS, pair
+    for slot, status in enumerate(r.status):
+        if status != S.EMPTY and p.attached[r.pair[slot]] != 1:
+            yield R.OWNERLESS, slot
+
+
+def _batch(limits: Limits, state: Any) -> Wrong:
+    b, r, (rows, tokens, decodes) = state.batch, state.requests, state.batch.counts[: S.DECODE_ROWS + 1]
+    if not (decodes in range(rows + 1) and rows in range(limits.rows + 1) and tokens in range(rows, limits.tokens + 1)):
+        yield B.BATCH_SIZE, 0
+    if rows == 0:
+        return
+    ranges = [range(*b.query_starts[row : row + 2]) for row in range(rows)]
+    for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
+        if slot not in range(limits.slots) or r.status[slot] != S.RUNNING:
+            yield B.ROW_IDLE, row
+        if slot in b.row_slots[:row]:
+            yield B.TWO_ROWS, row
+        if r.stalled[slot]:
+            yield B.ROW_STALLED, row
+        if places.start < 0 or not places:
+            yield B.ROW_EMPTY, row
+        if row < decodes and len(places) > 1:
+            yield B.DECODE_LONG, row
+        if b.context_lengths[row] != r.computed[slot] + len(places):
+            yield B.CONTEXT_WRONG, row
+    if ranges[-1].stop != tokens:
+        yield B.UNCOVERED, 0
+    for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
+        left = r.length[slot] - b.context_lengths[row]
+        if left < 0 or b.emits[row] != int(left == 0):
+            yield B.EMITS_WRONG, row
+        for i, position in zip(places, range(r.computed[slot], b.context_lengths[row]), strict=True):
+            page, offset = r.page_table[slot][position // limits.page_size], position % limits.page_size
+            for code, broken in {
+                B.TOKEN_ROW: b.token_rows[i] != row,
+                B.TOKEN_POSITION: b.positions[i] != position,
+                B.TOKEN_WRONG: b.token_ids[i] != r.tokens[slot][position],
+                B.TOKEN_PAGELESS: page < 0,
+                B.CACHE_SLOT: b.cache_slots[i] != page * limits.page_size + offset,
+                B.SHARED_WRITE: state.pages.refcount[page] != 1,
+            }.items():
+                if broken:
+                    yield code, i
+    left_out = state.counts[S.RUNNING_COUNT] - sum(r.stalled) > rows or not b.emits[rows - 1]
+    full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
+    if left_out and tokens not in full:
+        yield B.ROOM_LEFT, 0
