@@ -22,17 +22,18 @@ SCHEMA = {
 
 
 def endless_objects() -> ByteAutomaton:
-    """Objects of SCHEMA one after the other; the end is a NUL byte, which random weights rarely choose."""
+    """Objects of SCHEMA one after the other; the end is a NUL byte, which no token of the tokenizer below has."""
     objects = {"repeat": {"schema": SCHEMA}, "low": 0, "high": None}
     return automaton_of_grammar({"sequence": [objects, {"text": "\0"}]})
 
 
 def byte_level_tokenizer(vocab_size: int) -> str:
-    """tokenizer.json of a vocabulary of single bytes and words of 2 to 12 letters, digits and signs, as long as those of real
-    ones."""
+    """tokenizer.json of a vocabulary of all bytes but NUL, and words of 2 to 12 letters, digits and signs, as long as those of
+    real ones."""
     alphabet = byte_alphabet()
     spelled = {byte: character for character, byte in alphabet.items()}
-    vocabulary, draw = {character: i for i, character in enumerate(alphabet)}, random.Random(1)
+    single = [character for character, byte in alphabet.items() if byte]
+    vocabulary, draw = {character: i for i, character in enumerate(single)}, random.Random(1)
     while len(vocabulary) < vocab_size:
         word = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789,.:\"{}[]-_ ", k=draw.randint(2, 12)))
         vocabulary.setdefault("".join(spelled[byte] for byte in word.encode()), len(vocabulary))
