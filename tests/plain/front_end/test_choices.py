@@ -2,13 +2,14 @@
 
 import random
 import secrets
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
-from support.front_end.http_server import RunningServer, events, serving
+from support.front_end.http_server import RunningServer, completion_bytes, events, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
@@ -93,8 +94,10 @@ def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
 
 def test_a_client_that_leaves_takes_those_that_wait_along(server, engine) -> None:
     engine.hold = True
-    with httpx.Client(base_url=server.url, timeout=20) as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/completions", json={"prompt": PROMPT, "n": 4}, timeout=0.3)
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(completion_bytes(prompt=PROMPT, n=4))
+        wait_for(lambda: engine.submitted)
+    wait_for(lambda: engine.cancels)
     engine.hold = False
     server.idle()
     assert server.complete([7], max_tokens=1, n=2).status_code == 200
