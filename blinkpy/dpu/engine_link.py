@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.dpu.api_errors import ApiError, busy, unavailable
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
@@ -110,7 +110,8 @@ class EngineLink:
 
     def submit(self, work: list[Submission]) -> None:
         """Submit all of a request's choices, or none; those with a leader follow it, and where the arenas are full they wait in
-        order for the engine to read what is before them. Raises ApiError with status 429 or 503."""
+        order for the engine to read what is before them. Raises ApiError with status 429 or 503, and ValueError for what can
+        never fit."""
         pair = self.require()
         if len(work) + len(self._held) > pair.free_slots:
             raise busy("all slots are in use")
@@ -121,11 +122,13 @@ class EngineLink:
                     self._held.append(submission)
                 else:
                     submitted.append(submission[0])
-        except (EngineUnavailableError, EngineLostError, TransportError) as error:
+        except (EngineUnavailableError, EngineLostError, TransportError, ValueError) as error:
             del self._held[held:]
             for generation in submitted:
                 generation.open = False
                 self.cancel(generation)
+            if isinstance(error, ValueError):
+                raise
             if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
             raise unavailable(_sentence(error)) from error
@@ -167,6 +170,8 @@ class EngineLink:
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
                 generation.fail(unavailable(_sentence(error)))
+            except ValueError as error:  # what can never fit, and was not tried before: others waited
+                generation.fail(bad_request(_sentence(error)))
         self._held = waiting
 
     def cancel(self, generation: Generation) -> None:

@@ -227,6 +227,34 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost()]
 
 
+def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
+    """At once, with all of its request; or behind one that waits for room, where it was not tried before."""
+    first, second, third = choices = [Choice(stage.log, name) for name in "abc"]
+    for choice in choices:
+        choice.fail = lambda error, name=choice.name: stage.log.append(("fail", name, error.status))
+    submit, full = stage.pair.submit, [True]
+
+    def submitting(prompt: Any, sampling: Any, owner: Any) -> Any:
+        if owner is second:
+            raise ValueError("the engine takes no grammars")
+        if owner is first and full[0]:
+            raise NoRoomError("the prompt arena is full")
+        return submit(prompt, sampling, owner)
+
+    stage.pair.submit, stage.pair.free_slots, stage.pair.in_flight = submitting, 3, 0
+    work: list[Any] = [(choice, np.zeros(1, np.int32), None) for choice in choices]
+    with pytest.raises(ValueError, match="no grammars"):
+        stage.link.submit([work[2], work[1]])
+    assert ("cancel", "c") in stage.log and not third.open and stage.link._held == []
+    stage.link.submit([work[0]])
+    stage.link.submit([work[1]])
+    full[0] = False
+    stage.log.clear()
+    stage.link._poll()
+    assert ("fail", "b", 400) in stage.log and stage.link._held == []
+    assert ("submit", "a", None) in stage.log
+
+
 def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> None:
     """The first has no room twice; the second, which would have, comes behind it; one that is given up is left out."""
     first, second, gone = choices = [Choice(stage.log, name) for name in "abc"]

@@ -75,7 +75,7 @@ UNSUPPORTED = (
     Unsupported("store", ALL, (False,), "nothing is stored"),
     Unsupported("stream_interval", GENERATING, (1,), "each step's tokens are sent at once"),
     Unsupported("suffix", (COMPLETIONS,), ("",), "models here continue a text, and don't fill gaps"),
-    Unsupported("thinking_token_budget", GENERATING, (-1,), "reasoning is not told apart from text"),
+    Unsupported("thinking_token_budget", GENERATING, (-1,), "reasoning has no limit of its own"),
     Unsupported("tool_choice", (RESPONSES,), ("none", "auto"), "there are no tools here"),
     Unsupported("tools", (RESPONSES,), ([],), "there are no tools here"),
     Unsupported("truncate_prompt_tokens", GENERATING, (), "no prompt is shortened"),
@@ -87,7 +87,7 @@ UNSUPPORTED = (
     Unsupported("watermarking", GENERATING, (False,), "texts have no watermarks"),
     Unsupported("web_search_options", (CHAT,), (), _HOSTED),
     *(
-        Unsupported(name, GENERATING, (), "output is free text")
+        Unsupported(name, GENERATING, (), "see `structured_outputs`")
         for name in ("guided_decoding_backend", "guided_grammar", "guided_whitespace_pattern", "structural_tag")
     ),
 )
