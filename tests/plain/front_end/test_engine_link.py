@@ -229,7 +229,8 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
 
 def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
     """At once, with all of its request; or behind one that waits for room, where it was not tried before."""
-    first, second, third = choices = [Choice(stage.log, name) for name in "abc"]
+    choices: list[Any] = [Choice(stage.log, name) for name in "abc"]
+    first, second, third = choices
     for choice in choices:
         choice.fail = lambda error, name=choice.name: stage.log.append(("fail", name, error.status))
     submit, full = stage.pair.submit, [True]
