@@ -44,6 +44,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,
+    "grammars": part_tables.grammars,
     "steps": part_tables.steps,
     "cpu": part_tables.cpu,
     "capacity": part_tables.capacity,

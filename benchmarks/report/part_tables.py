@@ -11,7 +11,7 @@ from benchmarks.report.words import milliseconds, number, percent
 Document = dict[str, Any]
 Rows = list[list[str]]
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
-STEPS, SCHEDULER = "decode-llama-3-8b", "decode-scheduler"
+STEPS, SCHEDULER, GRAMMARS = "decode-llama-3-8b", "decode-scheduler", "decode-llama-3-8b-grammar"
 CPU_ROWS = (  # file, how its target begins, what it is called here
     ("control_overhead", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
     ("control_overhead", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
@@ -106,6 +106,18 @@ def gap(results: Results) -> dict[str, Any]:
                 parts = (began, decides, whole - decides - began, whole)
                 rows.append([what, f"{int(count):,}", *(f"{round(part, 1) + 0.0:.1f}" for part in parts)])
     return {"rows": rows}
+
+
+def grammars(results: Results) -> dict[str, Any]:
+    """Decode steps in which every row has a grammar, next to the same steps without, of one commit on one machine."""
+    free, bound = results.read(STEPS), results.read(GRAMMARS)
+    if not bound or free["environment"] != bound["environment"]:
+        return {"rows": []}
+    rows = []
+    for count in (count for count in bound["rows"] if count in free["rows"]):
+        without, with_grammar = (found["rows"][count]["step_us"]["p50"] for found in (free, bound))
+        rows.append([f"{int(count):,}", milliseconds(without), milliseconds(with_grammar), f"{with_grammar / without:.4f}"])
+    return {"rows": rows, "origin": f"{origin_of(bound)}: {when(bound)}."}
 
 
 def steps(results: Results) -> dict[str, Any]:
