@@ -1,13 +1,14 @@
-"""A grammar to measure with: JSON objects of one schema without end, and a byte-level tokenizer to spell them."""
+"""Grammars to measure with, which no answer comes to the end of, and a byte-level tokenizer to spell them."""
 
 import json
 import random
+from typing import Any
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.text.detokenizer import byte_alphabet
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 24},
@@ -18,6 +19,18 @@ SCHEMA = {
         "address": {"type": "object", "properties": {"street": {"type": "string"}, "number": {"type": "integer"}}},
     },
     "required": ["name", "born", "city", "amount", "tags", "address"],
+}
+# For servers that know JSON Schema alone: the text is longer than any answer that is asked for.
+LONG_OBJECT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "city": SCHEMA["properties"]["city"],
+        "amount": {"type": "integer"},
+        "text": {"type": "string", "pattern": "^[a-z ]{2000}$"},
+    },
+    "required": ["name", "city", "amount", "text"],
+    "additionalProperties": False,
 }
 
 

@@ -54,13 +54,14 @@ Requests = list[tuple[int, Request]]  # with their numbers
 
 @dataclass(frozen=True)
 class Target:
-    """A server. model: its name in the API. chat: prompts, then texts, go to /v1/chat/completions."""
+    """A server. model: its name in the API. chat: prompts, then texts, go to /v1/chat/completions. schema: of all answers."""
 
     host: str
     port: int
     model: str
     chat: bool = False
     api_key: str = ""
+    schema: dict[str, Any] | None = None
 
     def request_bytes(self, request: Request) -> bytes:
         """The POST request, streaming, for exactly request.max_tokens tokens."""
@@ -74,6 +75,9 @@ class Target:
             "stream_options": {"include_usage": True},
         }
         body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
+        if self.schema:
+            named = {"name": "answer", "schema": self.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
         content = orjson.dumps(body)
         key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         head = f"POST {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: application/json\r\n{key}"

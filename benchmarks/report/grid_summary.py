@@ -41,8 +41,10 @@ def counts(document: Document, cell: Document) -> bool:
 
 
 def cells_of(document: Document, **wanted: Any) -> list[Document]:
-    """The cells with these values in their keys."""
-    return [cell for cell in document["cells"] if wanted.items() <= cell["cell"].items()]
+    """The cells with these values in their keys; those with a schema only if asked for."""
+    return [
+        cell for cell in document["cells"] if ({"schema": False} | wanted).items() <= ({"schema": False} | cell["cell"]).items()
+    ]
 
 
 def valid_cells(document: Document, **wanted: Any) -> list[Document]:

@@ -23,7 +23,8 @@ from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.part_tables import Document, Results
 
-GRID, ALONE = "paper-", "alone-"  # begin the names of a model's grid, and of loads with each system alone on a machine
+# Begin the names of a model's grid, of loads with each system alone on a machine, and of loads with a schema and without.
+GRID, ALONE, SCHEMAS = "paper-", "alone-", "schemas-"
 CLAIM = RESULTS / "claim.png"
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
@@ -40,6 +41,7 @@ TEMPLATES.filters |= {"wrap": words.wrap}
 PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "claim": lambda results: serving_tables.claim(results.by_shape(GRID)),
     "serving": lambda results: serving_tables.serving(results.by_shape(GRID)),
+    "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,

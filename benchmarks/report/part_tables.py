@@ -24,7 +24,7 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
 )
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "parts.decode_step",
-    **dict.fromkeys(("paper-", "alone-", "repeats-", "steps-of-"), "serving.grid"),
+    **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-"), "serving.grid"),
     "steps-": "parts.whole_steps",
 }
 CHOICES = {  # that are shown, with what they are called here

@@ -159,6 +159,25 @@ def closed(document: Document) -> Rows:
     return rows
 
 
+def schemas(results: dict[str, Document]) -> dict[str, Any]:
+    """Closed loops with a JSON schema for every answer next to the same without, quiet and beside neighbours."""
+    models = []
+    for title, file in results.items():
+        if not file:
+            continue
+        document, rows = file["results"], list[list[str]]()
+        for free in (cell for name in ours_first(document) for cell in grid.valid_cells(document, system=name, rate=0)):
+            key = free["cell"]
+            for bound in grid.valid_cells(document, **key | {"schema": True}):
+                row = [f"{key['streams']:g}", key["system"], str(free["neighbours"])]
+                for figure in (grid.latency("tpot_ms", "p50"), grid.latency("tpot_ms", "p99")):
+                    without, with_schema = (figure(cell) or float("nan") for cell in (free, bound))
+                    row += [word(without), word(with_schema), f"{with_schema / without:.2f}"]
+                rows.append(row)
+        models.append({"title": title, "rows": rows, "origin": machine(file)})
+    return {"models": models}
+
+
 def ours_first(document: Document) -> list[str]:
     return sorted(grid.systems(document), key=lambda name: name != OURS)
 

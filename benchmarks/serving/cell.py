@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.harness import ROOT, UsageError, on_cores
+from benchmarks.common.json_grammar import LONG_OBJECT
 from benchmarks.common.load import LoadResult, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
@@ -34,7 +35,7 @@ MODELS = ROOT / "build" / "benchmarks" / "models"  # folders of shapes: always t
 class Load:
     """What is offered. An open loop has a rate (requests a second) for some seconds, and drain_s more until the rest is
     given up; a closed loop has streams, each asking rounds times, within seconds + drain_s. per_core: neighbours on each of
-    the cores that the server shares, of these kinds."""
+    the cores that the server shares, of these kinds. schema: all answers are JSON of one schema."""
 
     data: str
     rate: float = 0.0
@@ -46,6 +47,7 @@ class Load:
     text: bool = False
     per_core: int = 0
     kinds: tuple[str, ...] = DEFAULT_KINDS
+    schema: bool = False
 
 
 class Bench:
@@ -97,7 +99,8 @@ class Bench:
             requests = open_loop(data, load.rate, load.seconds, *contents)
         if not requests:
             raise UsageError(f"{name}: no request within {load.seconds:g} s; use more seconds or another seed")
-        target = Target(server.host, server.port, self.model.name, self.options.chat, self.options.api_key)
+        schema = LONG_OBJECT if load.schema else None
+        target = Target(server.host, server.port, self.model.name, self.options.chat, self.options.api_key, schema)
         limit = load.seconds + load.drain_s
 
         def tick(now: float) -> None:

@@ -10,6 +10,7 @@ number leaves the grid out. docs/evaluation.md explains the other options.
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import sys
 import time
@@ -46,7 +47,8 @@ CELL_SPARE_S = 5.0  # of a cell, besides arrivals and drain: prompts, client pro
 
 @dataclass(frozen=True)
 class Cell:
-    """An open loop with a rate, or a closed one with streams. front_end: own (has cores of its own) or shared (by neighbours)."""
+    """An open loop with a rate, or a closed one with streams. front_end: own (has cores of its own) or shared (by neighbours).
+    schema: all answers are JSON of one schema."""
 
     system: str
     mode: str
@@ -54,16 +56,18 @@ class Cell:
     streams: int
     front_end: str
     repeat: int
+    schema: bool = False
 
     @property
     def file(self) -> str:
-        what = f"{self.streams}-streams" if self.streams else f"{self.rate:g}"
+        what = (f"{self.streams}-streams" if self.streams else f"{self.rate:g}") + "-schema" * self.schema
         return f"{self.system}-{self.mode}-{what}-{self.front_end}-{self.repeat}.json"
 
     @property
     def name(self) -> str:
         again = f", again ({self.repeat})" if self.repeat else ""
-        return f"{self.system}, {self.mode}, {load_name(self.rate, self.streams)}, front end {self.front_end}{again}"
+        what = load_name(self.rate, self.streams) + ", with a schema" * self.schema
+        return f"{self.system}, {self.mode}, {what}, front end {self.front_end}{again}"
 
 
 class State:
@@ -102,14 +106,16 @@ class State:
         def place(found: dict[str, Any]) -> tuple[Any, ...]:
             key = found["cell"]
             system = order.index(key["system"]) if key["system"] in order else len(order)
-            return system, key["system"], key["front_end"], key["streams"], key["repeat"], MODES.index(key["mode"]), key["rate"]
+            load = key["streams"], key["repeat"], MODES.index(key["mode"]), key["rate"], key["schema"]
+            return system, key["system"], key["front_end"], *load
 
         names = [path.name for path in self.folder.glob("*.json") if path.name != "plan.json"]
         return sorted(map(self.read, names), key=place)
 
 
 def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
-    """All cells, in order: of each system closed loops, the grid, the other placement of front ends, the grid's repetitions."""
+    """All cells, in order: of each system closed loops, those with and without a schema, the grid, the other placement of front
+    ends, the grid's repetitions."""
     own = "own" if options.frontend_cores else "shared"
     cells = []
     for system in systems:
@@ -118,6 +124,8 @@ def grid(options: argparse.Namespace, systems: Sequence[System]) -> list[Cell]:
             for repeat in range(options.repeats)
         ]
         cells += [Cell(system.name, MODES[0], 0.0, streams, own, 0) for streams in options.streams]
+        for streams, mode in itertools.product(options.schema_streams, options.modes):
+            cells += [Cell(system.name, mode, 0.0, streams, own, 0, schema) for schema in (False, True)]
         cells += first
         cells += [Cell(system.name, mode, rate, 0, "shared", 0) for rate in options.shared_rates for mode in options.modes]
         cells += [cell for repeat in again for cell in repeat]
@@ -219,12 +227,12 @@ def measured(
 
 def load_of(cell: Cell, options: argparse.Namespace) -> Load:
     """What is offered in a cell; a closed loop may take as long as an open one."""
-    common: dict[str, Any] = {"seed": options.seed, "text": options.text, "kinds": tuple(options.kinds)}
-    if cell.streams:
-        common |= {"streams": cell.streams, "rounds": options.rounds}
-        return Load(options.closed_data, seconds=0.0, drain_s=options.seconds + options.drain_s, **common)
     per_core = options.per_core if cell.mode == MODES[1] else 0
-    return Load(options.data, cell.rate, options.seconds, options.drain_s, per_core=per_core, **common)
+    common: dict[str, Any] = {"seed": options.seed, "text": options.text, "per_core": per_core, "kinds": tuple(options.kinds)}
+    if cell.streams:
+        common |= {"streams": cell.streams, "rounds": options.rounds, "schema": cell.schema}
+        return Load(options.closed_data, seconds=0.0, drain_s=options.seconds + options.drain_s, **common)
+    return Load(options.data, cell.rate, options.seconds, options.drain_s, **common)
 
 
 def options() -> argparse.Namespace:
@@ -238,6 +246,8 @@ def options() -> argparse.Namespace:
     result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
     result.add_argument("--streams", type=int, nargs="*", default=[], help="requests in flight of each closed loop, isolated")
+    help_text = "closed loops, in all modes, without and with a JSON schema for every answer"
+    result.add_argument("--schema-streams", type=int, nargs="*", default=[], metavar="STREAMS", help=help_text)
     result.add_argument("--rounds", type=int, default=4, help="requests of each stream of a closed loop")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     help_text = "rates that are repeated with the front ends among the neighbours"

@@ -17,7 +17,7 @@ from benchmarks.report.grid_summary import FIGURES, MEDIANS, mean_ratio, repeate
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, grid_page, part, rewritten
 from benchmarks.report.part_tables import Results
-from benchmarks.report.serving_tables import behind, claim, energy_rows, serving, slowdown
+from benchmarks.report.serving_tables import behind, claim, energy_rows, schemas, serving, slowdown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -138,6 +138,18 @@ def test_serving_tables() -> None:
     assert "differ by at most: median TTFT 5.0 %, median TPOT 5.0 %, throughput 1.0 %" in text
     assert "idle server: blinkpy 120 W (70 W before its start), vllm 120 W" in text
     assert "En under load, next to another server: not measured yet." in text
+
+
+def test_loads_with_a_schema_stand_beside_the_same_without_and_nowhere_else() -> None:
+    pairs = [
+        cell("vllm", mode, 0, tpot, streams=64, neighbours=count)
+        for mode, tpot, count in (("isolated", 5.0, 0), ("interfered", 6.0, 9))
+    ]
+    bound = copy.deepcopy(pairs[1]) | {"tpot_ms": {"p50": {"value": 12.0}, "p99": {"value": 27.0}}}
+    bound["cell"]["schema"] = True
+    text = shown("schemas", schemas({"Em": document([*pairs, bound]), "En": {}}))
+    assert re.findall(r"^\| \d.*", text, re.MULTILINE) == ["| 64 | vllm | 9 | 6 | 12 | 2.00 | 18 | 27 | 1.50 |"]
+    assert serving({"Em": document([*CELLS, bound])}) == serving({"Em": document(CELLS)})
 
 
 def test_grid_summary() -> None:

@@ -15,7 +15,8 @@ from support.front_end.scripted_server import scripted
 from support.waiting import wait_for
 
 from benchmarks.common.harness import UsageError
-from benchmarks.common.load import LoadResult, Record
+from benchmarks.common.json_grammar import LONG_OBJECT
+from benchmarks.common.load import LoadResult, Record, Request, Target
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.pages import grid_page
@@ -34,12 +35,29 @@ from benchmarks.serving.systems import (
     running,
 )
 from benchmarks.serving.workload import AZURE, closed_loop, open_loop, read_dataset
+from blinkpy.config import EngineOptions
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.progress import Progress
 
 ROOT = Path(__file__).parents[3]
 MODEL = Model("folder", "m", 1000, 500, True)
+
+
+def test_a_load_with_a_schema_asks_for_it_and_waits_for_no_end() -> None:
+    """The benchmark's schema is one that this front end takes, and no answer within its tokens is whole."""
+    asked = [Target("h", 1, "m", schema=schema).request_bytes(Request(0.0, [1], 2)) for schema in (None, LONG_OBJECT)]
+    free, bound = (json.loads(text.partition(b"\r\n\r\n")[2]) for text in asked)
+    form = bound.pop("response_format")
+    assert free == bound
+    assert form["type"] == "json_schema" and form["json_schema"]["schema"] == LONG_OBJECT
+    automaton = automaton_of_grammar({"schema": LONG_OBJECT})
+    assert len(automaton.words()) * 4 <= 1024 * EngineOptions().grammar_kib
+    states = {0}
+    for _ in range(2000):
+        assert not automaton.accepting[list(states)].any()
+        states = set(automaton.next_state[list(states)].ravel().tolist()) - {-1}
 
 
 def test_data_sets(tmp_path: Path) -> None:
