@@ -20,16 +20,16 @@ SCHEMA: dict[str, Any] = {
     },
     "required": ["name", "born", "city", "amount", "tags", "address"],
 }
-# For servers that know JSON Schema alone: the text is longer than any answer that is asked for.
+# For servers that know JSON Schema alone: 64 towns are more than 250 of the tokens that shapes have.
 LONG_OBJECT = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},
         "city": SCHEMA["properties"]["city"],
         "amount": {"type": "integer"},
-        "text": {"type": "string", "pattern": "^[a-z ]{2000}$"},
+        "seen": {"type": "array", "items": {"enum": ["Berlin", "Delhi", "Geneva", "Oslo"]}, "minItems": 64},
     },
-    "required": ["name", "city", "amount", "text"],
+    "required": ["name", "city", "amount", "seen"],
     "additionalProperties": False,
 }
 

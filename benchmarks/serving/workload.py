@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from benchmarks.common.harness import ROOT, UsageError
 from benchmarks.common.load import Request
 
+SPREAD_ROWS = 1000
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
 
 def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
     """Tokens of prompts and answers, int32 [n, 2]; sequences of more than limit tokens, both together, are left out.
-    name: fixed:IN:OUT; azure, the sample that ships; azure:FILE, a trace with its columns. Raises UsageError."""
+    name: fixed:IN:OUT; spread:LOW-HIGH:LOW-HIGH, evenly in between; azure, the sample that ships; azure:FILE, a trace with its columns. Raises UsageError."""
     kind, _, rest = name.partition(":")
     try:
         if kind == "fixed":
@@ -26,12 +27,17 @@ def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
             if min(prompt, answer) < 1:
                 raise ValueError("lengths are at least 1")
             found = np.array([[prompt, answer]], np.int32)
+        elif kind == "spread":
+            bounds = [[int(word) for word in part.split("-")] for part in rest.split(":")]
+            (least_in, most_in), (least_out, most_out) = bounds
+            rows = np.random.default_rng(1).integers((least_in, least_out), (most_in, most_out), (SPREAD_ROWS, 2), endpoint=True)
+            found = rows.astype(np.int32)
         elif kind == "azure":
             with (Path(rest) if rest else AZURE).open(newline="") as lines:
                 rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
             found = np.array(rows, np.int32)
         else:
-            raise ValueError("it is none of fixed:IN:OUT, azure, azure:FILE")
+            raise ValueError("it is none of fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"data set {name}: {error}") from error
     keep = (found.sum(1) <= limit) & (found.min(1) >= 1)

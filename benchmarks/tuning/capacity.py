@@ -208,7 +208,7 @@ def options() -> argparse.Namespace:
     )
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, azure, azure:FILE")
+    result.add_argument("--data", default="azure", help="fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
     result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="requests in flight of each closed loop")

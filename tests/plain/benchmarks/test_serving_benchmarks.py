@@ -55,7 +55,7 @@ def test_a_load_with_a_schema_asks_for_it_and_waits_for_no_end() -> None:
     automaton = automaton_of_grammar({"schema": LONG_OBJECT})
     assert len(automaton.words()) * 4 <= 1024 * EngineOptions().grammar_kib
     states = {0}
-    for _ in range(2000):
+    for _ in range(6 * 64):  # bytes: a town of one or more tokens, quotes and comma, each a token of its own
         assert not automaton.accepting[list(states)].any()
         states = set(automaton.next_state[list(states)].ravel().tolist()) - {-1}
 
@@ -71,7 +71,9 @@ def test_data_sets(tmp_path: Path) -> None:
     dated = tmp_path / "trace.csv"
     dated.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.50,3,4\n2023-11-16 18:16:46.75,5,6\n")
     assert read_dataset(f"azure:{dated}", 100).tolist() == [[3, 4], [5, 6]]
-    for wrong in ("fixed:0:4", "fixed:4", "azure:/nowhere.csv", "else", "fixed:50:60"):
+    spread = read_dataset("spread:3-5:6-9", 13)
+    assert (spread.min(0).tolist(), spread.max(0).tolist()) == ([3, 6], [5, 9]) and (spread.sum(1) <= 13).all()
+    for wrong in ("fixed:0:4", "fixed:4", "spread:5-3:1-2", "spread:3-4", "azure:/nowhere.csv", "else", "fixed:50:60"):
         with pytest.raises(UsageError, match=wrong.partition(":")[0]):
             read_dataset(wrong, 100)
 
