@@ -19,7 +19,8 @@ AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
 def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
     """Tokens of prompts and answers, int32 [n, 2]; sequences of more than limit tokens, both together, are left out.
-    name: fixed:IN:OUT; spread:LOW-HIGH:LOW-HIGH, evenly in between; azure, the sample that ships; azure:FILE, a trace with its columns. Raises UsageError."""
+    name: fixed:IN:OUT; spread:LOW-HIGH:LOW-HIGH, evenly in between; azure, the sample that ships; azure:FILE, a trace with its
+    columns. Raises UsageError."""
     kind, _, rest = name.partition(":")
     try:
         if kind == "fixed":
