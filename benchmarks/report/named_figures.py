@@ -9,7 +9,7 @@ from functools import partial
 
 from benchmarks.common.harness import ROOT
 from benchmarks.report.part_tables import Document, Results, measured_steps, spread
-from benchmarks.report.serving_tables import slowdown
+from benchmarks.report.serving_tables import schema_pairs, schema_tpot, slowdown
 from benchmarks.report.words import milliseconds, percent
 
 Source = Callable[[Results], str]
@@ -32,6 +32,15 @@ def interference(shape: str, system: str, figure: str, results: Results) -> str:
     if found is None:
         raise LookupError(f"{system} was not measured with neighbours and without")
     return f"{found:.2f}"
+
+
+def schema_ratio(system: str, interfered: bool, results: Results) -> str:
+    """How many times the median TPOT of 64 streams is with a JSON schema what it is without, both quiet or beside neighbours."""
+    for free, bound in schema_pairs(results.read("schemas-llama-3-8b")["results"]):
+        if (free["cell"]["system"], free["cell"]["streams"], free["neighbours"] > 0) == (system, 64, interfered):
+            without, with_schema = schema_tpot(free, bound, "p50")
+            return f"{with_schema / without:.2f}"
+    raise LookupError(f"{system} was not measured with a schema")
 
 
 def bugs(file: str) -> Source:
@@ -62,6 +71,11 @@ NAMED: dict[str, Source] = {
         for what, figure in (("tpot", "P99 TPOT"), ("ttft", "P99 TTFT"), ("throughput", "throughput"))
         for system in ("blinkpy", "vllm")
         for short, shape in (("llama", "llama-3-8b"), ("qwen", "qwen3-30b-a3b"))
+    },
+    **{
+        f"schema-ratio-{system}{place}": partial(schema_ratio, system, bool(place))
+        for system in ("blinkpy", "vllm")
+        for place in ("", "-interfered")
     },
     "seeded-bugs": bugs("tests/support/seeded_bugs.py"),
     "seeded-bugs-rdma": bugs("tests/rdma/seeded_bugs.py"),

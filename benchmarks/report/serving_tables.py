@@ -163,19 +163,28 @@ def schemas(results: dict[str, Document]) -> dict[str, Any]:
     """Closed loops with a JSON schema for every answer next to the same without, quiet and beside neighbours."""
     models = []
     for title, file in results.items():
-        if not file:
-            continue
-        document, rows = file["results"], list[list[str]]()
-        for free in (cell for name in ours_first(document) for cell in grid.valid_cells(document, system=name, rate=0)):
-            key = free["cell"]
-            for bound in grid.valid_cells(document, **key | {"schema": True}):
-                row = [f"{key['streams']:g}", key["system"], str(free["neighbours"])]
-                for figure in (grid.latency("tpot_ms", "p50"), grid.latency("tpot_ms", "p99")):
-                    without, with_schema = (figure(cell) or float("nan") for cell in (free, bound))
+        if file:
+            rows = []
+            for free, bound in schema_pairs(file["results"]):
+                row = [f"{free['cell']['streams']:g}", free["cell"]["system"], str(free["neighbours"])]
+                for percentile in ("p50", "p99"):
+                    without, with_schema = schema_tpot(free, bound, percentile)
                     row += [word(without), word(with_schema), f"{with_schema / without:.2f}"]
                 rows.append(row)
-        models.append({"title": title, "rows": rows, "origin": machine(file)})
+            models.append({"title": title, "rows": rows, "origin": machine(file)})
     return {"models": models}
+
+
+def schema_pairs(document: Document) -> list[tuple[Document, Document]]:
+    """The valid closed loops without a schema that were measured with one too, and these."""
+    free = [cell for name in ours_first(document) for cell in grid.valid_cells(document, system=name, rate=0)]
+    return [(cell, bound) for cell in free for bound in grid.valid_cells(document, **cell["cell"] | {"schema": True})]
+
+
+def schema_tpot(free: Document, bound: Document, percentile: str) -> tuple[float, float]:
+    """TPOT without and with a schema, ms."""
+    figure = grid.latency("tpot_ms", percentile)
+    return figure(free) or float("nan"), figure(bound) or float("nan")
 
 
 def ours_first(document: Document) -> list[str]:
