@@ -31,8 +31,8 @@ def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
         elif kind == "spread":
             bounds = [[int(word) for word in part.split("-")] for part in rest.split(":")]
             (least_in, most_in), (least_out, most_out) = bounds
-            rows = np.random.default_rng(1).integers((least_in, least_out), (most_in, most_out), (SPREAD_ROWS, 2), endpoint=True)
-            found = rows.astype(np.int32)
+            low, high = (least_in, least_out), (most_in, most_out)
+            found = np.random.default_rng(1).integers(low, high, (SPREAD_ROWS, 2), np.int32, endpoint=True)
         elif kind == "azure":
             with (Path(rest) if rest else AZURE).open(newline="") as lines:
                 rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
