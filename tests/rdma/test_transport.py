@@ -20,7 +20,7 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 from blinkpy.transport.contract import TransportError
-from blinkpy.transport.handshake import Hello, new_owner
+from blinkpy.transport.handshake import Hello, new_nonce, new_owner
 from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
@@ -241,6 +241,15 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
         assert [token for token, _ in got[request]] == prompt[:20].tolist()
 
 
+def everything(connection: socket.socket) -> bytes:
+    """What the other side says until it hangs up."""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"x" * 40_000, b"silence"])
 def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
     with socket.create_connection(fabric.listener.address, 5) as stranger:
@@ -248,10 +257,7 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
             with contextlib.suppress(OSError):  # the door is shut in the middle of too long a message
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while piece := stranger.recv(65536):
-                answer += piece
+        answer = everything(stranger)
         assert said[:1] == b"x" or b'"error"' in answer
     pair = fabric.pair()
     pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
@@ -261,10 +267,10 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
 def test_an_impossible_peer_is_refused(fabric) -> None:
     """Data that the network card can't connect to, from somebody who speaks the protocol; again and again."""
     for _ in range(5):
-        hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1)).encode()
+        hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1), new_nonce()).encode()
         with socket.create_connection(fabric.listener.address, 5) as stranger:
             stranger.sendall(hello)
-            assert stranger.recv(65536)
+            assert everything(stranger).count(b"\n") == 2, "a challenge and an answer"
 
 
 def test_a_port_that_is_not_there_is_named() -> None:

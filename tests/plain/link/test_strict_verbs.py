@@ -10,7 +10,7 @@ from support.front_end import strict_verbs
 from support.front_end.strict_verbs import Trouble
 
 from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.engine.link import listen_rdma
+from blinkpy.engine.link import handshake_door
 from blinkpy.transport.contract import TransportError
 
 globals().update(
@@ -21,8 +21,7 @@ globals().update(
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.install(monkeypatch, strict_verbs.card())
-    monkeypatch.setattr(listen_rdma, "WAKE_S", 0.02)
-    monkeypatch.setattr(listen_rdma, "HELLO_S", 0.3)
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", 0.3)
     yield
     strict_verbs.uninstall()
 

@@ -17,7 +17,6 @@ from blinkpy.config import Config
 from blinkpy.dpu.link import connect_rdma, connectors
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.engine.link import listen_rdma
 from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import HAS_LOGPROBS, lap_of, pack_completion
@@ -73,7 +72,8 @@ class Linked:
         self.segment.close()
 
 
-FULL: Any = SimpleNamespace(owner=1, since=0.0, end=SimpleNamespace(close=lambda: None))  # a grant to somebody else
+# A grant to somebody else.
+FULL: Any = SimpleNamespace(owner=1, since=0.0, epoch=0, heard=0.0, end=SimpleNamespace(close=lambda: None))
 
 
 def sizes_of(draw: random.Random) -> QueueSizes:
@@ -84,7 +84,6 @@ def sizes_of(draw: random.Random) -> QueueSizes:
 @pytest.fixture
 def verbs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.install(monkeypatch, card(inline=32 << secrets.randbelow(5)))
-    monkeypatch.setattr(listen_rdma, "WAKE_S", 0.02)
     yield
     strict_verbs.uninstall()
 
