@@ -1,6 +1,7 @@
 """The RDMA transport and the engine's door, against an engine in plain Python: contents, counts, rights, faults, room."""
 
 import contextlib
+import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import Hello, new_nonce, new_owner
+from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
@@ -31,11 +33,11 @@ NOTICED_S = 10.0  # longest time until a fault is noticed; the emulation is slow
 class Fabric:
     """An engine in plain Python behind a listener, and the transports that were attached to it."""
 
-    def __init__(self, engine: FakeEngine, listener: RdmaListener):
-        self.engine, self.listener, self.transports = engine, listener, list[RdmaTransport]()
+    def __init__(self, engine: FakeEngine, listener: RdmaListener, key: LinkKey | None):
+        self.engine, self.listener, self.key, self.transports = engine, listener, key, list[RdmaTransport]()
 
     def transport(self, owner: int = 0) -> RdmaTransport:
-        made = attach_rdma(*self.listener.address, owner or new_owner())
+        made = attach_rdma(*self.listener.address, owner or new_owner(), key=self.key)
         self.transports.append(made)
         return made
 
@@ -46,10 +48,10 @@ class Fabric:
 
 
 @contextlib.contextmanager
-def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG) -> Iterator[Fabric]:
+def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG, key: LinkKey | None = None) -> Iterator[Fabric]:
     with FakeEngine(sizes=sizes, facts=facts, step_s=0.001) as engine:
-        listener = RdmaListener("127.0.0.1", 0)
-        fabric = Fabric(engine, listener)
+        listener = RdmaListener("127.0.0.1", 0, key=key)
+        fabric = Fabric(engine, listener, key)
         try:
             listener.start(engine.segment)
             yield fabric
@@ -217,6 +219,57 @@ def test_pairs_go_to_their_owners_and_then_to_who_asks(fabric) -> None:
     assert (again.transport.pair, again.epoch) == (first.transport.pair, first.epoch + 1)
     again.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
     assert len(drain(again)) == 1
+
+
+def test_only_who_has_the_key_gets_a_queue_pair() -> None:
+    with weaving(key=LinkKey(b"a key of thirty-two bytes or more")) as fabric:
+        for key in (None, LinkKey(b"another key of thirty-two bytes..")):
+            with pytest.raises(TransportError, match=r"need the same --link-key-file"):
+                attach_rdma(*fabric.listener.address, new_owner(), key=key)
+        assert fabric.listener._grants == {}
+        pair = fabric.pair()
+        pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+        assert len(drain(pair)) == 1
+
+
+def test_silent_strangers_delay_no_handshake(fabric) -> None:
+    """Each of them has two seconds, and so has a front end for its whole handshake."""
+    strangers = [socket.create_connection(fabric.listener.address, 5) for _ in range(20)]
+    pair = fabric.pair()
+    pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+    assert len(drain(pair)) == 1
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_who_asks_and_claims_nothing_keeps_nobody_out(leased) -> None:
+    """However often: two of them have both pairs, and one goes to a third when it was unclaimed for a lease."""
+    owners, pairs = (new_owner(), new_owner()), list[QueuePair]()
+
+    def served() -> bool:
+        for owner in owners:
+            with contextlib.suppress(TransportError):
+                attach_rdma(*leased.listener.address, owner).close()
+        with contextlib.suppress(TransportError):
+            pairs.append(leased.pair())
+        return bool(pairs)
+
+    assert not served(), "both pairs are taken"
+    wait(served)
+
+
+def test_nothing_of_a_front_end_that_is_gone_stays_open() -> None:
+    """Neither of one that served, nor of one that claimed nothing; who lives keeps its connection."""
+    with weaving(dataclasses.replace(SIZES, pairs=3), BIG._replace(lease_ms=1000)) as fabric:
+        alive, gone, unclaimed = fabric.pair(), fabric.pair(), fabric.transport()
+        grants = fabric.listener._grants
+        assert len({alive.transport.pair, gone.transport.pair, unclaimed.pair}) == len(grants) == 3
+        wait(lambda: alive.heartbeat() or set(grants) == {alive.transport.pair})
+        alive.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+        assert len(drain(alive)) == 1
+        for transport in (gone.transport, unclaimed):
+            with pytest.raises(TransportError, match="RDMA failed"):
+                wait(lambda transport=transport: transport.write_word(FRONT_HEARTBEAT, 1 << 40))
 
 
 def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
