@@ -13,6 +13,7 @@ the last owner still writes.
 
 import contextlib
 import logging
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ logger = logging.getLogger("blinkpy.engine")
 
 @dataclass
 class Grant:
-    """A queue pair in somebody's hands. since, heard: when it was given and when it was last seen attached, by the monotonic clock.
-    epoch: of the pair when it was given."""
+    """A queue pair in somebody's hands. since, heard: when it was given and when it was last seen attached, by the monotonic
+    clock. epoch: of the pair when it was given."""
 
     owner: int
     end: QueuePairEnd
@@ -169,9 +170,15 @@ def listen(config: Config) -> RdmaListener:
     options = config.extension(RdmaOptions)
     host, port = options.address("listen")
     try:
-        return RdmaListener(host, port, options.rdma_device, options.rdma_gid_index, options.link_key("listen"))
+        listener = RdmaListener(host, port, options.rdma_device, options.rdma_gid_index, options.link_key("listen"))
     except TransportError as error:
         raise ConfigError(str(error)) from error
+    if options.link_key_file:
+        listener.flags += f" --link-key-file {shlex.quote(options.link_key_file)}"
+    elif options.insecure_link:
+        listener.flags += " --insecure-link"
+        logger.warning("--insecure-link: whoever reaches %s port %d gets a queue pair", host, port)
+    return listener
 
 
 def check(config: Config, given: frozenset[str]) -> None:
