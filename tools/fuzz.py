@@ -1,7 +1,7 @@
 """Storms for the scheduler and the queues, from random seeds, for a given time. `make fuzz` runs it.
 
 The testers take turns, with equal shares of any number of seconds: the compiled simulator (blinkpy.verify.sim), the same with the
-decision oracle, several lanes under the oracle, and the state machine over the real client
+decision oracle, both with a hostile front end, several lanes under the oracle, and the state machine over the real client
 (tests/support/front_end/front_machine.py), with examples of its nightly profile. What fails is kept: schedules in build/sim,
 Hypothesis's examples in .hypothesis, from where the next run and `make test` repeat them.
 """
@@ -50,6 +50,8 @@ def state_machine(seconds: float) -> tuple[int, int]:
 TESTERS: dict[str, Tester] = {
     "turns of the compiled simulator": simulator(),
     "turns under the oracle": simulator("--oracle", "--turns", "1000"),
+    "turns beside a hostile front end": simulator("--hostile"),
+    "turns beside one under the oracle": simulator("--hostile", "--oracle", "--turns", "1000"),
     "turns of five lanes": simulator("--oracle", "--turns", "200", "--lanes", "5"),
     "examples of the state machine": state_machine,
 }

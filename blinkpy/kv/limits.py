@@ -9,6 +9,7 @@ from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
+CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
@@ -38,6 +39,7 @@ class Limits(NamedTuple):
     hash_multiplier_2: int
     prefix_caching: int  # 0 or 1
     lease_ns: int
+    claim_ns: int  # from one grant of a queue pair to the next, at least
     intake_entries: int  # submission entries consumed in one turn
     intake_tokens: int  # prompt tokens and words of automata after which intake stops for this turn
     index_items: int  # pages put into the prefix index in one turn
@@ -108,6 +110,7 @@ def make_limits(
         hash_multiplier_2=facts.hash_multiplier_2,
         prefix_caching=int(prefix_caching),
         lease_ns=facts.lease_ms * 1_000_000,
+        claim_ns=min(CLAIM_NS, facts.lease_ms * 1_000_000 // CLAIMS_PER_LEASE),
         intake_entries=intake_entries,
         intake_tokens=intake_tokens,
         index_items=max_num_batched_tokens // page + rows,

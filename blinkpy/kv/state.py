@@ -171,6 +171,7 @@ class Pairs(NamedTuple):
     unclaimed_entries: Int64  # of the completion queue: free, and no running request counts on them; while planning
     heartbeat: Int64  # last one seen
     heartbeat_ns: Int64  # when it changed
+    granted_ns: Int64  # when the epoch was granted
     verdict: Int64  # REVOKE and GRANT bits of this turn
 
 

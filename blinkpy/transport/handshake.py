@@ -1,8 +1,12 @@
-"""How a front end and an engine get to know each other: two JSON lines over one TCP connection, which then ends.
+"""How a front end and an engine get to know each other: three JSON lines over one TCP connection, which then ends.
 
-    front end  {"protocol": 1, "layout": 2, "owner": .., "endpoint": {..}}
+    engine     {"protocol": 2, "layout": 2, "nonce": .., "key": whether it has one}
+    front end  {"protocol": 2, "layout": 2, "nonce": .., "owner": .., "endpoint": {..}}
     engine     {"header": base64, "pair": .., "endpoint": {..}, "regions": {"engine": {..}, "front": {..}, "back": {..}}}
                or {"error": text}
+
+With a key, the last two lines begin with a proof and a space (blinkpy.transport.link_key). The engine gives nothing to a front
+end without one, and the front end trusts no answer without one.
 
 The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names both sides. The
 three regions are all that the front end can reach: the engine's words (read), its own region (write), and the engine's
@@ -11,6 +15,7 @@ region of its pair (read).
 
 import base64
 import json
+import re
 import secrets
 import socket
 import time
@@ -19,16 +24,39 @@ from typing import Any, NamedTuple
 from blinkpy.queues.header import VERSION
 from blinkpy.queues.layout import LayoutError
 from blinkpy.transport.contract import TransportError
+from blinkpy.transport.link_key import ENGINE, FRONT_END, PROOF_DIGITS, LinkKey
 from blinkpy.transport.verbs import Endpoint
 
-PROTOCOL = 1
+PROTOCOL = 2
 MESSAGE_LIMIT = 16384  # bytes of a line
+REFUSED = b'{"error": '  # begins a refusal
+KEY_OPTION = "--link-key-file"
 OWNER_BITS = 63
+NONCE_DIGITS = 64
 ENDPOINT_LIMITS = {"qpn": (0, 1 << 24), "psn": (0, 1 << 24), "lid": (0, 1 << 16), "mtu": (1, 6), "reads": (1, 1 << 16)}
 
 
 class HandshakeError(Exception):
     """The other side said something that is not this protocol. The message is safe to send back."""
+
+
+class Challenge(NamedTuple):
+    """The engine's first line. nonce: of this handshake alone. keyed: whether the engine has a key."""
+
+    nonce: str
+    keyed: bool
+
+    def encode(self) -> bytes:
+        return _line({"protocol": PROTOCOL, "layout": VERSION, "nonce": self.nonce, "key": self.keyed})
+
+    @staticmethod
+    def decode(line: bytes) -> "Challenge":
+        """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
+        message = _answer(line)
+        _check_versions(message, "the front end", "the engine")
+        if not isinstance(message.get("key"), bool):
+            raise HandshakeError("'key' is neither true nor false")
+        return Challenge(_nonce(message), message["key"])
 
 
 class Region(NamedTuple):
@@ -41,23 +69,23 @@ class Region(NamedTuple):
 
 class Hello(NamedTuple):
     """A front-end worker asks for a queue pair. owner: a random number that the worker, and whoever follows it in its place,
-    keeps: it gets the same pair again, at once, where a stranger would have to wait for the lease to end."""
+    keeps: it gets the same pair again, at once, where a stranger would have to wait for the lease to end. nonce: of this
+    handshake alone."""
 
     owner: int
     endpoint: Endpoint
+    nonce: str
 
     def encode(self) -> bytes:
-        return _line({"protocol": PROTOCOL, "layout": VERSION, "owner": self.owner, "endpoint": self.endpoint._asdict()})
+        versions = {"protocol": PROTOCOL, "layout": VERSION}
+        return _line(versions | {"nonce": self.nonce, "owner": self.owner, "endpoint": self.endpoint._asdict()})
 
     @staticmethod
     def decode(line: bytes) -> "Hello":
         """Raises HandshakeError, which names both sides where protocol or layout differ."""
         message = _message(line)
-        for name, ours in (("protocol", PROTOCOL), ("layout", VERSION)):
-            theirs = _whole(message, name, 0, 1 << 31)
-            if theirs != ours:
-                raise HandshakeError(f"the engine has version {ours} of the {name}, the front end has {theirs}")
-        return Hello(_whole(message, "owner", 1, 1 << OWNER_BITS), _endpoint(message))
+        _check_versions(message, "the engine", "the front end")
+        return Hello(_whole(message, "owner", 1, 1 << OWNER_BITS), _endpoint(message), _nonce(message))
 
 
 class Welcome(NamedTuple):
@@ -79,9 +107,7 @@ class Welcome(NamedTuple):
     @staticmethod
     def decode(line: bytes) -> "Welcome":
         """Raises TransportError with the engine's reason for a refusal, and HandshakeError."""
-        message = _message(line)
-        if "error" in message:
-            raise TransportError(f"the engine refuses: {message['error']}")
+        message = _answer(line)
         try:
             header = base64.b64decode(message["header"], validate=True)
             regions = message["regions"]
@@ -96,20 +122,48 @@ def new_owner() -> int:
     return secrets.randbelow((1 << OWNER_BITS) - 1) + 1
 
 
+def new_nonce() -> str:
+    """A number of one handshake, NONCE_DIGITS hexadecimal digits."""
+    return secrets.token_hex(NONCE_DIGITS // 2)
+
+
+def sealed(line: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: bytes) -> bytes:
+    """A side's line with its proof in front, if there is a key. said: the other side's line before it, proof included."""
+    return line if key is None else key.proof(side, nonce.encode(), *said, line) + b" " + line
+
+
+def unsealed(received: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: bytes) -> bytes:
+    """The line of a side without its proof. Raises HandshakeError where there is a key, and no right proof."""
+    if key is None:
+        return received
+    proof, line = received[:PROOF_DIGITS], received[PROOF_DIGITS + 1 :]
+    if not key.accepts(proof, side, nonce.encode(), *said, line):
+        raise HandshakeError(f"no proof of the key: both sides need the same {KEY_OPTION}")
+    return line
+
+
 def refusal(reason: str) -> bytes:
     """The engine's line when it can't give a pair."""
     return _line({"error": reason})
 
 
-def introduce(host: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
-    """Say hello to the engine; its answer. Raises LayoutError when it speaks another version, and TransportError when nobody is
-    there, when it refuses, or is silent for timeout_s seconds."""
+def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey | None = None) -> Welcome:
+    """Say hello to the engine; its answer. Raises LayoutError when it speaks another version or proves no key, and TransportError
+    when nobody is there, when it refuses, one side alone has a key, or it is silent for timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     where = f"{host} port {port}"
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(hello.encode())
-            return Welcome.decode(receive_line(connection, deadline))
+            challenge = Challenge.decode(receive_line(connection, deadline))
+            if challenge.keyed != (key is not None):
+                has, lacks = ("the engine", "this front end") if key is None else ("this front end", "the engine")
+                raise TransportError(f"{has} has a key and {lacks} has none: both need the same {KEY_OPTION}")
+            said = sealed(hello.encode(), key, FRONT_END, challenge.nonce)
+            connection.sendall(said)
+            answer = receive_line(connection, deadline)
+            if answer.startswith(REFUSED):  # whoever has no key gets no proof
+                Welcome.decode(answer)
+            return Welcome.decode(unsealed(answer, key, ENGINE, challenge.nonce, said))
     except TimeoutError as error:
         raise TransportError(f"the engine at {where} did not answer within {timeout_s:g} s") from error
     except HandshakeError as error:
@@ -150,6 +204,28 @@ def _message(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise HandshakeError("a message that is not a JSON object")
     return message
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """A line of the engine. Raises TransportError with its reason where it refuses."""
+    message = _message(line)
+    if "error" in message:
+        raise TransportError(f"the engine refuses: {message['error']}")
+    return message
+
+
+def _check_versions(message: dict[str, Any], us: str, them: str) -> None:
+    for name, ours in (("protocol", PROTOCOL), ("layout", VERSION)):
+        theirs = _whole(message, name, 0, 1 << 31)
+        if theirs != ours:
+            raise HandshakeError(f"{us} has version {ours} of the {name}, {them} has {theirs}")
+
+
+def _nonce(message: dict[str, Any]) -> str:
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or not re.fullmatch(f"[0-9a-f]{{{NONCE_DIGITS}}}", nonce):
+        raise HandshakeError(f"'nonce' is not {NONCE_DIGITS} hexadecimal digits")
+    return nonce
 
 
 def _whole(message: Any, name: str, low: int, high: int) -> int:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from blinkpy.config import ConfigError, extends, option, split_address
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.transport.contract import TransportError
+from blinkpy.transport.link_key import MAKE_ONE, LinkKey, read_link_key
 
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
 PSN_BITS = 24
@@ -61,11 +62,41 @@ class RdmaOptions:
         commands="engine frontend doctor",
     )
 
+    link_key_file: str = option(
+        "", "file with the key that the engine and its front ends share, with --transport rdma", commands="engine frontend"
+    )
+    insecure_link: bool = option(
+        *(False, "without a key, for a network that only front ends and engine can reach, with --transport rdma"),
+        commands="engine frontend",
+    )
+
     def address(self, name: str) -> tuple[str, int]:
         """(host, port) of the option with this name. Raises ConfigError."""
         if not getattr(self, name):
             raise ConfigError(f"--transport rdma needs --{name} HOST:PORT")
         return split_address(getattr(self, name), name)
+
+    def link_key(self, name: str) -> LinkKey | None:
+        """The key for the address of the option with this name; None where none is needed. Raises ConfigError."""
+        if self.link_key_file and self.insecure_link:
+            raise ConfigError("--link-key-file and --insecure-link contradict each other")
+        if self.link_key_file:
+            return read_link_key(self.link_key_file)
+        host, _ = self.address(name)
+        if self.insecure_link or is_loopback(host):
+            return None
+        raise ConfigError(
+            f"--{name} {host} is not this machine alone: --link-key-file FILE lets in who has the same key "
+            f"({MAKE_ONE} makes one), --insecure-link lets in everybody"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address, or the name, by which a machine reaches itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Endpoint(NamedTuple):

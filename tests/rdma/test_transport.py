@@ -1,6 +1,7 @@
 """The RDMA transport and the engine's door, against an engine in plain Python: contents, counts, rights, faults, room."""
 
 import contextlib
+import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT
 from blinkpy.transport.contract import TransportError
-from blinkpy.transport.handshake import Hello, new_owner
+from blinkpy.transport.handshake import Hello, new_nonce, new_owner
+from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Endpoint, Port
 
 SIZES = QueueSizes(pairs=2, slots=32, sq_entries=32, cq_entries=256, prompt_tokens=1 << 16, hash_entries=1 << 12)
@@ -31,11 +33,11 @@ NOTICED_S = 10.0  # longest time until a fault is noticed; the emulation is slow
 class Fabric:
     """An engine in plain Python behind a listener, and the transports that were attached to it."""
 
-    def __init__(self, engine: FakeEngine, listener: RdmaListener):
-        self.engine, self.listener, self.transports = engine, listener, list[RdmaTransport]()
+    def __init__(self, engine: FakeEngine, listener: RdmaListener, key: LinkKey | None):
+        self.engine, self.listener, self.key, self.transports = engine, listener, key, list[RdmaTransport]()
 
     def transport(self, owner: int = 0) -> RdmaTransport:
-        made = attach_rdma(*self.listener.address, owner or new_owner())
+        made = attach_rdma(*self.listener.address, owner or new_owner(), key=self.key)
         self.transports.append(made)
         return made
 
@@ -46,10 +48,10 @@ class Fabric:
 
 
 @contextlib.contextmanager
-def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG) -> Iterator[Fabric]:
+def weaving(sizes: QueueSizes = SIZES, facts: EngineFacts = BIG, key: LinkKey | None = None) -> Iterator[Fabric]:
     with FakeEngine(sizes=sizes, facts=facts, step_s=0.001) as engine:
-        listener = RdmaListener("127.0.0.1", 0)
-        fabric = Fabric(engine, listener)
+        listener = RdmaListener("127.0.0.1", 0, key=key)
+        fabric = Fabric(engine, listener, key)
         try:
             listener.start(engine.segment)
             yield fabric
@@ -219,6 +221,57 @@ def test_pairs_go_to_their_owners_and_then_to_who_asks(fabric) -> None:
     assert len(drain(again)) == 1
 
 
+def test_only_who_has_the_key_gets_a_queue_pair() -> None:
+    with weaving(key=LinkKey(b"a key of thirty-two bytes or more")) as fabric:
+        for key in (None, LinkKey(b"another key of thirty-two bytes..")):
+            with pytest.raises(TransportError, match=r"need the same --link-key-file"):
+                attach_rdma(*fabric.listener.address, new_owner(), key=key)
+        assert fabric.listener._grants == {}
+        pair = fabric.pair()
+        pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+        assert len(drain(pair)) == 1
+
+
+def test_silent_strangers_delay_no_handshake(fabric) -> None:
+    """Each of them has two seconds, and so has a front end for its whole handshake."""
+    strangers = [socket.create_connection(fabric.listener.address, 5) for _ in range(20)]
+    pair = fabric.pair()
+    pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+    assert len(drain(pair)) == 1
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_who_asks_and_claims_nothing_keeps_nobody_out(leased) -> None:
+    """However often: two of them have both pairs, and one goes to a third when it was unclaimed for a lease."""
+    owners, pairs = (new_owner(), new_owner()), list[QueuePair]()
+
+    def served() -> bool:
+        for owner in owners:
+            with contextlib.suppress(TransportError):
+                attach_rdma(*leased.listener.address, owner).close()
+        with contextlib.suppress(TransportError):
+            pairs.append(leased.pair())
+        return bool(pairs)
+
+    assert not served(), "both pairs are taken"
+    wait(served)
+
+
+def test_nothing_of_a_front_end_that_is_gone_stays_open() -> None:
+    """Neither of one that served, nor of one that claimed nothing; who lives keeps its connection."""
+    with weaving(dataclasses.replace(SIZES, pairs=3), BIG._replace(lease_ms=1000)) as fabric:
+        alive, gone, unclaimed = fabric.pair(), fabric.pair(), fabric.transport()
+        grants = fabric.listener._grants
+        assert len({alive.transport.pair, gone.transport.pair, unclaimed.pair}) == len(grants) == 3
+        wait(lambda: alive.heartbeat() or set(grants) == {alive.transport.pair})
+        alive.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
+        assert len(drain(alive)) == 1
+        for transport in (gone.transport, unclaimed):
+            with pytest.raises(TransportError, match="RDMA failed"):
+                wait(lambda transport=transport: transport.write_word(FRONT_HEARTBEAT, 1 << 40))
+
+
 def test_a_full_submission_ring_is_busy_and_drains(fabric) -> None:
     pair, engine = fabric.pair(), fabric.engine
     engine.consume_nothing = True
@@ -241,6 +294,15 @@ def test_a_full_completion_ring_loses_nothing(fabric, rng) -> None:
         assert [token for token, _ in got[request]] == prompt[:20].tolist()
 
 
+def everything(connection: socket.socket) -> bytes:
+    """What the other side says until it hangs up."""
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            answer += piece
+    return answer
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[1]\n", b"x" * 40_000, b"silence"])
 def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
     with socket.create_connection(fabric.listener.address, 5) as stranger:
@@ -248,10 +310,7 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
             with contextlib.suppress(OSError):  # the door is shut in the middle of too long a message
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while piece := stranger.recv(65536):
-                answer += piece
+        answer = everything(stranger)
         assert said[:1] == b"x" or b'"error"' in answer
     pair = fabric.pair()
     pair.submit(np.arange(1, 5, dtype=np.int32), RequestParameters(max_tokens=1))
@@ -261,10 +320,10 @@ def test_nonsense_at_the_door_hurts_nobody(fabric, said) -> None:
 def test_an_impossible_peer_is_refused(fabric) -> None:
     """Data that the network card can't connect to, from somebody who speaks the protocol; again and again."""
     for _ in range(5):
-        hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1)).encode()
+        hello = Hello(new_owner(), Endpoint(1, 1, "::1", 0, 3, 1), new_nonce()).encode()
         with socket.create_connection(fabric.listener.address, 5) as stranger:
             stranger.sendall(hello)
-            assert stranger.recv(65536)
+            assert everything(stranger).count(b"\n") == 2, "a challenge and an answer"
 
 
 def test_a_port_that_is_not_there_is_named() -> None:

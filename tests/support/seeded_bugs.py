@@ -103,6 +103,9 @@ SCHEDULER_BUGS = _bugs({
         ("a grant begins at the wrong completion",
          "pairs.cq_head[pair] = pairs.cq_tail[pair]  #", "pairs.cq_tail[pair] = pairs.cq_head[pair]  #"),
         ("a claim of any epoch is granted", "if claim == epoch + 1 and", "if claim >= epoch and"),
+        ("claims are granted at any rate", ">= limits.claim_ns", ">= 0"),
+        ("intake takes entries of a lost queue pair",
+         "pairs.sq_head[pair] = pairs.sq_tail[pair]  #", "pairs.sq_head[pair] += 0  #"),
     ],
     "preempt": [
         ("a grammar begins anew behind a preemption",
@@ -118,6 +121,7 @@ SCHEDULER_BUGS = _bugs({
         ("a prompt token of no vocabulary is accepted", "< 0 or token >= limits.vocab_size", "< 0 or token > limits.vocab_size"),
         ("the last prompt token is not copied", "[E.WORD_PROMPT_LENGTH], lanes)", "[E.WORD_PROMPT_LENGTH] - 1, lanes)"),
         ("intake ignores its bound", "entries < min(pending, limits.intake_entries)", "entries < pending"),
+        ("claims stop intake", "if pending == 0 or", "if pending == 0 or counts[S.VERDICT_COUNT] > 0 or"),
         ("intake stays with the first pair", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
         ("new requests are taken in while draining", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
     ],

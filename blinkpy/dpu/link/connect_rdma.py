@@ -31,7 +31,8 @@ from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, RECORD_BYTES, Records
 from blinkpy.queues.submission import WORD_SLOT
 from blinkpy.transport.contract import EngineWords, TransportError
-from blinkpy.transport.handshake import Hello, Welcome, introduce, new_owner
+from blinkpy.transport.handshake import Hello, Welcome, introduce, new_nonce, new_owner
+from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
@@ -351,16 +352,18 @@ class RdmaTransport:
         self._port.close()
 
 
-def attach_rdma(host: str, port: int, owner: int, device: str = "", gid_index: int = -1) -> RdmaTransport:
+def attach_rdma(
+    host: str, port: int, owner: int, device: str = "", gid_index: int = -1, key: LinkKey | None = None
+) -> RdmaTransport:
     """Take a queue pair of the engine that listens at host and port. Raises TransportError and LayoutError.
 
-    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port.
+    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port. key: the engine's.
     """
     with contextlib.ExitStack() as opened:
         rdma_port = opened.enter_context(contextlib.closing(Port(device, gid_index)))
         depth = min(DEPTH, int(rdma_port.limits.max_qp_wr), int(rdma_port.limits.max_cqe))
         end = opened.enter_context(contextlib.closing(QueuePairEnd(rdma_port, depth)))
-        welcome = introduce(host, port, Hello(owner, end.endpoint()), HANDSHAKE_S)
+        welcome = introduce(host, port, Hello(owner, end.endpoint(), new_nonce()), HANDSHAKE_S, key)
         end.send_to(welcome.endpoint)
         transport = RdmaTransport(rdma_port, end, depth, welcome)
         transport.first_look(FIRST_LOOK_S)
@@ -372,7 +375,8 @@ def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
     """Take a queue pair of the engine at --engine. As attach_rdma otherwise."""
     options = config.extension(RdmaOptions)
     host, port = options.address("engine")
-    return attach_rdma(host, port, worker.owner or new_owner(), options.rdma_device, options.rdma_gid_index)
+    key = options.link_key("engine")
+    return attach_rdma(host, port, worker.owner or new_owner(), options.rdma_device, options.rdma_gid_index, key)
 
 
 def check(config: Config, given: frozenset[str]) -> None:
@@ -380,6 +384,7 @@ def check(config: Config, given: frozenset[str]) -> None:
     config.extension(RdmaOptions).address("engine")
     if "name" in given:
         raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+    config.extension(RdmaOptions).link_key("engine")
 
 
 END = End("rdma", "several, over RDMA", True, RdmaOptions, connect, check)

@@ -6,53 +6,58 @@ no other front end can use its keys. After the handshake nothing here runs for i
 the network card, also while this process is stopped.
 
 A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has revoked it and somebody
-else asks. Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
+else asks, or its owner is silent for GONE_LEASES more. Who asks and claims nothing has it for a lease, however often it asks.
+Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
 the last owner still writes.
 """
 
 import contextlib
 import logging
+import shlex
 import socket
-import threading
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.engine.link.handshake_door import HandshakeDoor
 from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
-from blinkpy.queues.words import PAIR_ATTACHED
+from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
 from blinkpy.transport.contract import TransportError
-from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, receive_line, refusal
+from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome
+from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.transport_kinds import End
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
-BACKLOG = 64
-HELLO_S = 2.0  # in which a front end must send its line; others wait meanwhile
-WAKE_S = 0.5  # longest time until close() is noticed
+GONE_LEASES = 2  # in which a front end is not attached
 
 logger = logging.getLogger("blinkpy.engine")
 
 
 @dataclass
 class Grant:
-    """A queue pair in somebody's hands. since: when it was given, by the monotonic clock."""
+    """A queue pair in somebody's hands. since, heard: when it was given and when it was last seen attached, by the monotonic
+    clock. epoch: of the pair when it was given."""
 
     owner: int
     end: QueuePairEnd
     since: float
+    epoch: int
+    heard: float = 0.0
 
 
 class RdmaListener:
-    """See the module. host, port: where to listen. device, gid_index: as of blinkpy.transport.verbs.Port.
+    """See the module. host, port: where to listen. device, gid_index: as of blinkpy.transport.verbs.Port. key: that front
+    ends must have, if any.
 
     Raises ConfigError when it can't listen there, and TransportError when there is no RDMA device to use.
     """
 
-    def __init__(self, host: str, port: int, device: str = "", gid_index: int = -1):
+    def __init__(self, host: str, port: int, device: str = "", gid_index: int = -1, key: LinkKey | None = None):
         self.rdma_port = Port(device, gid_index)
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -66,8 +71,7 @@ class RdmaListener:
         host, port = self.address
         self.flags = f"--transport rdma --engine {f'[{host}]' if ':' in host else host}:{port}"
         self._grants: dict[int, Grant] = {}
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._door = HandshakeDoor(self._socket, self._give, self._free_gone, key)
         self._segment: Segment  # keeps it mapped
         self._layout: QueueLayout
         self._header: bytes
@@ -87,38 +91,16 @@ class RdmaListener:
         # Once now, so that what this machine can't do is said to whoever starts the engine.
         with contextlib.closing(QueuePairEnd(self.rdma_port)) as end:
             self._register_pair(end, 0)
-        self._socket.listen(BACKLOG)
-        self._socket.settimeout(WAKE_S)
-        self._thread = threading.Thread(target=self._run, name="rdma-listener", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                connection, peer = self._socket.accept()
-            except OSError:  # nobody came for WAKE_S, or who came was gone again
-                continue
-            with connection:
-                self._receive(connection, str(peer[0]))
-
-    def _receive(self, connection: socket.socket, peer: str) -> None:
-        """One handshake, whatever comes of it."""
-        try:
-            hello = Hello.decode(receive_line(connection, time.monotonic() + HELLO_S))
-            answer = self._give(hello).encode()
-        except Exception as error:
-            # A stranger's nonsense and a full network card alike: this front end goes without, the engine goes on.
-            logger.warning("front end at %s refused: %s", peer, error)
-            answer = refusal(str(error))
-        with contextlib.suppress(OSError):
-            connection.settimeout(HELLO_S)
-            connection.sendall(answer)
+        self._door.start()
 
     def _give(self, hello: Hello) -> Welcome:
         pair = self._choose(hello.owner)
+        since, epoch = time.monotonic(), self._word(pair, PAIR_EPOCH)
         before = self._grants.pop(pair, None)
         if before is not None:
             before.end.close()
+            if (before.owner, before.epoch) == (hello.owner, epoch):
+                since = before.since  # it has claimed nothing yet
         end = QueuePairEnd(self.rdma_port)
         try:
             words = self._layout.engine_words, 2 * BLOCK_WORDS * 8
@@ -128,7 +110,7 @@ class RdmaListener:
         except BaseException:
             end.close()
             raise
-        self._grants[pair] = Grant(hello.owner, end, time.monotonic())
+        self._grants[pair] = Grant(hello.owner, end, since, epoch)
         logger.info("queue pair %d goes to %s", pair, hello.endpoint.gid)
         return Welcome(self._header, pair, end.endpoint(), engine, front, back)
 
@@ -142,8 +124,20 @@ class RdmaListener:
             end, layout.engine_region(pair) - layout.first_pair, layout.engine_region_bytes, e.IBV_ACCESS_REMOTE_READ
         )
 
-    def _attached(self, pair: int) -> int:
-        return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * PAIR_ATTACHED)
+    def _word(self, pair: int, index: int) -> int:
+        """PAIR_* of a pair."""
+        return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
+
+    def _free_gone(self) -> None:
+        """End the connections of those who are gone: the card keeps nothing for them."""
+        now = time.monotonic()
+        for pair, grant in list(self._grants.items()):
+            if self._word(pair, PAIR_ATTACHED):
+                grant.heard = now
+            elif now - max(grant.since, grant.heard) > GONE_LEASES * self._lease_s:
+                del self._grants[pair]
+                grant.end.close()
+                logger.info("queue pair %d is free again: its front end is gone", pair)
 
     def _choose(self, owner: int) -> int:
         """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
@@ -157,17 +151,14 @@ class RdmaListener:
                 return pair
         # Who was given a pair has the time of a lease to claim it.
         claimed = time.monotonic() - self._lease_s
-        revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._attached(p)]
+        revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._word(p, PAIR_ATTACHED)]
         if not revoked:
             raise HandshakeError(f"all {pairs} queue pairs are in use: start the engine with more --workers")
         return min(revoked, key=lambda pair: grants[pair].since)
 
     def close(self) -> None:
         """Stop listening and end all connections. Before the segment goes."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._socket.close()
+        self._door.close()
         for grant in self._grants.values():
             grant.end.close()
         self._grants.clear()
@@ -179,14 +170,22 @@ def listen(config: Config) -> RdmaListener:
     options = config.extension(RdmaOptions)
     host, port = options.address("listen")
     try:
-        return RdmaListener(host, port, options.rdma_device, options.rdma_gid_index)
+        listener = RdmaListener(host, port, options.rdma_device, options.rdma_gid_index, options.link_key("listen"))
     except TransportError as error:
         raise ConfigError(str(error)) from error
+    if options.link_key_file:
+        listener.flags += f" --link-key-file {shlex.quote(options.link_key_file)}"
+    elif options.insecure_link:
+        listener.flags += " --insecure-link"
+        logger.warning("--insecure-link: whoever reaches %s port %d gets a queue pair", host, port)
+    return listener
 
 
 def check(config: Config, given: frozenset[str]) -> None:
     """See blinkpy.transport.transport_kinds.End."""
-    config.extension(RdmaOptions).address("listen")
+    options = config.extension(RdmaOptions)
+    options.address("listen")
+    options.link_key("listen")
 
 
 END = End("rdma", "several, over RDMA", True, RdmaOptions, listen, check)

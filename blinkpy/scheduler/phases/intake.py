@@ -31,14 +31,14 @@ HASH_LIMIT = 1 << 2 * HASH_SHIFT
 def intake(limits, queues, state, lane, lanes):
     """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet.
 
-    Nothing is taken while pairs change hands: what their old owners announced is skipped.
+    Nothing is taken from a pair that changes hands: what its old owner announced is skipped.
     """
     pairs, counts = state.pairs, state.counts
     pending = 0
     for pair in strided(lane, limits.pairs, lanes):
         pending += pairs.sq_tail[pair] - pairs.sq_head[pair]
     pending = block_sum(pending, lane, lanes)
-    if pending == 0 or counts[S.VERDICT_COUNT] > 0 or state.inbox.command[0] != COMMAND_RUN:
+    if pending == 0 or state.inbox.command[0] != COMMAND_RUN:
         return
     pair = counts[S.ROTATION]
     entries, tokens = 0, 0
@@ -111,6 +111,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.hit_tokens[slot] = 0
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = 0
+        state.inbox.cancel[slot] = 0  # what was read for the request before, whose id a front end may use again
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
         counts[S.ARRIVALS] = arrivals + 1

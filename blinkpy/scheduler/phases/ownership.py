@@ -1,7 +1,8 @@
 """Who owns each queue pair: leases, claims, and the words of front ends, validated.
 
 Every word of a front end is checked before it is used, and carries the epoch that it was written under. A front end that is
-silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected.
+silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected. A claim
+that comes too soon after the last grant waits: a front end can't make the engine change owners all the time.
 """
 
 from blinkpy.device.expect import expect
@@ -48,17 +49,24 @@ def validate_front_words(limits, state, lane, lanes):
                     pairs.cq_head[pair] = pairs.cq_tail[pair] - unread
         expect(state, 0 <= pairs.sq_tail[pair] - pairs.sq_head[pair] <= limits.sq_entries, F.SUBMISSIONS_BEYOND)
         expect(state, 0 <= pairs.cq_tail[pair] - pairs.cq_head[pair] <= limits.cq_entries, F.COMPLETIONS_BEYOND)
-        if claim == epoch + 1 and epoch < EPOCH_LIMIT:
+        if claim == epoch + 1 and epoch < EPOCH_LIMIT and claim_is_due(limits, pairs, pair, now_ns):
             verdict |= S.GRANT
             if pairs.attached[pair] != 0:
                 verdict |= S.REVOKE
         pairs.verdict[pair] = verdict
         if verdict != 0:
             verdicts += 1
+            pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped, by intake too
     verdicts = block_sum(verdicts, lane, lanes)
     if lane == 0:
         state.counts[S.VERDICT_COUNT] = verdicts
     barrier(lanes)
+
+
+@device
+def claim_is_due(limits, pairs, pair, now_ns):
+    """Whether a claim of the next epoch may be granted now: the first one at once, others behind an interval."""
+    return pairs.epoch[pair] == 0 or now_ns - pairs.granted_ns[pair] >= limits.claim_ns
 
 
 @device
@@ -73,7 +81,6 @@ def apply_verdicts(limits, queues, state, lane, lanes):
         if verdict & S.REVOKE:
             pairs.attached[pair] = 0
             store_release(queues.pair, (pair, PAIR_ATTACHED), 0)
-            pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped
             store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])
             pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
         if verdict & S.GRANT:
@@ -83,7 +90,7 @@ def apply_verdicts(limits, queues, state, lane, lanes):
             # after them.
             pairs.attached[pair] = 1
             pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
-            pairs.heartbeat_ns[pair] = state.inbox.now_ns[0]
+            pairs.heartbeat_ns[pair] = pairs.granted_ns[pair] = state.inbox.now_ns[0]
             store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])
             store_release(queues.pair, (pair, PAIR_ATTACHED), 1)
         if verdict & S.EXPIRED:

@@ -16,6 +16,7 @@ class Pair:
     attached: bool = False
     heartbeat: int = 0
     heard_ns: int = 0
+    granted_ns: int = 0
     sq_head: int = 0
     sq_tail: int = 0
     cq_head: int = 0

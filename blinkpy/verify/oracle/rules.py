@@ -63,7 +63,10 @@ class Oracle:
         verdicts = [self._judge(pair, self.queues.front[i].tolist(), now_ns) for i, pair in enumerate(self.pairs)]
         self.completions = []
         self._count_computed()
-        if command == W.COMMAND_RUN and not any(map(any, verdicts)):
+        for pair, verdict in zip(self.pairs, verdicts, strict=True):
+            if verdict.revoke:
+                pair.sq_head = pair.sq_tail
+        if command == W.COMMAND_RUN:
             self._take_in(now_ns)
         self._rank()
         self._grow_ahead()
@@ -110,7 +113,8 @@ class Oracle:
                 if not behind:
                     pair.cq_head = pair.cq_tail - unread
                 broken = broken or behind
-        grant = claim == pair.epoch + 1 and pair.epoch < W.EPOCH_LIMIT
+        due = pair.epoch == 0 or now_ns >= pair.granted_ns + self.limits.claim_ns
+        grant = claim == pair.epoch + 1 and pair.epoch < W.EPOCH_LIMIT and due
         self.counters["leases_expired"] += expired
         self.counters["stale_entries"] += broken
         return Verdict(expired or broken or (grant and pair.attached), grant)
@@ -118,10 +122,11 @@ class Oracle:
     def _change_owners(self, verdicts: list[Verdict], now_ns: int) -> None:
         for i, (pair, verdict) in enumerate(zip(self.pairs, verdicts, strict=True)):
             if verdict.revoke:
-                pair.attached, pair.sq_head, pair.cq_head = False, pair.sq_tail, pair.cq_tail
+                pair.attached, pair.cq_head = False, pair.cq_tail
             if verdict.grant:
                 pair.attached, pair.epoch = True, pair.epoch + 1
-                pair.heartbeat, pair.heard_ns = int(self.queues.front[i, W.FRONT_HEARTBEAT]), now_ns
+                pair.heartbeat = int(self.queues.front[i, W.FRONT_HEARTBEAT])
+                pair.heard_ns = pair.granted_ns = now_ns
 
     def _take_in(self, now_ns: int) -> None:
         """R2: submission entries, one of each queue pair in rotation, up to the bounds of a turn."""

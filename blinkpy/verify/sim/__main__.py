@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--oracle", action="store_true", help="compare each decision with the rules in plain Python: 5,000 turns/s")
     made.add_argument("--records", action="store_true", help="replay each record of the flight recorder: 5,000 turns/s")
     made.add_argument("--lanes", type=int, default=1, help="lanes of the scheduler; several take turns, in plain Python [1]")
+    made.add_argument("--hostile", action="store_true", help="one front end of each world writes random words")
     made.add_argument("--check-every", type=int, default=1, help="turns between two checks of the whole state [1]")
     made.add_argument("--save", type=Path, default=Path("build/sim"), help="folder for failing scenarios [build/sim]")
     made.add_argument(
@@ -76,13 +77,14 @@ def run_seeds(arguments: argparse.Namespace) -> RunReport:
         oracle=arguments.oracle,
         records=arguments.records,
         lanes=arguments.lanes,
+        hostile=arguments.hostile,
         progress=progress,
     )
     print(report)
     compared = {"oracle": arguments.oracle, "records": arguments.records}
     for policy, failure in report.failures:
         print(f"{policies[policy]}: {failure}")
-        scenario = shrink(failure, policy, policies[policy], lanes=arguments.lanes, **compared)
+        scenario = shrink(failure, policy, policies[policy], lanes=arguments.lanes, hostile=arguments.hostile, **compared)
         path = arguments.save / f"seed-{failure.seed}.json"
         scenario.save(path)
         print(f"shrunk to {len(scenario.keep)} acts: python -m blinkpy.verify.sim --replay {path}")

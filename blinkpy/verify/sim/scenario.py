@@ -24,7 +24,7 @@ class Scenario:
     """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
 
     keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
-    lanes: of the scheduler.
+    lanes: of the scheduler. hostile: see Simulation.
     """
 
     seed: int
@@ -32,6 +32,7 @@ class Scenario:
     policy: str
     keep: list[Act]
     lanes: int = 1
+    hostile: bool = False
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,8 @@ class Scenario:
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
-            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep, int(values.get("lanes", 1)))
+            options = int(values.get("lanes", 1)), bool(values.get("hostile", False))
+            return cls(int(values["seed"]), int(values["turns"]), str(values["policy"]), keep, *options)
         except OSError as error:
             raise ConfigError(f"can't read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -63,12 +65,13 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
             return None
         return [act for act in keep if act[0] <= found.turn]
 
+    kind = options.get("lanes", 1), options.get("hostile", False)
     deadline = time.monotonic() + seconds
-    actors = make_world(failure.seed, 1).limits.pairs + 1
+    actors = make_world(failure.seed, 1, hostile=int(kind[1])).limits.pairs + 1
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = needed([act for act in everything if act[0] <= failure.turn])
     if keep is None:  # it needs what was left out: the calm begins at another moment
-        return Scenario(failure.seed, failure.turns, policy_name, everything, options.get("lanes", 1))
+        return Scenario(failure.seed, failure.turns, policy_name, everything, *kind)
     size = max(1, len(keep) // 2)
     while size and time.monotonic() < deadline:
         start, found = 0, False
@@ -80,12 +83,12 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
                 keep, found = shorter, True
         if not found or size > 1:
             size //= 2
-    return Scenario(failure.seed, failure.turns, policy_name, keep, options.get("lanes", 1))
+    return Scenario(failure.seed, failure.turns, policy_name, keep, *kind)
 
 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
     """Repeat a scenario; what happens in each turn, line by line, and at the end what is wrong. options: of Simulation."""
-    options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes}
+    options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes, "hostile": scenario.hostile}
     simulation = Simulation(scenario.seed, scenario.turns, policy, keep=scenario.keep, **options)
     yield f"world of seed {scenario.seed}: {simulation.world.limits}"
     for _ in range(scenario.turns):

@@ -28,7 +28,7 @@ from blinkpy.verify.sim.events import EVENT_NAMES, LOG
 from blinkpy.verify.sim.recorded_turns import RecordedTurns
 from blinkpy.verify.sim.sim_round import play_round
 from blinkpy.verify.sim.synthetic_model import compute
-from blinkpy.verify.sim.world import World, make_world
+from blinkpy.verify.sim.world import HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES, World, make_world
 
 Mode = Literal["njit", "python"]
 Act = tuple[int, int]  # turn and actor: what it does there of its own; the last actor is the world
@@ -66,6 +66,8 @@ class Outcome:
 
     calls: int
     failure: Failure | None
+    claims: int = 0  # of a hostile front end
+    entries: int = 0  # of it, consumed
 
 
 class Simulation:
@@ -78,7 +80,7 @@ class Simulation:
     does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. records: the
     recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the scheduler, which is plain
     Python if they are several: they take turns in random order, and after each turn state and queues must be as one lane leaves
-    them. Not with `world`.
+    them. Not with `world`. hostile: the last front end is; under the oracle it shares no pages, since the oracle trusts hashes.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Simulation:
         oracle: bool = False,
         records: bool = False,
         lanes: int = 1,
+        hostile: bool = False,
     ) -> None:
         self.seed, self.turns = seed, turns
-        self.world: World = world or make_world(seed, turns, check_every, checked=checked, records=records)
+        kind = HONEST if not hostile else HOSTILE_WITHOUT_HASHES if oracle else HOSTILE
+        self.world: World = world or make_world(seed, turns, check_every, checked=checked, records=records, hostile=kind)
         if keep is not None:
             kept = set(keep)
             for act in np.ndindex(self.world.sim.muted.shape):
@@ -115,7 +119,7 @@ class Simulation:
         self._one_lane: Simulation | None = None
         if lanes > 1:
             scheduler = scheduler or make_turn(policy)
-            beside = make_world(seed, turns, check_every, records=records)
+            beside = make_world(seed, turns, check_every, records=records, hostile=kind)
             self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=beside)
             self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
             scheduler = in_lanes(scheduler, lanes, seed)
@@ -221,7 +225,7 @@ class Simulation:
 
     def _outcome(self) -> Outcome:
         failure = Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail) if self.code else None
-        return Outcome(self.turn, failure)
+        return Outcome(self.turn, failure, *self.world.sim.garbage.tolist())
 
     def events(self, since: int) -> list[tuple[int, int, str]]:
         """(turn, actor, what) of the events from a number on, as far as they are remembered."""

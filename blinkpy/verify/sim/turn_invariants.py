@@ -8,7 +8,18 @@ from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import parent_lives
-from blinkpy.queues.words import FRONT_CLAIM, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.queues.words import (
+    COMMAND_RUN,
+    CONTROL_COMMAND,
+    FRONT_CLAIM,
+    FRONT_HEARTBEAT,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+)
+from blinkpy.verify.sim.front_ends.hostile import is_hostile
+from blinkpy.verify.sim.world import GARBAGE_ENTRIES, HOSTILE
 
 ILLEGAL_CHANGE = fault_code("a request changed its status in a way that is not legal")
 ID_REUSED = fault_code("a slot got a request with an id that is not newer")
@@ -16,9 +27,11 @@ CANCEL_LOST = fault_code("a request goes on although its cancel could be seen")
 LEASE_IGNORED = fault_code("a front end whose lease ended still has its pair")
 REVOKED_WRONGLY = fault_code("a queue pair is revoked without a reason")
 EPOCH_WRONG = fault_code("an epoch was granted that was not asked for")
+GRANTED_SOON = fault_code("a queue pair was granted again too soon")
 WORD_DIFFERS = fault_code("a published word is not what the scheduler remembers")
 POSITION_FELL = fault_code("a position of a queue went backwards")
 INTAKE_EXCEEDED = fault_code("more entries were consumed than one turn may take")
+INTAKE_IDLE = fault_code("entries wait, and intake takes none")
 PASSED_OVER = fault_code("intake passes a pair over")
 INDEXED_TWICE = fault_code("the index has a page twice: the same tokens behind the same page")
 STARVES = fault_code("the request with the lowest rank stands still")
@@ -28,10 +41,12 @@ ID, PROGRESS, STILL = range(3)  # Observed.best
 
 
 @device
-def check_slots(limits, queues, state, observed):
-    """Statuses and cancels."""
-    r = state.requests
+def check_slots(limits, queues, state, sim):
+    """Statuses and cancels. Who is hostile uses ids again, and harms itself alone."""
+    r, observed = state.requests, sim.observed
     for slot in range(limits.slots):
+        if is_hostile(limits, sim, r.pair[slot]):
+            continue
         before, after, request_id = observed.status[slot], r.status[slot], r.request_id[slot]
         pair = r.pair[slot]
         if request_id == observed.request_id[slot]:
@@ -69,14 +84,17 @@ def check_ownership(limits, queues, state, sim, now, pair):
         return REVOKED_WRONGLY
     if granted:
         observed.beat_ns[pair] = now
+        if observed.epoch[pair] > 0 and now - observed.granted_ns[pair] < limits.claim_ns:
+            return GRANTED_SOON
+        observed.granted_ns[pair] = now
     observed.attached[pair], observed.epoch[pair] = attached, epoch
     return 0
 
 
 @device
-def check_words(limits, queues, state, observed):
+def check_words(limits, queues, state, sim):
     """The engine's words of all pairs. Returns a fault, or 0."""
-    pairs, consumed = state.pairs, 0
+    pairs, observed, consumed, left = state.pairs, sim.observed, 0, 0
     for pair in range(limits.pairs):
         words = queues.pair
         if (
@@ -91,11 +109,16 @@ def check_words(limits, queues, state, observed):
         moved = pairs.sq_head[pair] - observed.sq_head[pair]
         if pairs.attached[pair] == observed.attached[pair] and pairs.epoch[pair] == observed.epoch[pair]:
             consumed += moved
+            if is_hostile(limits, sim, pair):
+                sim.garbage[GARBAGE_ENTRIES] += moved
+        left += pairs.sq_tail[pair] - pairs.sq_head[pair]
         if moved != 0 or pairs.sq_head[pair] == pairs.sq_tail[pair]:
             observed.passed[pair] = -1  # has nothing that waits, or had its turn
         observed.sq_head[pair], observed.cq_tail[pair] = pairs.sq_head[pair], pairs.cq_tail[pair]
     if consumed > limits.intake_entries:
         return INTAKE_EXCEEDED
+    if left > 0 and consumed == 0 and queues.control[CONTROL_COMMAND] == COMMAND_RUN:
+        return INTAKE_IDLE
     for pair in range(limits.pairs):
         observed.passed[pair] = 0 if observed.passed[pair] < 0 else observed.passed[pair] + consumed
         if observed.passed[pair] >= limits.pairs:
@@ -179,13 +202,14 @@ def check_progress(limits, state, sim):
 @device
 def check_turn(limits, queues, state, sim, now):
     """Judge one turn of the scheduler, made at `now`. Returns a fault, or 0."""
-    fault = check_slots(limits, queues, state, sim.observed)
+    fault = check_slots(limits, queues, state, sim)
     if fault == 0:
-        fault = check_words(limits, queues, state, sim.observed)
+        fault = check_words(limits, queues, state, sim)
     for pair in range(limits.pairs):
         if fault == 0:
             fault = check_ownership(limits, queues, state, sim, now, pair)
-    if fault == 0 and limits.hash_multiplier_1 != 0:  # else chains are longer than a lookup follows them
+    # Where hashes tell pages apart; else chains are longer than a lookup follows them.
+    if fault == 0 and limits.hash_multiplier_1 != 0 and sim.hostile != HOSTILE:
         fault = check_duplicates(limits, state.pages)
     if fault == 0:
         fault = check_progress(limits, state, sim)

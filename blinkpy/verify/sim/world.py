@@ -4,6 +4,7 @@ All of it is integer arrays, so that compiled code and plain Python work on the 
 S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
 """
 
+import dataclasses
 import random
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -25,6 +26,8 @@ WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
 TICK_NS = 50_000
 FEW_PAGES = 24
+HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: what the last front end is; the last shares no page
+GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims that it wrote, and its entries that were consumed
 WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits
 
 
@@ -96,6 +99,7 @@ class Observed(NamedTuple):
     passed: Int64  # [Q] entries of others that were consumed while this pair had one
     beat: Int64  # [Q] heartbeat word
     beat_ns: Int64  # [Q] when it changed, as the engine sees it
+    granted_ns: Int64  # [Q] when the epoch was granted
     best: Int64  # [3] the request of the lowest rank: its id, its progress, turns without any
 
 
@@ -106,6 +110,7 @@ class Sim(NamedTuple):
     turns: int  # of the stormy part; after it everybody behaves, and all requests must end
     check_every: int  # turns from one check of the state to the next
     progress_bound: int  # turns that the request of the lowest rank may stand still
+    hostile: int
     odds: Odds
     fronts: Fronts
     observed: Observed
@@ -123,6 +128,7 @@ class Sim(NamedTuple):
     bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
     log: Int64  # [LOG, LOG_WORDS]
     logged: Int64  # [1]
+    garbage: Int64  # [2]
 
 
 class World(NamedTuple):
@@ -216,12 +222,16 @@ def make_world(
     odds: Odds | None = None,
     checked: bool = False,
     records: bool = False,
+    hostile: int = HONEST,
 ) -> World:
     """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
     prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
-    buckets, and odds in place of random ones. checked: see make_state. records: the recorder is on, with the smallest ring."""
+    buckets, and odds in place of random ones. checked: see make_state. records: the recorder is on, with the smallest ring.
+    hostile: see Sim; it has one neighbour at least."""
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
+    if hostile:
+        sizes = dataclasses.replace(sizes, pairs=max(2, sizes.pairs))
     layout = QueueLayout(sizes)
     segment = memoryview(bytearray(layout.total_bytes))
     write_header(segment, sizes, facts)
@@ -239,6 +249,7 @@ def make_world(
         turns=turns,
         check_every=check_every,
         progress_bound=2 * limits.max_model_len + 50,
+        hostile=hostile,
         odds=odds,
         fronts=_make_fronts(limits),
         observed=_make_observed(limits),
@@ -256,7 +267,10 @@ def make_world(
         bad=np.array(bad_words(), np.int32),
         log=np.zeros((LOG, LOG_WORDS), np.int64),
         logged=np.zeros(1, np.int64),
+        garbage=np.zeros(2, np.int64),
     )
+    if hostile:
+        sim.fronts.broke[-1] = 1
     buckets = [] if chosen else random_buckets(draw, limits)
     state = make_state(limits, buckets, checked=checked, tokens=tokens)
     return World(limits, state, engine_views(segment, layout), sim, segment)

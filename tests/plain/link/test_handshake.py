@@ -15,17 +15,35 @@ from blinkpy.queues.header import VERSION
 from blinkpy.queues.layout import LayoutError
 from blinkpy.transport import handshake
 from blinkpy.transport.contract import TransportError
-from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, introduce, new_owner, refusal
+from blinkpy.transport.handshake import (
+    Challenge,
+    HandshakeError,
+    Hello,
+    Region,
+    Welcome,
+    introduce,
+    new_nonce,
+    new_owner,
+    refusal,
+)
 from blinkpy.transport.verbs import Endpoint
 
 POINT = Endpoint(17, 0xABCDEF, "::ffff:192.168.77.1", 3, 5, 16)
-HELLO = Hello(123456789, POINT)
+NONCE = "0123456789abcdef" * 4
+HELLO = Hello(123456789, POINT, NONCE)
+CHALLENGE = Challenge(NONCE, False)
 WELCOME = Welcome(
     b"BLINKPYQ" + bytes(120), 3, POINT, Region(4096, 1, 8192), Region(1 << 46, 0xFFFFFFFF, 4096), Region(0, 7, 4096)
 )
 
 
-def test_both_lines_survive_the_way() -> None:
+def test_lines_survive_the_way() -> None:
+    for keyed in (False, True):
+        assert Challenge.decode(Challenge(NONCE, keyed).encode()) == Challenge(NONCE, keyed)
+    with pytest.raises(TransportError, match="refuses: no more"):
+        Challenge.decode(refusal("no more"))
+    with pytest.raises(HandshakeError, match="'key' is neither true nor false"):
+        Challenge.decode(json.dumps(json.loads(CHALLENGE.encode()) | {"key": 1}).encode())
     assert Hello.decode(HELLO.encode()) == HELLO
     assert Welcome.decode(WELCOME.encode()) == WELCOME
     with pytest.raises(TransportError, match="refuses: no more"):
@@ -34,12 +52,27 @@ def test_both_lines_survive_the_way() -> None:
         Welcome.decode(json.dumps(json.loads(WELCOME.encode()) | {"header": "QkxJ!!!!"}).encode())
 
 
+@pytest.mark.parametrize("nonce", [None, 1, "", NONCE[1:], NONCE + "0", NONCE.upper(), NONCE[:-1] + "g", NONCE[:-1] + "\n"])
+@pytest.mark.parametrize("good", [HELLO, CHALLENGE], ids=["hello", "challenge"])
+def test_nonces_have_a_form(good: Any, nonce: Any) -> None:
+    with pytest.raises(HandshakeError, match="'nonce' is not 64 hexadecimal digits"):
+        type(good).decode(json.dumps(json.loads(good.encode()) | {"nonce": nonce}).encode())
+
+
+def test_nonces_differ() -> None:
+    assert len({new_nonce() for _ in range(100)}) == 100
+    assert Challenge(new_nonce(), True).encode() != Challenge(new_nonce(), True).encode()
+
+
 @pytest.mark.parametrize("name", ["protocol", "layout"])
 def test_another_version_is_refused_with_both_numbers(name) -> None:
     message = json.loads(HELLO.encode()) | {name: 77}
     ours = {"protocol": handshake.PROTOCOL, "layout": VERSION}[name]
     with pytest.raises(HandshakeError, match=f"the engine has version {ours} of the {name}, the front end has 77"):
         Hello.decode(json.dumps(message).encode())
+    message = json.loads(CHALLENGE.encode()) | {name: 77}
+    with pytest.raises(HandshakeError, match=f"the front end has version {ours} of the {name}, the engine has 77"):
+        Challenge.decode(json.dumps(message).encode())
 
 
 def test_owners_are_drawn_from_all_numbers_but_0(monkeypatch) -> None:
@@ -85,7 +118,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
 
 @given(st.binary(max_size=300))
 def test_bytes_at_random_are_refused(line) -> None:
-    for decode in (Hello.decode, Welcome.decode):
+    for decode in (Hello.decode, Welcome.decode, Challenge.decode):
         with pytest.raises((HandshakeError, TransportError)):
             decode(line)
 
@@ -146,7 +179,7 @@ def test_a_line_comes_in_pieces_before_its_deadline(monkeypatch) -> None:
 
 def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
     """To connect, and from then on for the answer; whatever goes wrong names the address."""
-    slow: Any = Slow(WELCOME.encode()[:9], WELCOME.encode()[9:])
+    slow: Any = Slow(CHALLENGE.encode(), WELCOME.encode()[:9], WELCOME.encode()[9:])
     asked: list[Any] = []
 
     @contextlib.contextmanager
@@ -157,9 +190,9 @@ def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
     slow.sendall = asked.append
     monkeypatch.setattr(handshake, "time", slow)
     monkeypatch.setattr("socket.create_connection", connecting)
-    assert introduce("dpu", 7, HELLO, 3.0) == WELCOME
-    assert asked == [(("dpu", 7), 3.0), HELLO.encode()]
-    assert slow.waits == [3.0, 2.0]
+    assert introduce("dpu", 7, HELLO, 4.0) == WELCOME
+    assert asked == [(("dpu", 7), 4.0), HELLO.encode()]
+    assert slow.waits == [4.0, 3.0, 2.0]
     problems = [
         (TimeoutError(), "the engine at dpu port 7 did not answer within 3 s", None),
         (ConnectionRefusedError(111, "Connection refused"), "no engine at dpu port 7: Connection refused", 111),
@@ -178,11 +211,12 @@ def test_introducing_takes_no_longer_than_asked(monkeypatch) -> None:
 
 
 def answering(answer: bytes) -> tuple[str, int]:
-    """A server that gives this answer once."""
+    """A server that gives this answer once, behind its challenge."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with server, server.accept()[0] as connection:
+        with contextlib.suppress(ConnectionError), server, server.accept()[0] as connection:
+            connection.sendall(CHALLENGE.encode())
             connection.recv(65536)
             connection.sendall(answer)
             if not answer:

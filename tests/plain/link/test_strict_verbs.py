@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from rdma import test_transport
@@ -10,7 +11,8 @@ from support.front_end import strict_verbs
 from support.front_end.strict_verbs import Trouble
 
 from blinkpy.dpu.link.connect_rdma import attach_rdma
-from blinkpy.engine.link import listen_rdma
+from blinkpy.engine.link import handshake_door, listen_rdma
+from blinkpy.queues.words import PAIR_ATTACHED
 from blinkpy.transport.contract import TransportError
 
 globals().update(
@@ -21,8 +23,7 @@ globals().update(
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.install(monkeypatch, strict_verbs.card())
-    monkeypatch.setattr(listen_rdma, "WAKE_S", 0.02)
-    monkeypatch.setattr(listen_rdma, "HELLO_S", 0.3)
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", 0.3)
     yield
     strict_verbs.uninstall()
 
@@ -39,3 +40,20 @@ def test_whichever_call_of_verbs_fails_is_an_error_and_leaves_nothing_open(monke
             assert [context.open for context in strict_verbs.Context.made].count(True) == 1, "the listener's"
             assert len(strict_verbs.QP.all) <= 1
         assert number > 20
+
+
+def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was stopped for longer than a lease claims anew over the same one. The clock is the test's."""
+    monkeypatch.setattr(handshake_door, "WATCH_S", 60.0)
+    with test_transport.weaving() as fabric:
+        pair = fabric.pair().transport.pair
+        listener, lease_s = fabric.listener, fabric.engine.facts.lease_ms / 1000
+        clock = SimpleNamespace(now=listener._grants[pair].since)
+        clock.monotonic = lambda: clock.now
+        monkeypatch.setattr(listen_rdma, "time", clock)
+        for attached, later_s, kept in ((1, 1000 * lease_s, True), (0, 2 * lease_s, True), (0, 0.01, False)):
+            fabric.engine.views.pair[pair, PAIR_ATTACHED] = attached
+            clock.now += later_s
+            listener._free_gone()
+            assert (pair in listener._grants) == kept
+        assert len(strict_verbs.QP.all) == 1, "the front end's own"

@@ -1,8 +1,10 @@
 """The contract of transports, for each of them: what is written and read, where, and when. RDMA goes over strict_verbs."""
 
+import contextlib
 import random
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +19,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.link import connect_rdma, connectors
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.link.connect_shm import attach_segment
-from blinkpy.engine.link import listen_rdma
-from blinkpy.engine.link.listen_rdma import RdmaListener
+from blinkpy.engine.link.listen_rdma import RdmaListener, listen
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import HAS_LOGPROBS, lap_of, pack_completion
 from blinkpy.queues.layout import LayoutError, QueueSizes
@@ -73,7 +74,8 @@ class Linked:
         self.segment.close()
 
 
-FULL: Any = SimpleNamespace(owner=1, since=0.0, end=SimpleNamespace(close=lambda: None))  # a grant to somebody else
+# A grant to somebody else.
+FULL: Any = SimpleNamespace(owner=1, since=0.0, epoch=0, heard=0.0, end=SimpleNamespace(close=lambda: None))
 
 
 def sizes_of(draw: random.Random) -> QueueSizes:
@@ -84,7 +86,6 @@ def sizes_of(draw: random.Random) -> QueueSizes:
 @pytest.fixture
 def verbs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     strict_verbs.install(monkeypatch, card(inline=32 << secrets.randbelow(5)))
-    monkeypatch.setattr(listen_rdma, "WAKE_S", 0.02)
     yield
     strict_verbs.uninstall()
 
@@ -402,6 +403,17 @@ def test_regions_of_another_size_are_refused(far: Linked, name: str, more: int, 
     monkeypatch.setattr(connect_rdma, "introduce", other)
     with pytest.raises(LayoutError, match=rf"the engine offers \d+ bytes as region '{name}', not \d+"):
         far.open()
+
+
+def test_who_starts_front_ends_is_told_of_the_key(verbs: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = tmp_path / "the key"
+    key.write_bytes(b"k" * 40)
+    key.chmod(0o600)
+    ways: list[dict[str, Any]] = [{}, {"link_key_file": str(key)}, {"insecure_link": True}]
+    for way, flags in zip(ways, ("", f" --link-key-file '{key}'", " --insecure-link"), strict=True):
+        with contextlib.closing(listen(Config().with_options({"transport": "rdma", "listen": "127.0.0.1:0", **way}))) as listener:
+            assert listener.flags == f"--transport rdma --engine 127.0.0.1:{listener.address[1]}{flags}"
+        assert ("whoever reaches 127.0.0.1" in caplog.text) == ("insecure_link" in way)
 
 
 @pytest.mark.parametrize(("limits", "owner"), [({}, 0), ({"max_qp_wr": 100}, 1234), ({"max_cqe": 90}, 1)])

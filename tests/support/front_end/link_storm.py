@@ -44,7 +44,9 @@ class LinkStorm:
     def __init__(self, seed: int, turn: Callable[..., int], queue_pair: Any) -> None:
         self.draw, self.queue_pair = random.Random(seed), queue_pair
         sizes = case_sizes(slots=4, cq_entries=4 << seed % 2 * 2, pages=24, lease_ms=1000, intake_entries=1)
-        self.case = Case(make_world(seed, 1, chosen=sizes), turn, None)
+        world = make_world(seed, 1, chosen=sizes)
+        world = world._replace(limits=world.limits._replace(claim_ns=0))  # owners change all the time
+        self.case = Case(world, turn, None)
         self.case.judged = False  # published words may be old
         self.clients: list[Any] = [None] * self.case.limits.pairs
         self.taking_turn = False

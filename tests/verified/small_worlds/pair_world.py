@@ -33,7 +33,7 @@ Event = tuple[Any, ...]
 # What no decision depends on: times, numbers of turns, working memory. The client's clock, too.
 UNKEYED = (
     *("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts"),
-    *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.verdict"),
+    *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.granted_ns", "pairs.verdict"),
 )
 CLIENT_FIXED = ("transport", "facts", "sizes", "_hasher", "engine_timeout_s", "longest_prompt", "_engine_beat_seen")
 
@@ -55,13 +55,15 @@ class PairWorld:
         )
         queue = dataclasses.replace(queue, hash_entries=1)  # room for one prompt with a full page
         world = make_world(1, 1, chosen=(queue, facts, options))
+        world = world._replace(limits=world.limits._replace(claim_ns=0))  # claims wait for nothing: fewer states
         self._packed = PackedArrays(Parts(world.state, world.sim))
         self.limits, (self.state, sim) = world.limits, self._packed.tree
         self.views, self.segment = world.queues, world.segment
         world = world._replace(state=self.state, sim=sim)
         self._arguments = self.limits, as_memoryviews(self.views), as_memoryviews(self.state), plain_sim(world)
         self._arrays = [array for name, array in named_arrays(self.state) if not name.startswith(UNKEYED)]
-        self._arrays += [array for name, array in named_arrays(sim.observed) if name not in ("beat", "beat_ns")] + [sim.cache]
+        timed = ("beat", "beat_ns", "granted_ns")
+        self._arrays += [array for name, array in named_arrays(sim.observed) if name not in timed] + [sim.cache]
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
         self.now, self.bucket, self.owners, self.excused = 1, -1, 0, False
         self.awaited: list[ExpectedRequest] = []

@@ -9,6 +9,7 @@ from blinkpy.queues import words
 from blinkpy.verify.sim.draws import chance, draw, start_draws
 from blinkpy.verify.sim.events import EVENT_BREAK, EVENT_CRASH, EVENT_LATE, EVENT_PACE, EVENT_RETURN, EVENT_SILENT, note
 from blinkpy.verify.sim.front_ends.completion_reader import poll
+from blinkpy.verify.sim.front_ends.hostile import hostile_turn, is_hostile
 from blinkpy.verify.sim.front_ends.pair_ownership import beat, claim_pair, forget, owns, settle, stamp
 from blinkpy.verify.sim.front_ends.submissions import cancel, submit
 from blinkpy.verify.sim.front_ends.wire import WIRE_WORD, deliver, send, wire_room
@@ -24,6 +25,9 @@ def front_turn(limits, queues, sim, turn, pair, command):
     """What one front end does in one turn. command: COMMAND_*, of the host. Returns a fault, or 0."""
     fronts, draws, odds = sim.fronts, sim.draws, sim.odds
     start_draws(draws, sim.seed, turn, pair)
+    if is_hostile(limits, sim, pair):
+        hostile_turn(limits, queues, sim, turn, pair)
+        return 0
     calm = turn >= sim.turns
     muted = calm or sim.muted[turn, pair] != 0
     if not muted and chance(draws, odds.late):

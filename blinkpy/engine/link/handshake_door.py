@@ -1,0 +1,132 @@
+"""The TCP port at which front ends on other machines ask for a queue pair: many handshakes side by side, each with a deadline.
+
+A handshake costs nothing but its connection until the front end has proved the key, if there is one. Whoever opens more
+connections than one address may have, or than there may be in all, ends the oldest of them: who is silent can't keep others out,
+for a handshake takes milliseconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+from blinkpy.transport.handshake import (
+    MESSAGE_LIMIT,
+    Challenge,
+    HandshakeError,
+    Hello,
+    Welcome,
+    new_nonce,
+    refusal,
+    sealed,
+    unsealed,
+)
+from blinkpy.transport.link_key import ENGINE, FRONT_END, LinkKey
+
+BACKLOG = 128
+HANDSHAKE_S = 2.0  # of a whole handshake
+MOST_HANDSHAKES, MOST_OF_ADDRESS = 128, 32  # at a time, in all and from one address
+WATCH_S = 0.5
+
+logger = logging.getLogger("blinkpy.engine")
+
+
+class HandshakeDoor:
+    """See the module. It runs in a thread of its own from start() to close().
+
+    listening: a bound socket; close() closes it. give: what a front end gets; it is called for one after another, and whatever it
+    raises is a refusal. watch: called every WATCH_S seconds, in between.
+    """
+
+    def __init__(
+        self, listening: socket.socket, give: Callable[[Hello], Welcome], watch: Callable[[], None], key: LinkKey | None = None
+    ):
+        self._socket, self._give, self._watch, self._key = listening, give, watch, key
+        self._guests: dict[asyncio.Task[None], str] = {}  # handshakes and their addresses, the oldest first
+        self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Let front ends in from now on."""
+        self._socket.listen(BACKLOG)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="handshake-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all handshakes, and listen no more. A second call does nothing."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+            self._thread = None
+        self._socket.close()
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._receive, sock=self._socket, limit=MESSAGE_LIMIT, backlog=BACKLOG)
+        while not self._ended.is_set():
+            try:
+                await asyncio.wait_for(self._ended.wait(), WATCH_S)
+            except TimeoutError:
+                self._look()
+        server.close()
+        guests = list(self._guests)
+        for guest in guests:
+            guest.cancel()
+        await asyncio.gather(*guests, return_exceptions=True)
+        await asyncio.sleep(0)  # until their connections are closed
+
+    def _look(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # a full network card, a fault of the GPU: handshakes go on, and are refused with the reason
+            logger.warning("could not look after the queue pairs: %s", error)
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One handshake, whatever comes of it."""
+        peer, own = str((writer.get_extra_info("peername") or ("an unknown address",))[0]), asyncio.current_task()
+        assert own is not None
+        self._make_room(peer)
+        self._guests[own] = peer
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                answer = await self._handshake(reader, writer)
+        except asyncio.CancelledError:
+            answer = refusal("too many handshakes at a time, or the engine ends")
+        except TimeoutError:
+            answer = refusal(f"the handshake took longer than {HANDSHAKE_S:g} s")
+            logger.warning("front end at %s refused: it was silent", peer)
+        except Exception as error:
+            # A stranger's nonsense and a full network card alike: this front end goes without, the engine goes on.
+            logger.warning("front end at %s refused: %s", peer, error)
+            answer = refusal(str(error))
+        self._guests.pop(own, None)
+        writer.write(answer)  # less than what a socket's buffer takes: nobody waits for a peer that does not read
+        writer.close()
+
+    def _make_room(self, peer: str) -> None:
+        """End the oldest handshake of an address that has its share, or of all."""
+        same = [guest for guest, address in self._guests.items() if address == peer]
+        crowd = same if len(same) >= MOST_OF_ADDRESS else list(self._guests) if len(self._guests) >= MOST_HANDSHAKES else []
+        for oldest in crowd[:1]:
+            del self._guests[oldest]
+            oldest.cancel()
+
+    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """The engine's answer. Raises HandshakeError, and what `give` raises."""
+        challenge = Challenge(new_nonce(), self._key is not None)
+        writer.write(challenge.encode())
+        try:
+            said = await reader.readline()
+        except ValueError as error:
+            raise HandshakeError(f"a message of more than {MESSAGE_LIMIT} bytes") from error
+        if not said.endswith(b"\n"):
+            raise HandshakeError("the connection ended within a message")
+        hello = Hello.decode(unsealed(said, self._key, FRONT_END, challenge.nonce))
+        return sealed(self._give(hello).encode(), self._key, ENGINE, challenge.nonce, said)

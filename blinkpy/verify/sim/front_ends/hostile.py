@@ -1,0 +1,149 @@
+"""A front end that follows no protocol: random words in its own queue pair, in every turn, as device code.
+
+The last front end of a world with Sim.hostile is one. Some stretches of turns claim the queue pair over and over, others announce
+entries that are nearly right, so that random words reach all checks. It knows the page hashes of others, and guesses their ids.
+When the storm is over it falls silent, and loses its queue pair.
+"""
+
+from blinkpy.device.portable import device
+from blinkpy.queues import submission as E
+from blinkpy.queues import words as W
+from blinkpy.verify.sim.draws import draw
+from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE
+from blinkpy.verify.sim.world import GARBAGE_CLAIMS, GOOD_ENTRIES, HOSTILE_WITHOUT_HASHES, STEMS
+
+MOOD_SHIFT = 6  # turns of a stretch, log2
+CLAIMING, ANNOUNCING, ANYTHING, MOODS = range(4)
+IDS = 8  # request ids of an epoch that it uses, again and again
+LENGTH_LIMIT = 16  # tokens of most prompts
+PIECE = 24  # words of an arena that it writes in one turn
+
+
+@device
+def is_hostile(limits, sim, pair):
+    return sim.hostile != 0 and pair == limits.pairs - 1
+
+
+@device
+def any_word(draws):
+    """Any 64 bits."""
+    word = draw(draws, 1 << 31) << 32 | draw(draws, 1 << 31) << 1 | draw(draws, 2)
+    return word if draw(draws, 2) == 0 else -1 - word
+
+
+@device
+def any_int32(draws):
+    return draw(draws, (1 << 32) - 1) - (1 << 31)
+
+
+@device
+def hostile_turn(limits, queues, sim, turn, pair):
+    """What it writes in one turn; nothing in the calm."""
+    if turn >= sim.turns or sim.muted[turn, pair] != 0:
+        return
+    draws, front, mood = sim.draws, queues.front, (turn >> MOOD_SHIFT) % MOODS
+    epoch, head, tail = queues.pair[pair, W.PAIR_EPOCH], queues.pair[pair, W.PAIR_SQ_HEAD], queues.pair[pair, W.PAIR_CQ_TAIL]
+    if draw(draws, 8) > 0:
+        front[pair, W.FRONT_HEARTBEAT] = any_word(draws)
+    wanted = epoch + 1 if mood == CLAIMING or draw(draws, 32) == 0 else epoch + draw(draws, 3) * 2 - 2
+    front[pair, W.FRONT_CLAIM] = any_word(draws) if draw(draws, 8) == 0 else wanted
+    sim.garbage[GARBAGE_CLAIMS] += 1
+    write_arenas(limits, queues, sim, pair)
+    for _ in range(draw(draws, limits.sq_entries + 1)):
+        write_entry(limits, queues, sim, pair, epoch)
+    doorbell = epoch << W.EPOCH_SHIFT | ((head + draw(draws, limits.sq_entries + 1)) & W.POSITION_MASK)
+    front[pair, W.FRONT_DOORBELL] = any_word(draws) if odd(draws, mood) else doorbell
+    read = epoch << W.EPOCH_SHIFT | (tail & W.POSITION_MASK)
+    if draw(draws, 2) == 0:
+        front[pair, W.FRONT_CQ_HEAD] = any_position(draws, epoch) if odd(draws, mood) else read
+    for local in range(limits.slots_per_pair):
+        if draw(draws, 16) == 0:
+            named = epoch << W.EPOCH_SHIFT | draw(draws, IDS)
+            queues.cancel[pair, local] = any_word(draws) if draw(draws, 4) == 0 else named
+
+
+@device
+def odd(draws, mood):
+    """Whether a word is one that can't be."""
+    return mood == ANYTHING and draw(draws, 8) == 0
+
+
+@device
+def any_position(draws, epoch):
+    """Any position of its own epoch, or any 64 bits."""
+    return any_word(draws) if draw(draws, 2) == 0 else epoch << W.EPOCH_SHIFT | draw(draws, 1 << 31)
+
+
+@device
+def write_arenas(limits, queues, sim, pair):
+    """A piece of the prompt arena, and one of the hashes: tokens of other prompts, hashes of other requests, and anything."""
+    draws, start = sim.draws, draw(sim.draws, limits.prompt_tokens)
+    stem, wild = draw(draws, STEMS), draw(draws, 8) == 0
+    for i in range(min(PIECE, limits.prompt_tokens - start)):
+        token = sim.stems[stem, i % limits.max_model_len]
+        queues.prompt[pair, start + i] = any_int32(draws) if wild and draw(draws, 4) == 0 else token
+    start = draw(draws, limits.hash_entries)
+    for i in range(min(PIECE, limits.hash_entries - start)):
+        known = sim.fronts.page_hash[draw(draws, limits.slots), i % limits.pages_per_sequence]
+        queues.hashes[pair, start + i] = any_word(draws) if draw(draws, 16) == 0 else known
+
+
+@device
+def write_entry(limits, queues, sim, pair, epoch):
+    """An entry at some place of the ring: any words, or a good one in which some are any."""
+    draws, entry, place = sim.draws, sim.entry, draw(sim.draws, limits.sq_entries)
+    spoilt = draw(draws, 4)
+    if spoilt == 0:
+        for word in range(E.SQ_ENTRY_WORDS):
+            entry[word] = any_int32(draws)
+    else:
+        fill_entry(limits, queues, sim, pair, epoch)
+    for _ in range(draw(draws, 3) if spoilt == 1 else 0):
+        word = draw(draws, E.SQ_ENTRY_WORDS)
+        # No page is shared where none may be, and no salt is longer than the model's numbers allow.
+        if word != E.WORD_FLAGS and word != E.WORD_CACHE_SALT + 1:
+            entry[word] = any_int32(draws)
+    for word in range(E.SQ_ENTRY_WORDS):
+        queues.sq[pair, place, word] = entry[word]
+
+
+@device
+def fill_entry(limits, queues, sim, pair, epoch):
+    """Sim.entry: a good entry, for a prompt and hashes anywhere in the arenas."""
+    draws, entry = sim.draws, sim.entry
+    good = draw(draws, GOOD_ENTRIES) if draw(draws, 4) == 0 else 0
+    for word in range(E.SQ_ENTRY_WORDS):
+        entry[word] = sim.good[good, word]
+    length = 1 + draw(draws, LENGTH_LIMIT if draw(draws, 4) > 0 else limits.max_model_len)
+    hashes = length >> limits.page_shift
+    entry[E.WORD_REQUEST_ID], entry[E.WORD_REQUEST_ID + 1] = draw(draws, IDS), epoch & 0x7FFFFFFF
+    entry[E.WORD_SEED], entry[E.WORD_SEED + 1] = draw(draws, 1 << 20), 0
+    entry[E.WORD_CACHE_SALT], entry[E.WORD_CACHE_SALT + 1] = 0, 0
+    entry[E.WORD_EPOCH] = epoch
+    entry[E.WORD_SLOT] = draw(draws, limits.slots_per_pair + 1) - (1 if draw(draws, 8) == 0 else 0)
+    entry[E.WORD_PROMPT_OFFSET] = draw(draws, max(1, limits.prompt_tokens - length + 1))
+    entry[E.WORD_PROMPT_LENGTH] = length
+    entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT] = draw(draws, max(1, limits.hash_entries - hashes + 1)), hashes
+    entry[E.WORD_MAX_TOKENS] = 1 + draw(draws, 12)
+    entry[E.WORD_MIN_TOKENS] = 0
+    entry[E.WORD_PRIORITY] = any_int32(draws)
+    shares = sim.hostile != HOSTILE_WITHOUT_HASHES and draw(draws, 4) > 0
+    entry[E.WORD_FLAGS] = 0 if shares else E.SUBMIT_NO_PREFIX_CACHE
+    entry[E.WORD_LOGPROBS] = draw(draws, 22) - 1
+    if limits.grammar_share > 0 and draw(draws, 3) == 0:
+        write_automaton(limits, queues, sim, pair)
+
+
+@device
+def write_automaton(limits, queues, sim, pair):
+    """A whole or damaged automaton into the arena, often with a wrong word; Sim.entry names it."""
+    draws, entry = sim.draws, sim.entry
+    own = draw(draws, limits.grammar_share + MORE_THAN_SHARE + DAMAGES)
+    length = sim.grammars.length[own]
+    start = draw(draws, max(1, limits.prompt_tokens - length + 1))
+    for i in range(min(length, limits.prompt_tokens - start)):
+        queues.prompt[pair, start + i] = sim.grammars.words[own, i]
+    if draw(draws, 2) == 0:
+        queues.prompt[pair, start + draw(draws, max(1, min(length, limits.prompt_tokens - start)))] = draw(draws, 1 << 31)
+    entry[E.WORD_GRAMMAR_DIGEST], entry[E.WORD_GRAMMAR_DIGEST + 1] = draw(draws, IDS), 0
+    entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS] = start, length

@@ -1,0 +1,145 @@
+"""A front end that writes what it likes into its own queue pair: what it can make the engine do, and what others notice of it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.scheduler_cases import Case, case_sizes, make_case, tokens
+
+from blinkpy.kv import state as S
+from blinkpy.kv.limits import CLAIM_NS, make_limits
+from blinkpy.queues import words as W
+from blinkpy.queues.submission import neutral_entries
+from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.runs import run
+from blinkpy.verify.sim.world import TICK_NS
+
+HOSTILE, VICTIM = 0, 1  # queue pairs; intake begins with the hostile one's
+
+
+def words(case: Case) -> tuple[int, int, int]:
+    """The hostile pair's epoch, submission head and completion tail, as published."""
+    return case.word(W.PAIR_EPOCH, HOSTILE), case.word(W.PAIR_SQ_HEAD, HOSTILE), case.word(W.PAIR_CQ_TAIL, HOSTILE)
+
+
+def claims(case: Case) -> None:
+    """A claim before each turn (H6)."""
+    front = case.views.front[HOSTILE]
+    front[W.FRONT_HEARTBEAT] += 1
+    front[W.FRONT_CLAIM] = words(case)[0] + 1
+
+
+def claims_and_announces(case: Case) -> None:
+    """Also a ring full of entries, that others should wait for, and a completion head past the tail."""
+    claims(case)
+    epoch, head, tail = words(case)
+    case.views.front[HOSTILE, W.FRONT_DOORBELL] = epoch << W.EPOCH_SHIFT | head + case.limits.sq_entries
+    case.views.front[HOSTILE, W.FRONT_CQ_HEAD] = epoch << W.EPOCH_SHIFT | tail + (1 if case.now % 3 == 0 else 0)
+
+
+def submits_refused(case: Case) -> None:
+    """Entries that are refused, as many as there may be, and read at once."""
+    epoch, head, tail = words(case)
+    entries = neutral_entries(case.limits.sq_entries)
+    entries["request_id"], entries["epoch"], entries["slot"] = epoch << W.EPOCH_SHIFT | 1, epoch, np.arange(len(entries))
+    case.views.sq[HOSTILE] = entries.view(np.int32).reshape(case.views.sq[HOSTILE].shape)
+    front = case.views.front[HOSTILE]
+    front[W.FRONT_HEARTBEAT] += 1
+    front[W.FRONT_DOORBELL] = epoch << W.EPOCH_SHIFT | head + case.limits.sq_entries
+    front[W.FRONT_CQ_HEAD] = epoch << W.EPOCH_SHIFT | tail
+
+
+def served(attack: Callable[[Case], None] | None) -> list[int]:
+    """A victim submits one request after another; turns from each one's submission to each of its tokens."""
+    case = make_case(attached=False, pairs=2, slots=8, cq_entries=64, pages=32)
+    case.claim(VICTIM)
+    case.views.front[HOSTILE, W.FRONT_CLAIM] = 1
+    case.turn()
+    case.judged = attack is None  # ids are used again
+    case.opinion = None
+    took = list[int]()
+    for i in range(30):
+        request = case.submit(tokens(3 + i % 5, i), 4, pair=VICTIM)
+        for turn in range(1, 40):
+            if attack:
+                attack(case)
+            before = len(request.got)
+            case.turn()
+            case.read(VICTIM)
+            took += [turn] * (len(request.got) - before)
+            if request.ended:
+                break
+        assert request.got == request.expected
+    return took
+
+
+@pytest.mark.parametrize("attack", [claims, claims_and_announces])
+def test_claims_delay_nobody_by_a_turn(attack: Callable[[Case], None]) -> None:
+    """Before each turn. Each token comes in the same turn as without them."""
+    assert served(attack) == served(None)
+
+
+def test_refused_entries_delay_nobody_beyond_the_rotation() -> None:
+    """With 4 entries a turn, of two queue pairs in rotation, an entry is among the next ones."""
+    assert served(submits_refused) == served(None)
+
+
+def test_a_queue_pair_is_granted_no_more_often_than_an_interval_allows() -> None:
+    """5,000 claims in 5,000 turns were 5,000 grants."""
+    case, turns = make_case(attached=False), 500
+    case.judged = False
+    for _ in range(turns):
+        claims(case)
+        case.turn()
+    interval = -(-case.limits.claim_ns // TICK_NS)
+    assert words(case)[0] == 1 + (turns - 1) // interval
+    assert 1 < interval < turns
+
+
+def test_a_claim_that_waits_is_granted_and_the_owner_serves_until_then() -> None:
+    """The owner before keeps the pair for the rest of the interval, and a silent one's successor waits no longer."""
+    case = make_case(pairs=1, lease_ms=8)
+    case.turn(40)
+    first = case.submit(tokens(3), 20)
+    case.claim(0)  # long after the last grant: at once
+    granted, epoch = case.now, case.word(W.PAIR_EPOCH)
+    case.views.front[0, W.FRONT_CLAIM] = epoch + 1
+    while case.word(W.PAIR_EPOCH) == epoch:
+        assert case.word(W.PAIR_ATTACHED) == 1
+        case.turn()
+    assert case.limits.claim_ns <= case.now - granted < case.limits.claim_ns + 2 * TICK_NS
+    assert not first.ended
+
+
+@pytest.mark.parametrize(("lease_ms", "claim_ns"), [(50, 6_250_000), (5000, CLAIM_NS), (3_600_000, CLAIM_NS)])
+def test_a_successor_waits_a_tenth_of_a_second_at_most(lease_ms: int, claim_ns: int) -> None:
+    sizes, facts, options = case_sizes(lease_ms=lease_ms)
+    assert make_limits(sizes, facts, **options).claim_ns == claim_ns
+
+
+def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() -> None:
+    """Ids are never used twice, unless by somebody who follows no protocol: the rules hold there, too."""
+    case = make_case(pairs=1)
+    first = case.submit(tokens(3), 8)
+    case.turn(2)
+    case.cancel(first)
+    case.finish()
+    request_id = int(case.views.cancel[0, 0])
+    case.submit(tokens(3), 2, entry={"request_id": request_id, "slot": 0})
+    case.judged = False  # by those who take ids for new ones
+    case.turn()
+    assert int(case.state.requests.request_id[0]) == request_id
+    assert case.state.requests.status[0] in (S.WAITING, S.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [(150_000, {}), (6_000, {"turns": 500, "oracle": True}), (600, {"turns": 100, "oracle": True, "records": True, "lanes": 5})],
+    ids=["compiled", "rules", "lanes and records"],
+)
+def test_storms_with_a_hostile_neighbour(seed: int, steps: int, options: dict[str, int]) -> None:
+    """Random words in every turn: the state is whole after each, every decision is that of the rules, and every token of the
+    others is right. As in all storms, intake passes nobody over, and the request of the lowest rank goes on."""
+    report = run(list(SHIPPED.values()), seed, steps, hostile=True, **options)
+    assert not report.failures, report.failures
+    assert report.claims > steps // 2 and report.entries > steps // 20

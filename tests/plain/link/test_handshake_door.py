@@ -1,0 +1,263 @@
+"""The door of the engine under strangers: side by side, a deadline in all, bounds, keys. No RDMA device is needed."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.waiting import wait_for
+
+from blinkpy.engine.link import handshake_door
+from blinkpy.engine.link.handshake_door import HandshakeDoor
+from blinkpy.queues.layout import LayoutError
+from blinkpy.transport.contract import TransportError
+from blinkpy.transport.handshake import (
+    MESSAGE_LIMIT,
+    Challenge,
+    HandshakeError,
+    Hello,
+    Region,
+    Welcome,
+    introduce,
+    new_nonce,
+    sealed,
+    unsealed,
+)
+from blinkpy.transport.link_key import ENGINE, FRONT_END, LinkKey
+from blinkpy.transport.verbs import Endpoint
+
+POINT = Endpoint(17, 0xABCDEF, "::ffff:192.168.77.1", 3, 5, 16)
+WELCOME = Welcome(b"BLINKPYQ" * 16, 3, POINT, Region(4096, 1, 8192), Region(1 << 46, 7, 4096), Region(0, 7, 4096))
+KEY, OTHER = LinkKey(b"a key that two sides have, say 32"), LinkKey(b"another key of 32 bytes, or more.")
+LONG_S = 60.0
+
+
+def hello(owner: int = 7) -> Hello:
+    return Hello(owner, POINT, new_nonce())
+
+
+class Opened:
+    """A door, and whom it gave something."""
+
+    def __init__(self, key: LinkKey | None):
+        self.given, self.looks, self.failing = list[Hello](), 0, False
+        self.strangers = list[socket.socket]()
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self.address: tuple[str, int] = listening.getsockname()
+        self.door = HandshakeDoor(listening, self._give, self._watch, key)
+
+    def _give(self, hello: Hello) -> Welcome:
+        self.given.append(hello)
+        return WELCOME._replace(pair=hello.owner % 100)
+
+    def _watch(self) -> None:
+        self.looks += 1
+        if self.failing:
+            raise RuntimeError("the card is full")
+
+    def stranger(self, address: str = "127.0.0.1") -> socket.socket:
+        """A connection that the door has seen, and that says nothing yet."""
+        made = socket.create_connection(self.address, 10, source_address=(address, 0))
+        self.strangers.append(made)
+        assert made.recv(65536).endswith(b"\n")
+        return made
+
+
+@pytest.fixture
+def opening() -> Iterator[Callable[..., Opened]]:
+    with contextlib.ExitStack() as opened:
+
+        def make(key: LinkKey | None = None) -> Opened:
+            made = Opened(key)
+            made.door.start()
+            opened.callback(lambda: [stranger.close() for stranger in made.strangers])
+            opened.callback(made.door.close)
+            return made
+
+        yield make
+
+
+def end_of(connection: socket.socket) -> bytes:
+    """What the door says until it hangs up."""
+    said = b""
+    while piece := connection.recv(65536):
+        said += piece
+    return said
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["no key", "a key"])
+def test_silent_strangers_delay_nobody(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch, key: Any) -> None:
+    """Their deadline is a minute away, and the handshake is over in less than two seconds: it waits for none of them."""
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
+    opened = opening(key)
+    for _ in range(20):
+        opened.stranger().sendall(b'{"protocol"')
+    assert introduce(*opened.address, hello(5), 2.0, key).pair == 5
+    assert [each.owner for each in opened.given] == [5]
+
+
+def test_a_deadline_counts_for_all_that_one_says(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that go on coming do not move it."""
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", 0.3)
+    slow = opening().stranger()
+    with contextlib.suppress(ConnectionError):
+        while not (said := slow.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) if readable(slow) else b""):
+            slow.sendall(b"x")
+    assert b"the handshake took longer than 0.3 s" in said + end_of(slow)
+
+
+def readable(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+    finally:
+        connection.settimeout(10)
+
+
+def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
+    monkeypatch.setattr(handshake_door, "MOST_OF_ADDRESS", 3)
+    monkeypatch.setattr(handshake_door, "MOST_HANDSHAKES", 5)
+    opened = opening()
+    own = [opened.stranger() for _ in range(3)]
+    others = [opened.stranger("127.0.0.2") for _ in range(2)]
+    own.append(opened.stranger())  # its address has its share: its own oldest goes
+    assert b"too many handshakes" in end_of(own[0])
+    third = opened.stranger("127.0.0.3")  # all are five now: the oldest of all goes
+    assert b"too many handshakes" in end_of(own[1])
+    for alive in (*own[2:], *others, third):
+        alive.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            alive.recv(1)
+    for _ in range(10):
+        assert introduce(*opened.address, hello(), 2.0).pair == 7, "however many are silent"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "ended within a message"),
+        (b'{"owner"', "ended within a message"),
+        (b"GET / HTTP/1.1\r\n", "not JSON"),
+        (b"x" * (MESSAGE_LIMIT + 10), f"more than {MESSAGE_LIMIT} bytes"),
+        (b"[" * 5000 + b"\n", "not JSON"),
+        (b"{}\n", "'protocol' is not a whole number"),
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(opening: Callable[..., Opened], said: bytes, reason: str) -> None:
+    opened = opening()
+    stranger = opened.stranger()
+    stranger.sendall(said)
+    stranger.shutdown(socket.SHUT_WR)
+    assert reason.encode() in end_of(stranger)
+    assert introduce(*opened.address, hello(), 2.0).pair == 7
+    assert len(opened.given) == 1
+
+
+def test_one_side_without_the_right_key_gets_nothing(opening: Callable[..., Opened]) -> None:
+    keyed, open_to_all = opening(KEY), opening()
+    assert introduce(*keyed.address, hello(5), 2.0, KEY).pair == 5
+    with pytest.raises(TransportError, match="no proof of the key: both sides need the same --link-key-file"):
+        introduce(*keyed.address, hello(6), 2.0, OTHER)
+    with pytest.raises(TransportError, match="the engine has a key and this front end has none"):
+        introduce(*keyed.address, hello(6), 2.0)
+    with pytest.raises(TransportError, match="this front end has a key and the engine has none"):
+        introduce(*open_to_all.address, hello(6), 2.0, KEY)
+    stranger = keyed.stranger()
+    stranger.sendall(hello(6).encode())  # without any proof
+    assert b"no proof of the key" in end_of(stranger)
+    assert [each.owner for each in keyed.given] == [5]
+    assert open_to_all.given == []
+
+
+def test_what_was_proved_once_proves_nothing_again(opening: Callable[..., Opened]) -> None:
+    """A recorded handshake, and the engine's own line sent back to it."""
+    opened = opening(KEY)
+    first = socket.create_connection(opened.address, 10)
+    opened.strangers.append(first)
+    nonce = Challenge.decode(first.recv(65536)).nonce
+    said = sealed(hello(5).encode(), KEY, FRONT_END, nonce)
+    first.sendall(said)
+    answer = end_of(first)
+    assert Welcome.decode(unsealed(answer, KEY, ENGINE, nonce, said)).pair == 5
+    for again in (said, answer):
+        other = opened.stranger()
+        other.sendall(again)
+        assert b"no proof of the key" in end_of(other)
+    assert len(opened.given) == 1
+
+
+def test_a_proof_is_of_every_byte_of_both_lines(rng: Any) -> None:
+    nonce, front = new_nonce(), hello()
+    said = sealed(front.encode(), KEY, FRONT_END, nonce)
+    answer = sealed(WELCOME.encode(), KEY, ENGINE, nonce, said)
+    assert Hello.decode(unsealed(said, KEY, FRONT_END, nonce)) == front
+    assert Welcome.decode(unsealed(answer, KEY, ENGINE, nonce, said)) == WELCOME
+    for line, side, before in ((said, FRONT_END, ()), (answer, ENGINE, (said,))):
+        space = line.index(b" ")
+        for place in {0, space - 1, space + 1, len(line) - 2, *rng.integers(0, len(line) - 1, 40).tolist()} - {space}:
+            changed = bytearray(line)
+            changed[place] ^= 1 + int(rng.integers(0, 127))
+            with pytest.raises(HandshakeError, match="no proof"):
+                unsealed(bytes(changed), KEY, side, nonce, *before)
+    wrong: list[Any] = [
+        (said, KEY, ENGINE, nonce),
+        (said, OTHER, FRONT_END, nonce),
+        (said, KEY, FRONT_END, new_nonce()),
+        (said[:60], KEY, FRONT_END, nonce),
+        (answer, KEY, ENGINE, nonce),
+        (answer, KEY, ENGINE, nonce, sealed(hello().encode(), KEY, FRONT_END, nonce)),
+    ]
+    for received in wrong:
+        with pytest.raises(HandshakeError, match="no proof"):
+            unsealed(*received)
+
+
+@pytest.mark.parametrize("proof", ["none", "of another", "of itself"])
+def test_a_front_end_trusts_no_engine_without_the_key(proof: str) -> None:
+    """Somebody in the engine's place, who would get prompts and give tokens."""
+    server, seen = socket.create_server(("127.0.0.1", 0)), list[bytes]()
+
+    def impostor() -> None:
+        with server, server.accept()[0] as connection:
+            nonce = new_nonce()
+            connection.sendall(Challenge(nonce, True).encode())
+            said = connection.recv(65536)
+            seen.append(said)
+            lines = {
+                "none": WELCOME.encode(),
+                "of another": sealed(WELCOME.encode(), OTHER, ENGINE, nonce, said),
+                "of itself": said,
+            }
+            connection.sendall(lines[proof])
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    with pytest.raises(LayoutError, match="no proof of the key"):
+        introduce(*server.getsockname(), hello(), 2.0, KEY)
+    thread.join()
+    assert len(seen) == 1
+
+
+def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake_door, "WATCH_S", 0.01)
+    opened = opening()
+    opened.failing = True
+    wait_for(lambda: opened.looks > 2, 10, "looks at the queue pairs")
+    assert introduce(*opened.address, hello(), 2.0).pair == 7
+
+
+def test_closing_ends_whoever_is_at_the_door(opening: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake_door, "HANDSHAKE_S", LONG_S)
+    opened = opening()
+    guests = [opened.stranger() for _ in range(3)]
+    opened.door.close()
+    for guest in guests:
+        assert b"the engine ends" in end_of(guest)
+    with pytest.raises(TransportError, match="no engine at"):
+        introduce(*opened.address, hello(), 2.0)
