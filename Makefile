@@ -96,9 +96,12 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 serve: $(call STAMP,serve-$(EXTRA))
 	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
+# All tests: two at a time. Those of a file are one process's, so that they share its fixtures.
+SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reorder)
+
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
+	@$(RUN) -m pytest $(T) $(SPREAD) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
