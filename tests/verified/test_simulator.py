@@ -168,9 +168,14 @@ def _fake_simulate(wrong: int, waits: bool = False) -> Callable[..., Outcome]:
     return simulate
 
 
-@pytest.mark.parametrize("processes", ["1", "3"])
+@pytest.mark.parametrize(("processes", "policy", "lanes"), [("1", "all", 5), ("3", "all", 5), ("3", "short-prompts", 1)])
 def test_the_first_failure_ends_all_and_the_printed_command_repeats_it(
-    processes: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: str,
+    policy: str,
+    lanes: int,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("blinkpy.verify.sim.runs.simulate", _fake_simulate(1041))
     shrunk: list[dict[str, object]] = []
@@ -181,12 +186,13 @@ def test_the_first_failure_ends_all_and_the_printed_command_repeats_it(
 
     monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", shrink)
     options = ["--lanes", "5", "--lanes-every", "13", "--oracle", "--turns", "9", "--save", str(tmp_path), "--steps", str(10**12)]
-    assert main(["--seed", "1000", "--processes", processes, *options]) == 1
+    assert main(["--seed", "1000", "--processes", processes, "--policy", policy, *options]) == 1
     (line,) = re.findall("again: python -m blinkpy.verify.sim (.*)", capsys.readouterr().out)
     assert main([*line.split(), "--save", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("10 turns in 1 worlds (seeds 1041 to 1041)")
     assert len(shrunk) == 2 and shrunk[0] == shrunk[1]
-    assert shrunk[0]["policy"] == list(SHIPPED)[1041 % len(SHIPPED)] and shrunk[0]["lanes"] == 5 and shrunk[0]["oracle"]
+    assert shrunk[0]["policy"] == (list(SHIPPED)[1041 % len(SHIPPED)] if policy == "all" else policy)
+    assert shrunk[0]["lanes"] == lanes and shrunk[0]["oracle"]
     assert not multiprocessing.active_children()
 
 
