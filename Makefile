@@ -6,7 +6,7 @@
 #   make test-clients  clients of other projects, in an environment of their own, against the demonstration model
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
-#   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
+#   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
 #   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
@@ -18,7 +18,7 @@
 #   make docs       write the generated pages of docs/ again
 #   make clean      remove the environment and everything that was built
 #
-# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for bench, paper, measure, test-gpu)
+# Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
 #            SECONDS=600                                                         for make fuzz
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
@@ -97,9 +97,12 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 serve: $(call STAMP,serve-$(EXTRA))
 	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
+# All tests: two at a time. Those of a file are one process's, so that they share its fixtures.
+SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reorder)
+
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
+	@$(RUN) -m pytest $(T) $(SPREAD) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
@@ -125,7 +128,7 @@ lint: $(call STAMP,dev)
 	@$(RUNNER) tools/sizes.py
 
 fuzz: $(VENV)/.dev
-	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
+	@PYTHONPATH=.:tests $(RUN) tools/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 fuzz-hostile: $(VENV)/.dev
 	@$(RUN) -m blinkpy.verify.sim --hostile --steps 1500000 $(ARGS)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) + 1
+os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too
 
 
 def pytest_report_header() -> str:

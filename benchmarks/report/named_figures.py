@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.common.harness import ROOT
-from benchmarks.report.part_tables import Document, Results, measured_steps, spread
+from benchmarks.report.part_tables import Document, Results, measured_steps, simulated_turns, spread
 from benchmarks.report.serving_tables import schema_pairs, schema_tpot, slowdown
 from benchmarks.report.words import milliseconds, percent
 
@@ -57,6 +57,11 @@ def simulator_calls(results: Results) -> str:
     return f"{int(least[1]):,}"
 
 
+def counted_turns(mode: str, results: Results) -> str:
+    """Turns of a mode of the simulator in the ledger."""
+    return f"{simulated_turns(results, mode):,}"
+
+
 NAMED: dict[str, Source] = {
     "gap-us": between_steps("gap_us"),
     "scheduler-us": between_steps("scheduler_us"),
@@ -80,5 +85,6 @@ NAMED: dict[str, Source] = {
     "seeded-bugs": bugs("tests/support/seeded_bugs.py"),
     "seeded-bugs-rdma": bugs("tests/rdma/seeded_bugs.py"),
     "simulator-calls": simulator_calls,
+    **{f"simulated-{mode}": partial(counted_turns, mode) for mode in ("compiled", "compared")},
     "gpu-tests": lambda results: str(results.read("gpu_tests")["tests"]["passed"]),
 }

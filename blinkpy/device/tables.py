@@ -10,7 +10,9 @@ Python, and from a table alike.
 Indices are taken as they are: not negative, not checked. A table must not change while it is in use.
 """
 
+import math
 import zlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,19 @@ class TableType(types.Type):
         return self._key
 
 
+# Numba makes a type's name and looks for an equal one each time; a simulation makes a hundred tables for each of its worlds.
+
+
+@cache
+def _array_type(itemsize: int, ndim: int, dense: bool) -> TableArrayType:
+    return TableArrayType(types.int64 if itemsize == 8 else types.int32, ndim, dense)
+
+
+@cache
+def _table_type(name: str, fields: tuple[tuple[str, int, types.Type], ...]) -> TableType:
+    return TableType(name, fields)
+
+
 def array_properties(array: Any) -> tuple[int, np.dtype, tuple[int, ...], tuple[int, ...]]:
     """(address, dtype, shape, strides in bytes) of a NumPy array, or of anything with __cuda_array_interface__ (torch tensors,
     Numba device arrays)."""
@@ -50,7 +65,7 @@ def array_properties(array: Any) -> tuple[int, np.dtype, tuple[int, ...], tuple[
 
 
 def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(int(np.prod(shape[i + 1 :], dtype=np.int64)) * itemsize for i in range(len(shape)))
+    return tuple(math.prod(shape[i + 1 :]) * itemsize for i in range(len(shape)))
 
 
 def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TableType, NDArray[np.int64]]:
@@ -78,8 +93,7 @@ def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] 
                 if not strided and strides != dense_strides(shape, dtype.itemsize):
                     raise TypeError(f"{name} is not contiguous")
                 words.extend((address, *strides))
-                element = types.int64 if dtype == np.int64 else types.int32
-                fields.append((name, offset, TableArrayType(element, len(shape), not strided)))
-        return TableType(type(node).__name__, tuple(fields))
+                fields.append((name, offset, _array_type(dtype.itemsize, len(shape), not strided)))
+        return _table_type(type(node).__name__, tuple(fields))
 
     return add(tree, strided), np.array(words, np.int64)

@@ -1,6 +1,7 @@
 """The scheduler's memory: all arrays of State, allocated once and filled as an empty engine has them; copied and compared."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, get_type_hints
 
@@ -97,8 +98,13 @@ def make_state(
 def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **shapes: tuple[int, ...]) -> Any:
     """The arrays of a NamedTuple, with the dtypes of its annotations: of `shape`, or their own in `shapes`; zeros, or -1 in those
     that `none` names."""
-    dtypes = {name: np.int32 if hint == kinds.Int32 else np.int64 for name, hint in get_type_hints(kind).items()}
-    return kind(*(np.full(shapes.get(name, shape), -1 if name in none else 0, dtype) for name, dtype in dtypes.items()))
+    return kind(*(np.full(shapes.get(name, shape), -1 if name in none else 0, dtype) for name, dtype in _dtypes(kind).items()))
+
+
+@cache
+def _dtypes(kind: Any) -> dict[str, Any]:
+    """Of a NamedTuple's arrays, as its annotations give them."""
+    return {name: np.int32 if hint == kinds.Int32 else np.int64 for name, hint in get_type_hints(kind).items()}
 
 
 def snapshot(state: kinds.State) -> dict[str, NDArray[Any]]:

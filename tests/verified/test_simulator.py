@@ -1,6 +1,9 @@
 """The simulator: no violation, the same in Python and compiled, and failures that can be repeated."""
 
 import importlib
+import multiprocessing
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +15,9 @@ from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
 from blinkpy.verify.sim.draws import draw, start_draws
-from blinkpy.verify.sim.runs import RunReport, run
+from blinkpy.verify.sim.runs import BLOCK, RunReport, Storm, run
 from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
-from blinkpy.verify.sim.simulation import Failure, Simulation, simulate
+from blinkpy.verify.sim.simulation import ENDLESS, Failure, Outcome, Simulation, simulate
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
@@ -134,10 +137,80 @@ def test_the_command_reports_a_failure_and_repeats_it(
     assert "all ended well" in capsys.readouterr().out
 
 
+# ---- several processes --------------------------------------------------------------------------------------------------
+
+
+def test_several_processes_simulate_what_one_does(seed: int) -> None:
+    policies = list(SHIPPED.values())
+    report = run(policies, seed, steps=6000, turns=200, oracle=True, processes=2)
+    alone = Storm(policies, 200, 1, 1, {"oracle": True}).block(seed, report.worlds)[1]
+    assert not report.failures and report.worlds % BLOCK == 0
+    assert (report.calls, report.judged) == tuple(
+        sum(outcome.calls for _, outcome in alone if outcome.judged or all_of) for all_of in (True, False)
+    )
+    assert 6000 <= report.calls and 0 < report.judged < report.calls
+
+
+def test_lanes_are_for_a_share_of_each_policys_worlds() -> None:
+    storm = Storm(list(SHIPPED.values()), 1, 5, 10, {})
+    lanes = [(storm.policy(seed), storm.lanes_of(seed)) for seed in range(7, 7 + 40 * len(SHIPPED))]
+    assert all(lanes.count((policy, 5)) == 4 and lanes.count((policy, 1)) == 36 for policy in SHIPPED.values())
+
+
+def _fake_simulate(wrong: int, waits: bool = False) -> Callable[..., Outcome]:
+    """Every world takes 10 turns. That of one seed fails, or never ends."""
+
+    def simulate(seed: int, turns: int, policy: object, **options: object) -> Outcome:
+        while waits and seed == wrong:
+            time.sleep(1)
+        return Outcome(10, Failure(seed, turns, 7, ENDLESS) if seed == wrong and turns > 1 else None)
+
+    return simulate
+
+
+@pytest.mark.parametrize(("processes", "policy", "lanes"), [("1", "all", 5), ("3", "all", 5), ("3", "short-prompts", 1)])
+def test_the_first_failure_ends_all_and_the_printed_command_repeats_it(
+    processes: str,
+    policy: str,
+    lanes: int,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("blinkpy.verify.sim.runs.simulate", _fake_simulate(1041))
+    shrunk: list[dict[str, object]] = []
+
+    def shrink(failure: Failure, policy: object, name: str, **options: object) -> Scenario:
+        shrunk.append({"failure": failure, "policy": name, **options})
+        return Scenario(failure.seed, 1, name, [(0, 0)])
+
+    monkeypatch.setattr("blinkpy.verify.sim.__main__.shrink", shrink)
+    options = ["--lanes", "5", "--lanes-every", "13", "--oracle", "--turns", "9", "--save", str(tmp_path), "--steps", str(10**12)]
+    assert main(["--seed", "1000", "--processes", processes, "--policy", policy, *options]) == 1
+    (line,) = re.findall("again: python -m blinkpy.verify.sim (.*)", capsys.readouterr().out)
+    assert main([*line.split(), "--save", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("10 turns in 1 worlds (seeds 1041 to 1041)")
+    assert len(shrunk) == 2 and shrunk[0] == shrunk[1]
+    assert shrunk[0]["policy"] == (list(SHIPPED)[1041 % len(SHIPPED)] if policy == "all" else policy)
+    assert shrunk[0]["lanes"] == lanes and shrunk[0]["oracle"]
+    assert not multiprocessing.active_children()
+
+
+def test_a_world_that_does_not_end_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkpy.verify.sim.runs.simulate", _fake_simulate(1002, waits=True))
+    monkeypatch.setattr("blinkpy.verify.sim.runs.STUCK_S", 3.0)
+    assert main(["--seed", "1000", "--processes", "2", "--seconds", "0.1"]) == 1
+    out = capsys.readouterr().out
+    assert f"seed 1000, turn 0: one of {BLOCK} worlds from this seed on does not end" in out and "--seed 1000 " in out
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--processes", "0"], "--processes must be at least 1"),
+        (["--lanes-every", "0"], "--lanes-every must be at least 1"),
         (["--policy", "no-such-policy"], "policy must be"),
         (["--policy", "nowhere.py:rank"], "does not exist"),
         (["--replay", "/nowhere/scenario.json"], "can't read"),

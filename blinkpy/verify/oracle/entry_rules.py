@@ -66,6 +66,9 @@ def read_automaton(queues: EngineViews, pair: int, entry: Any) -> ByteAutomaton 
 
 def in_range(parameter: Parameter, value: Any) -> bool:
     """Whether the engine accepts a parameter's value. -0.0 lies below 0.0, and NaN nowhere."""
-    low, high = ((bound, math.copysign(1, bound)) for bound in parameter.accepted)
-    own = float(value) if parameter.is_float else int(value), math.copysign(1, value)
-    return not math.isnan(value) and low <= own <= high and not (parameter.above_low and own[0] <= low[0])
+    least, most = parameter.accepted
+    plain = float(value) if parameter.is_float else int(value)
+    if least < plain < most:
+        return True
+    low, high, own = ((number, math.copysign(1, number)) for number in (least, most, plain))
+    return not math.isnan(plain) and low <= own <= high and not (parameter.above_low and own[0] <= low[0])

@@ -67,6 +67,14 @@ class Request:
     grammar_state: int = 0
 
     @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+    @property
     def missing(self) -> int:
         """Tokens to compute."""
         return len(self.tokens) - self.computed

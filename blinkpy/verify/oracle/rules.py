@@ -59,7 +59,8 @@ class Oracle:
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
         command = int(self.queues.control[W.CONTROL_COMMAND])
-        cancelled = [r for r in self.running + self.waiting if self._cancel_word(r) == r.request_id]
+        words, slots = self.queues.cancel.tolist(), self.limits.slots_per_pair
+        cancelled = [r for r in self.running + self.waiting if words[r.pair][r.slot % slots] == r.request_id]
         verdicts = [self._judge(pair, self.queues.front[i].tolist(), now_ns) for i, pair in enumerate(self.pairs)]
         self.completions = []
         self._count_computed()
@@ -88,9 +89,6 @@ class Oracle:
         return self.bucket
 
     # ---- front ends -----------------------------------------------------------------------------------------------------
-
-    def _cancel_word(self, request: Request) -> int:
-        return int(self.queues.cancel[request.pair, request.slot % self.limits.slots_per_pair])
 
     def _judge(self, pair: Pair, words: list[int], now_ns: int) -> Verdict:
         """R1: what a front end's words mean for its queue pair."""

@@ -1,10 +1,11 @@
 """The comparison of what the scheduler decided in a turn with what the rules say."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
@@ -13,27 +14,17 @@ from blinkpy.queues import words as W
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, guarded_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
-from blinkpy.verify.oracle.objects import Request
 from blinkpy.verify.oracle.rules import Oracle
 
 # What State.requests remembers of those that run or wait.
-FIELDS: dict[str, Callable[[Request], int]] = {
-    "request_id": lambda r: r.request_id,
-    "arrival": lambda r: r.arrival,
-    "arrival_us": lambda r: r.arrival_us,
-    "rank": lambda r: r.rank,
-    "prompt_length": lambda r: r.prompt_length,
-    "length": lambda r: len(r.tokens),
-    "computed": lambda r: r.computed,
-    "num_pages": lambda r: len(r.pages),
-    "hashed": lambda r: r.hashed,
-    "indexed": lambda r: r.indexed,
-    "stalled": lambda r: r.stalled,
-    "preemptions": lambda r: r.preemptions,
-    "hit_tokens": lambda r: r.hit_tokens,
-    "grammar_state": lambda r: r.grammar_state,
-}
+FIELDS = (
+    *("request_id", "arrival", "arrival_us", "rank", "prompt_length", "length", "computed", "num_pages", "hashed", "indexed"),
+    *("stalled", "preemptions", "hit_tokens", "grammar_state"),
+)
+of_request = attrgetter(*FIELDS)
 PAIR_WORDS = [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED]
+COUNTERS = slice(W.ENGINE_COUNTERS, W.ENGINE_COUNTERS + len(W.COUNTER_NAMES))
+GAUGES = slice(W.ENGINE_GAUGES, W.ENGINE_GAUGES + len(W.GAUGE_NAMES))
 
 
 class SecondOpinion:
@@ -53,6 +44,8 @@ class SecondOpinion:
             limits, policy, queues, state.batch.sampled, buckets, tokens.pieces() if limits.grammar_share else []
         )
         self._tails = [0] * limits.pairs
+        self._views = as_memoryviews(state)  # which give integers faster than NumPy does
+        self._columns = [getattr(self._views.requests, name) for name in FIELDS]
 
     def difference(self, now_ns: int, bucket: int) -> str:
         """Judge a turn that the scheduler made at `now_ns` and that returned `bucket`; "" where it decided as the rules say. To
@@ -64,60 +57,70 @@ class SecondOpinion:
         return ""
 
     def _decisions(self) -> Iterator[tuple[str, Any, Any]]:
-        oracle, state, queues = self.oracle, self.state, self.queues
-        counts, batch = state.counts.tolist(), state.batch
+        oracle, state = self.oracle, self._views
+        counts = state.counts.tolist()
         for name, requests, index in (
             ("running", oracle.running, S.RUNNING_COUNT),
             ("waiting", oracle.waiting, S.WAITING_COUNT),
             ("finishing", oracle.finishing, S.FINISHING_COUNT),
         ):
             yield name, getattr(state, name)[: counts[index]].tolist(), [r.slot for r in requests]
-        yield "statuses", np.flatnonzero(state.requests.status).tolist(), sorted(oracle.live)
-        rows, words = len(oracle.rows), batch.counts.tolist()
-        yield "rows", words[S.ROWS], rows
-        yield "slots of the rows", batch.row_slots[:rows].tolist(), [row.request.slot for row in oracle.rows]
-        yield "tokens of the rows", np.diff(batch.query_starts[: rows + 1]).tolist(), [row.tokens for row in oracle.rows]
-        yield "emitting rows", batch.emits[:rows].tolist(), [row.emits for row in oracle.rows]
-        contexts = [row.request.computed + row.tokens for row in oracle.rows]
-        yield "contexts", batch.context_lengths[:rows].tolist(), contexts
-        yield "tokens", words[S.TOKENS], sum(row.tokens for row in oracle.rows)
-        yield "decode rows", words[S.DECODE_ROWS], sum(row.request.missing == 1 for row in oracle.rows)
-        yield "emits", words[S.EMITS], sum(row.emits for row in oracle.rows)
-        yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
+        statuses = state.requests.status.tolist()
+        yield "statuses", [slot for slot, status in enumerate(statuses) if status], sorted(oracle.live)
+        yield from self._batch()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
-        yield "counters", dict(zip(W.COUNTER_NAMES, state.counters.tolist(), strict=True)), oracle.counters
-        first = W.ENGINE_COUNTERS
-        yield "published counters", queues.engine[first : first + len(W.COUNTER_NAMES)].tolist(), list(oracle.counters.values())
-        yield "latest policy fault", self._policy_fault(), oracle.policy_fault
-        gauges = dict(zip(W.GAUGE_NAMES, queues.engine[W.ENGINE_GAUGES :].tolist(), strict=False))
-        yield "gauges", gauges, self._gauges()
-        progress = [W.ENGINE_HEARTBEAT, W.ENGINE_STEPS]
-        yield "turns and steps", queues.engine[progress].tolist(), [oracle.turns, oracle.steps]
-        pairs = [[p.sq_head, p.cq_tail, p.epoch, p.attached] for p in oracle.pairs]
-        yield "words of the queue pairs", queues.pair[:, PAIR_WORDS].tolist(), pairs
-        yield "hit words", queues.hits.ravel().tolist(), oracle.hit_words
+        yield from self._published(state.counters.tolist())
         places = [(own, words) for own, words in self._grammars() if own != words]
         yield "grammars of the queue pairs", [own for own, _ in places], [words for _, words in places]
         yield from self._completions()
 
+    def _batch(self) -> Iterator[tuple[str, Any, Any]]:
+        """The step that the turn asked for."""
+        rows, batch = self.oracle.rows, self._views.batch
+        count, words = len(rows), batch.counts.tolist()
+        yield "rows", words[S.ROWS], count
+        yield "slots of the rows", batch.row_slots[:count].tolist(), [row.request.slot for row in rows]
+        tokens = [row.tokens for row in rows]
+        yield "tokens of the rows", [b - a for a, b in pairwise(batch.query_starts[: count + 1].tolist())], tokens
+        yield "emitting rows", batch.emits[:count].tolist(), [row.emits for row in rows]
+        contexts = [row.request.computed + row.tokens for row in rows]
+        yield "contexts", batch.context_lengths[:count].tolist(), contexts
+        yield "tokens", words[S.TOKENS], sum(tokens)
+        yield "decode rows", words[S.DECODE_ROWS], sum([row.request.missing == 1 for row in rows])
+        yield "emits", words[S.EMITS], sum([row.emits for row in rows])
+        yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
+
+    def _published(self, own: list[int]) -> Iterator[tuple[str, Any, Any]]:
+        """Counters, which are also the engine's own, gauges, and words."""
+        oracle, queues = self.oracle, self.queues
+        engine, counters = queues.engine.tolist(), list(oracle.counters.values())
+        yield "counters", named(W.COUNTER_NAMES, own, counters), named(W.COUNTER_NAMES, counters, own)
+        yield "published counters", engine[COUNTERS], counters
+        yield "latest policy fault", self._policy_fault(engine[W.ENGINE_POLICY_FAULT]), oracle.policy_fault
+        gauges = self._gauges()
+        yield "gauges", named(W.GAUGE_NAMES, engine[GAUGES], gauges), named(W.GAUGE_NAMES, gauges, engine[GAUGES])
+        yield "turns and steps", (engine[W.ENGINE_HEARTBEAT], engine[W.ENGINE_STEPS]), (oracle.turns, oracle.steps)
+        pairs = [[p.sq_head, p.cq_tail, p.epoch, p.attached] for p in oracle.pairs]
+        yield "words of the queue pairs", [[words[i] for i in PAIR_WORDS] for words in queues.pair.tolist()], pairs
+        yield "hit words", queues.hits.ravel().tolist(), oracle.hit_words
+
     def _grammars(self) -> Iterator[tuple[Any, Any]]:
         """What each queue pair's share holds, in the order of use."""
-        share, grammars = self.oracle.limits.grammar_share, self.state.grammars
-        for i, pair in enumerate(self.oracle.pairs):
+        share, grammars = self.oracle.limits.grammar_share, self._views.grammars
+        for i, pair in enumerate(self.oracle.pairs if share else []):
             slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
-            slots.sort(key=lambda s: int(grammars.used[s]))
-            yield [(int(grammars.epoch[s]), int(grammars.digest[s])) for s in slots], list(pair.grammars)
+            slots.sort(key=grammars.used.__getitem__)
+            yield [(grammars.epoch[s], grammars.digest[s]) for s in slots], list(pair.grammars)
 
-    def _policy_fault(self) -> tuple[Any, str] | None:
-        fault = int(self.queues.engine[W.ENGINE_POLICY_FAULT])
+    def _policy_fault(self, fault: int) -> tuple[Any, str] | None:
         return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None
 
-    def _gauges(self) -> dict[str, int]:
+    def _gauges(self) -> list[int]:
+        """In the order of GAUGE_NAMES."""
         oracle, pool = self.oracle, self.oracle.pool
         held = oracle.limits.pages - pool.available
-        tokens = sum(row.tokens for row in oracle.rows)
-        values = (len(oracle.running), len(oracle.waiting), pool.free, len(pool.cached), held, len(oracle.rows), tokens)
-        return dict(zip(W.GAUGE_NAMES, values, strict=True))
+        tokens = sum([row.tokens for row in oracle.rows])
+        return [len(oracle.running), len(oracle.waiting), pool.free, len(pool.cached), held, len(oracle.rows), tokens]
 
     def _completions(self) -> Iterator[tuple[str, Any, Any]]:
         """The words of this turn, where they belong."""
@@ -129,22 +132,24 @@ class SecondOpinion:
     def _requests(self) -> Iterator[tuple[str, Any, Any]]:
         live = self.oracle.running + self.oracle.waiting
         slots = [r.slot for r in live]
-        for name, value in FIELDS.items():
-            yield name, getattr(self.state.requests, name)[slots].tolist(), [value(r) for r in live]
+        for name, column, by_rules in zip(FIELDS, self._columns, zip(*map(of_request, live), strict=True), strict=False):
+            yield name, tuple([column[slot] for slot in slots]), by_rules
 
     def _pages(self) -> Iterator[tuple[str, Any, Any]]:
         """Any free page will do for a request, so the oracle takes its number from the page table: it must not be in use."""
-        pool, pages = self.oracle.pool, self.state.pages
+        pool, pages, table = self.oracle.pool, self._views.pages, self.state.requests.page_table
         for request in self.oracle.running:
-            numbers = self.state.requests.page_table[request.slot, : len(request.pages)].tolist()
+            numbers = table[request.slot, : len(request.pages)].tolist()
             for page, number in zip(request.pages, numbers, strict=True):
                 if page.number < 0 and number not in pool.named:
                     page.number, pool.named[number] = number, page
             yield f"pages of slot {request.slot}", numbers, [page.number for page in request.pages]
-        counts = self.state.counts
-        yield "free pages", int(counts[S.FREE_COUNT]), pool.free
-        yield "indexed pages", int((pages.key >= 0).sum()), len(pool.index)
-        cached = [page.number for page in pool.cached]
-        positions = pages.ring_position
-        in_ring = np.flatnonzero(positions >= 0)
-        yield "cached pages in the order of eviction", in_ring[np.argsort(positions[in_ring])].tolist(), cached
+        yield "free pages", self._views.counts[S.FREE_COUNT], pool.free
+        yield "indexed pages", sum([key >= 0 for key in pages.key.tolist()]), len(pool.index)
+        in_ring = sorted([(position, page) for page, position in enumerate(pages.ring_position.tolist()) if position >= 0])
+        yield "cached pages in the order of eviction", [page for _, page in in_ring], [page.number for page in pool.cached]
+
+
+def named(names: Sequence[str], values: list[int], others: list[int]) -> dict[str, int]:
+    """The values that differ from others, by name."""
+    return {} if values == others else {n: v for n, v, other in zip(names, values, others, strict=True) if v != other}

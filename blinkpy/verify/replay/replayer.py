@@ -23,7 +23,9 @@ from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_links import RecordingError
 from blinkpy.verify.recording.recording_reader import Snapshot
-from blinkpy.verify.replay.turn_records import BrokenRecordError, Int64, Turn, parse_turns
+from blinkpy.verify.replay.turn_records import BrokenRecordError, Int64, Turn, parse_turns, ring_words
+
+INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # in the order of a record
 
 
 class Replay:
@@ -80,14 +82,14 @@ class Replay:
         state, views = self.state, self.views
         state.counts[S.TURNS] = turn.number  # turns without news were not recorded
         views.control[CONTROL_COMMAND] = turn.command
-        views.front[:, [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]] = turn.inbox
+        views.front[:, INBOX_WORDS] = turn.inbox
         for slot in turn.cancelled:
             pair, local = divmod(slot, self.limits.slots_per_pair)
             views.cancel[pair, local] = state.requests.request_id[slot]
         if not turn.ended:
             views.cancel[:] = turn.cancel_words.reshape(views.cancel.shape)
             views.sq[:] = 0  # an entry that it did not get to is unknown: here it is of another epoch
-        heads = state.pairs.sq_head.copy()
+        heads = state.pairs.sq_head.tolist()
         for entry in turn.entries:
             views.sq[entry.pair, heads[entry.pair] & (self.limits.sq_entries - 1)] = entry.words
             heads[entry.pair] += 1
@@ -102,8 +104,10 @@ class Replay:
         """Turn.planned of the last turn, as it was run here."""
         batch = self.state.batch
         rows = int(batch.counts[S.ROWS])
-        tokens = np.diff(batch.query_starts[: rows + 1])
-        return np.stack([batch.row_slots[:rows], tokens], axis=1).astype(np.int64)
+        planned = np.empty((rows, 2), np.int64)
+        starts = batch.query_starts[: rows + 1]
+        planned[:, 0], planned[:, 1] = batch.row_slots[:rows], starts[1:] - starts[:-1]
+        return planned
 
     def _differences(self, turn: Turn, begin: int) -> list[str]:
         batch, counts = self.state.batch, self.state.counts
@@ -121,7 +125,9 @@ class Replay:
     def _record_words(self, turn: Turn, begin: int) -> list[tuple[str, Any, Any]]:
         """The record that was written here from a position on, and the recorded one, up to the first difference."""
         end = int(self.state.recorder.cursor[S.POSITION])
-        own = self.state.recorder.words[np.arange(begin, end) & (self.limits.record_words - 1)]
+        own = ring_words(self.state.recorder.words, begin, end)
         if len(own) != len(turn.words):
             return [("words of the record", len(own), len(turn.words))]
+        if own.tobytes() == turn.words.tobytes():
+            return []
         return [(f"word {i} of the record", int(own[i]), int(turn.words[i])) for i in np.flatnonzero(own != turn.words)[:1]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,14 +73,22 @@ def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
         at += length
 
 
+def ring_words(ring: Int64, begin: int, end: int) -> Int64:
+    """The words of a recorder's ring, int64 [2 ** n], between two positions, no further apart than it is long; perhaps a view."""
+    first, last = begin & (len(ring) - 1), end & (len(ring) - 1)
+    return ring[first:last] if first <= last and end - begin < len(ring) else np.concatenate([ring[first:], ring[:last]])
+
+
 def _turn(words: Int64, pairs: int) -> Turn:
     _, number, now, command, rows, notes, pages, bucket = words[: S.RECORD_HEADER].tolist()
     lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, notes, rows >> HALF)
-    if sum(lengths) != len(words):
+    if sum(lengths) != len(words) or min(lengths) < 0:
         raise BrokenRecordError(f"the record of turn {number} contradicts itself")
-    _, inbox, sampled, note_words, row_words = np.split(words, np.cumsum(lengths)[:-1])
+    _, first, second, third, fourth, _ = accumulate(lengths, initial=0)
+    inbox, sampled, note_words, row_words = words[first:second], words[second:third], words[third:fourth], words[fourth:]
     entries, cancelled, cancel_words = _notes(note_words, number)
-    planned = np.stack([row_words & LOW, row_words >> HALF], axis=1)
+    planned = np.empty((len(row_words), 2), np.int64)
+    planned[:, 0], planned[:, 1] = row_words & LOW, row_words >> HALF
     inputs = number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled
     return Turn(*inputs, planned, pages & LOW, pages >> HALF, bucket, words, cancel_words)
 
@@ -105,8 +114,11 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
 
 def _entry(note: Int64) -> Entry:
     pair, copied, taken = int(note[0]) & LOW, int(note[0]) >> HALF, int(note[1])
-    entry, prompt, rest = np.split(note[2:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
+    first = 2 + SQ_ENTRY_WORDS // 2
+    second = first + (copied + 1) // 2
+    entry, prompt, rest = note[2:first], note[first:second], note[second:]
     if copied > 2 * len(prompt) or not 0 <= taken <= 2 * len(rest):
         raise BrokenRecordError("a prompt or an automaton is cut short")
-    hashes, automaton = np.split(rest, [len(rest) - (taken + 1) // 2])
+    third = len(rest) - (taken + 1) // 2
+    hashes, automaton = rest[:third], rest[third:]
     return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, automaton.view(np.int32)[:taken])

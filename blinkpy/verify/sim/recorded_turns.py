@@ -8,12 +8,13 @@ import numpy as np
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
+from blinkpy.kv.state import State
 from blinkpy.queues.header import read_header
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_reader import Snapshot
 from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns
+from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns, ring_words
 from blinkpy.verify.sim.world import World
 
 # What a turn without a batch may change and leave no record: its number. And a cancel is not recorded where its request ended by
@@ -36,7 +37,6 @@ class RecordedTurns:
         arrays = {name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}
         self._replay = Replay(Snapshot(about, np.zeros(0, np.int64), arrays), policy, mode)
         self._state, self._pairs, self._read = state, limits.pairs, 0
-        self._repeated = np.setdiff1d(np.arange(S.COUNTS), NOT_REPEATED)
 
     def difference(self) -> str:
         """What the last turn's record, or its having none, says otherwise than the turn that is repeated from it; "" if nothing.
@@ -49,9 +49,8 @@ class RecordedTurns:
     def _compared(self) -> Iterator[tuple[str, Any, Any]]:
         recorder, replayed = self._state.recorder, self._replay.state
         begin, self._read = self._read, int(recorder.progress[S.POSITION])
-        words = recorder.words[np.arange(begin, self._read) & (len(recorder.words) - 1)]
         try:
-            turns = list(parse_turns(words, self._pairs))
+            turns = list(parse_turns(ring_words(recorder.words, begin, self._read), self._pairs))
         except BrokenRecordError as error:
             yield "the record", str(error), ""
             return
@@ -60,7 +59,15 @@ class RecordedTurns:
             yield "its number", turn.number, int(self._state.counts[S.TURNS]) - 1
             yield "its time", turn.now_ns, int(self._state.inbox.now_ns[0])
         yield "records of a turn", len(turns), min(len(turns), 1)
-        yield "counts", *(state.counts[self._repeated].tolist() for state in (self._state, replayed))
-        yield "counters", *(state.counters.tolist() for state in (self._state, replayed))
+        yield "counts", repeated_counts(self._state), repeated_counts(replayed)
+        yield "counters", self._state.counters.tolist(), replayed.counters.tolist()
         for name in ("progress", "cursor", "seen"):
-            yield f"recorder.{name}", *(getattr(state.recorder, name).tolist() for state in (self._state, replayed))
+            yield f"recorder.{name}", getattr(recorder, name).tolist(), getattr(replayed.recorder, name).tolist()
+
+
+def repeated_counts(state: State) -> list[int]:
+    """State.counts, but for NOT_REPEATED."""
+    counts: list[int] = state.counts.tolist()
+    for index in NOT_REPEATED:
+        counts[index] = 0
+    return counts

@@ -1,19 +1,26 @@
-"""Many seeds: as many as a number of turns, or a time, allows."""
+"""Many seeds: as many as a number of turns, or a time, allows; in this process, or in several."""
 
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.scheduler.policies import Policy, fcfs
-from blinkpy.verify.sim.simulation import Failure, Mode, simulate
+from blinkpy.verify.sim.simulation import Failure, Mode, Outcome, simulate
 
 ROUNDS = 4000  # stormy turns of one world
+BLOCK = 4  # worlds that a process gets at a time
+STUCK_S = 600.0  # after which worlds that are under way don't end by themselves
+STUCK = fault_code("one of {} worlds from this seed on does not end")
 
 
 @dataclass
 class RunReport:
-    """What a run of many seeds did. calls: turns of the scheduler. seconds: wall clock, without compiling."""
+    """What a run of many seeds did. calls: turns of the scheduler; judged: under the oracle; in_lanes: of several lanes.
+    seconds: wall clock, without compiling; cpu_seconds: of all processes."""
 
     first_seed: int
     worlds: int = 0
@@ -22,15 +29,53 @@ class RunReport:
     failures: list[tuple[Policy, Failure]] = field(default_factory=list)
     claims: int = 0  # of hostile front ends
     entries: int = 0  # of theirs, consumed
+    judged: int = 0
+    in_lanes: int = 0
+    cpu_seconds: float = 0.0
 
     def __str__(self) -> str:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
-        rate = self.calls / self.seconds if self.seconds else 0.0
+        rate = self.calls / self.cpu_seconds if self.cpu_seconds else 0.0
         seeds = f"seeds {self.first_seed} to {self.first_seed + self.worlds - 1}"
-        did = f"{self.calls:,} turns in {self.worlds:,} worlds ({seeds})"
+        more = [f"{count:,} {what}" for count, what in ((self.judged, "under the oracle"), (self.in_lanes, "in lanes")) if count]
         if self.claims:
-            did += f" with {self.entries:,} garbage entries and {self.claims:,} claims of hostile front ends"
-        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} turns/s: {found}"
+            more.append(f"{self.entries:,} garbage entries and {self.claims:,} claims of hostile front ends")
+        did = ", ".join([f"{self.calls:,} turns in {self.worlds:,} worlds ({seeds})", *more])
+        return f"{did}, {self.seconds:.1f} s, {rate:,.0f} turns/s of a core: {found}"
+
+
+def lanes_of(seed: int, policies: int, lanes: int, lanes_every: int) -> int:
+    """Lanes of a world; see Storm."""
+    return 1 if seed // policies % lanes_every else lanes
+
+
+Block = tuple[float, list[tuple[int, Outcome]]]  # CPU time of some worlds; each seed with its outcome
+
+
+class Storm(NamedTuple):
+    """How worlds are simulated; a world depends on its seed and on nothing else. policies take turns, and of their turns each
+    `lanes_every`-th is in `lanes` lanes. options: others, of Simulation."""
+
+    policies: Sequence[Policy]
+    turns: int
+    lanes: int
+    lanes_every: int
+    options: dict[str, Any]
+
+    def policy(self, seed: int) -> Policy:
+        return self.policies[seed % len(self.policies)]
+
+    def lanes_of(self, seed: int) -> int:
+        return lanes_of(seed, len(self.policies), self.lanes, self.lanes_every)
+
+    def block(self, first_seed: int, worlds: int) -> Block:
+        """Simulate some worlds, to the first failure."""
+        outcomes, started = [], time.process_time()
+        for seed in range(first_seed, first_seed + worlds):
+            outcomes.append((seed, simulate(seed, self.turns, self.policy(seed), lanes=self.lanes_of(seed), **self.options)))
+            if outcomes[-1][1].failure:
+                break
+        return time.process_time() - started, outcomes
 
 
 def run(
@@ -46,29 +91,80 @@ def run(
     records: bool = False,
     lanes: int = 1,
     hostile: bool = False,
+    lanes_every: int = 1,
+    processes: int = 1,
     progress: Callable[[RunReport], None] | None = None,
 ) -> RunReport:
     """Simulate worlds from `seed` on, until the scheduler made `steps` turns, the time is over or a seed failed.
 
     policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike. oracle,
-    records, lanes, hostile: see Simulation. progress: called after every world.
+    records, lanes, hostile: see Simulation. lanes_every: see Storm. processes: among which the worlds are divided. progress:
+    called after every block of worlds.
     """
-    policies = [policy] if callable(policy) else list(policy)
-    for each in policies:
+    options = {"mode": mode, "checks": mode, "check_every": check_every, "oracle": oracle, "records": records}
+    options["hostile"] = hostile
+    storm = Storm([policy] if callable(policy) else list(policy), turns, lanes, lanes_every, options)
+    for each in storm.policies:
         simulate(seed, 1, each, mode=mode, checks=mode)  # compile, before the clock starts
-    report = RunReport(seed)
-    started = time.monotonic()
-    while report.calls < steps and report.seconds < seconds and not report.failures:
-        chosen = policies[report.worlds % len(policies)]
-        options: dict[str, Any] = {"mode": mode, "checks": mode, "check_every": check_every, "lanes": lanes, "hostile": hostile}
-        outcome = simulate(seed + report.worlds, turns, chosen, oracle=oracle, records=records, **options)
-        report.worlds += 1
-        report.calls += outcome.calls
-        report.claims += outcome.claims
-        report.entries += outcome.entries
+    report, started = RunReport(seed), time.monotonic()
+
+    def goes_on() -> bool:
         report.seconds = time.monotonic() - started
-        if outcome.failure is not None:
-            report.failures.append((chosen, outcome.failure))
+        return report.calls < steps and report.seconds < seconds and not report.failures
+
+    blocks = _in_one_process(storm, seed, goes_on) if processes == 1 else _in_processes(storm, report, goes_on, processes)
+    for cpu_seconds, outcomes in blocks:
+        report.cpu_seconds += cpu_seconds
+        for each_seed, outcome in outcomes:
+            report.worlds += 1
+            report.calls += outcome.calls
+            report.claims += outcome.claims
+            report.entries += outcome.entries
+            report.judged += outcome.calls if outcome.judged else 0
+            report.in_lanes += outcome.calls if storm.lanes_of(each_seed) > 1 else 0
+            if outcome.failure is not None:
+                report.failures.append((storm.policy(each_seed), outcome.failure))
+        goes_on()  # for the time
         if progress is not None:
             progress(report)
     return report
+
+
+def _in_one_process(storm: Storm, seed: int, goes_on: Callable[[], bool]) -> Iterator[Block]:
+    while goes_on():
+        yield storm.block(seed, 1)
+        seed += 1
+
+
+def _in_processes(storm: Storm, report: RunReport, goes_on: Callable[[], bool], processes: int) -> Iterator[Block]:
+    """Forks, since they inherit what is compiled, and policies that can't be pickled. At a failure they end at once."""
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _inherit, (storm,))
+    seed, under_way = report.first_seed, dict[Future[Block], int]()
+    try:
+        while not report.failures and (goes_on() or under_way):
+            while goes_on() and len(under_way) < 2 * processes:
+                under_way[pool.submit(_inherited_block, seed, BLOCK)] = seed
+                seed += BLOCK
+            done, _ = wait(under_way, STUCK_S, FIRST_COMPLETED)
+            if not done:
+                first = min(under_way.values())
+                yield 0.0, [(first, Outcome(0, Failure(first, storm.turns, 0, fault_at(STUCK, BLOCK))))]
+            for future in done:
+                del under_way[future]
+                yield future.result()
+    finally:
+        if under_way:  # nobody waits for these
+            for child in multiprocessing.active_children():
+                child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+_inherited: list[Storm] = []
+
+
+def _inherit(storm: Storm) -> None:
+    _inherited[:] = [storm]
+
+
+def _inherited_block(first_seed: int, worlds: int) -> Block:
+    return _inherited[0].block(first_seed, worlds)

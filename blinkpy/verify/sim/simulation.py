@@ -62,10 +62,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed's run. calls: of the scheduler."""
+    """One seed's run. calls: of the scheduler. judged: by the oracle."""
 
     calls: int
     failure: Failure | None
+    judged: bool = False
     claims: int = 0  # of a hostile front end
     entries: int = 0  # of it, consumed
 
@@ -225,7 +226,7 @@ class Simulation:
 
     def _outcome(self) -> Outcome:
         failure = Failure(self.seed, self.turns, self.turn - 1, self.code, self.detail) if self.code else None
-        return Outcome(self.turn, failure, *self.world.sim.garbage.tolist())
+        return Outcome(self.turn, failure, self._opinion is not None, *self.world.sim.garbage.tolist())
 
     def events(self, since: int) -> list[tuple[int, int, str]]:
         """(turn, actor, what) of the events from a number on, as far as they are remembered."""

@@ -52,6 +52,9 @@ class Odds(NamedTuple):
     poison: Annotated[int, 0, 0, 20]  # of the world's rounds: the model gives an invalid token
 
 
+CHOICES = {name: hint.__metadata__ for name, hint in get_type_hints(Odds, include_extras=True).items()}
+
+
 class Fronts(NamedTuple):
     """Front ends as they see themselves. A slot's request: [S]; it is free where request_id is 0."""
 
@@ -187,9 +190,8 @@ def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]
 
 def random_odds(draw: random.Random, limits: Limits) -> Odds:
     """In a different way for each seed. In worlds of many pages they should come back from the cache, over and over."""
-    choices = {name: hint.__metadata__ for name, hint in get_type_hints(Odds, include_extras=True).items()}
     few = limits.pages <= FEW_PAGES
-    return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in choices.items()})
+    return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in CHOICES.items()})
 
 
 def good_entries() -> Int32:
