@@ -3,6 +3,7 @@
 import secrets
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -29,11 +30,16 @@ def test_answers_are_the_same_as_over_shared_memory(device, count, words, tokens
     assert any(any(answer) for answer in over_rdma)
 
 
-def test_front_ends_and_engines_come_and_go() -> None:
-    """One engine, one pair: a killed front end's pair is free when its lease ends; a killed engine is noticed, and replaced."""
+def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
+    """One engine, one pair, one key: a killed front end's pair is free when its lease ends; a killed engine is noticed, and
+    replaced."""
     body, address = {"model": "demo", "prompt": "fog", "max_tokens": 4}, free_address()
-    options = ("--device", "null", "--lease-ms", "2000", "--null-step-us", "2000")
-    with engine(*options, listen=address, wait=False) as (first, way), frontends(2, *way, "--log-level", "warning") as both:
+    keyed = ("--link-key-file", str(tmp_path / "link.key"))
+    (tmp_path / "link.key").write_text(secrets.token_hex(32))
+    (tmp_path / "link.key").chmod(0o600)
+    options = ("--device", "null", "--lease-ms", "2000", "--null-step-us", "2000", *keyed)
+    fronts = ("--log-level", "warning", *keyed)
+    with engine(*options, listen=address, wait=False) as (first, way), frontends(2, *way, *fronts) as both:
         wait_for(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
         both.sort(key=lambda front: health(front[1]))
         (front, served), (_, client) = both
