@@ -27,11 +27,11 @@ class RunReport:
     calls: int = 0
     seconds: float = 0.0
     failures: list[tuple[Policy, Failure]] = field(default_factory=list)
-    claims: int = 0  # of hostile front ends
-    entries: int = 0  # of theirs, consumed
     judged: int = 0
     in_lanes: int = 0
     cpu_seconds: float = 0.0
+    claims: int = 0  # of hostile front ends
+    entries: int = 0  # of theirs, consumed
 
     def __str__(self) -> str:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
