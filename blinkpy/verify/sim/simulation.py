@@ -15,6 +15,7 @@ from numba import types
 from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
+from blinkpy.device.lane_races import LaneRaceError
 from blinkpy.device.lanes import LanesDivergedError, in_lanes
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
@@ -118,7 +119,7 @@ class Simulation:
             beside = make_world(seed, turns, check_every, records=records)
             self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=beside)
             self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
-            scheduler = in_lanes(scheduler, lanes, seed)
+            scheduler = in_lanes(scheduler, lanes, seed, races=True)
         if overlapped:
             phases = make_phases(policy)
 
@@ -165,7 +166,8 @@ class Simulation:
             self.code = self.code or self._parted(command)
         except BrokenInvariantError as error:
             self.code = error.fault
-        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError) as error:  # what only plain Python checks
+        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError) as error:
+            # what only plain Python checks
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
         if self.code:
             return False
