@@ -31,8 +31,8 @@ class LanesDivergedError(RuntimeError):
 
 
 class Team:
-    """`lanes` lanes that run device functions together. seed: of the order in which they take turns. races: whether a race between
-    them is an error, whatever the order: see blinkpy.device.lane_races."""
+    """`lanes` lanes that run device functions together. seed: of the order in which they take turns. races: whether a race is an
+    error, in every order: see blinkpy.device.lane_races."""
 
     def __init__(self, lanes: int, seed: int = 0, *, races: bool = False) -> None:
         if lanes < 1:

@@ -42,6 +42,7 @@ DECISION_WRONG = fault_code("a decision is not what the rules say")
 RECORD_WRONG = fault_code("a turn that is repeated from its record is another one")
 LANES_PARTED = fault_code("several lanes leave something else than one lane does")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
+ONLY_IN_PYTHON = (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError)  # are checked
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
 
@@ -78,8 +79,8 @@ class Simulation:
     seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
     does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. records: the
     recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the scheduler, which is plain
-    Python if they are several: they take turns in random order, and after each turn state and queues must be as one lane leaves
-    them. Not with `world`.
+    Python if they are several: they take turns in random order, without a race, and after each turn state and queues must be as
+    one lane leaves them. Not with `world`.
     """
 
     def __init__(
@@ -166,8 +167,7 @@ class Simulation:
             self.code = self.code or self._parted(command)
         except BrokenInvariantError as error:
             self.code = error.fault
-        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError) as error:
-            # what only plain Python checks
+        except ONLY_IN_PYTHON as error:
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
         if self.code:
             return False
