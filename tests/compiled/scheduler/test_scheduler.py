@@ -84,6 +84,14 @@ def test_words_without_log_probabilities_leave_the_records_alone() -> None:
     assert not case.views.records.any()
 
 
+def test_more_queue_pairs_than_a_scan_counts() -> None:
+    """Four pairs fit the 64 bits of a scan."""
+    case = make_case(pairs=6, slots=2, rows=8)
+    requests = [case.submit(tokens(3, pair), 3, pair=pair) for pair in (5, 0, 4, 5)]
+    case.finish()
+    assert all(request.ended == FINISH_LENGTH for request in requests)
+
+
 FAST = {  # prompts (tokens, max_tokens) that arrive; what else; whether the next turn's forecast is certain
     "all decode": ([(3, 9), (4, 9)], "", 1),
     "all rows decode, and one waits": ([(3, 9), (4, 9), (5, 9), (2, 9)], "", 1),
