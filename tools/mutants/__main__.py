@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def equivalent() -> dict[str, str]:
     """Mutants that change nothing that anybody could see, and why: lines `name # reason`."""
-    pairs = [line.split(" # ", 1) for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [line.rsplit(" # ", 1) for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
     return {name.strip(): reason for name, reason in pairs}
 
 
