@@ -9,6 +9,7 @@ from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
+from blinkpy.scheduler.policies import SHIPPED
 
 PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
     "in chunks, mixed with decodes": (
@@ -82,6 +83,15 @@ def test_words_without_log_probabilities_leave_the_records_alone() -> None:
         case.submit(prompt, 6)
     case.finish()
     assert not case.views.records.any()
+
+
+def test_a_better_request_is_sorted_in_before_many_others() -> None:
+    case = make_case(SHIPPED["shortest-first"], pairs=1, slots=12, rows=1, intake_entries=12, pages=64)
+    for n in range(12):
+        case.submit(tokens(3, n), 14 - n)
+    case.turn()
+    assert case.state.waiting[:11].tolist() == sorted(range(12), reverse=True)[1:]
+    case.finish()
 
 
 def test_more_queue_pairs_than_a_scan_counts() -> None:
