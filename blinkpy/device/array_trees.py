@@ -13,6 +13,14 @@ def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
+def map_named_arrays(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
+    """map_arrays with function(name, array); names as of named_arrays."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        inner = zip(tree._fields, tree, strict=True)
+        return type(tree)(*(map_named_arrays(function, item, f"{name}.{field}" if name else field) for field, item in inner))
+    return function(name, tree)
+
+
 def as_memoryviews(tree: Any) -> Any:
     """NumPy arrays as memoryviews, for plain Python: elements are Python integers, which don't overflow, and a value that
     doesn't fit its array is an error."""

@@ -19,8 +19,10 @@ from types import FunctionType
 from typing import Any
 
 from blinkpy.device import portable
+from blinkpy.device.lane_races import Accesses
 
 ORDERS = 256  # orders of lanes that a team draws from
+WORD = 1 << 63  # results of collectives are at least -WORD and less than WORD
 Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective that it comes to, with its value, and gets all values
 
 
@@ -29,13 +31,15 @@ class LanesDivergedError(RuntimeError):
 
 
 class Team:
-    """`lanes` lanes that run device functions together. seed: of the order in which they take turns."""
+    """`lanes` lanes that run device functions together. seed: of the order in which they take turns. races: whether a race is an
+    error, in every order: see blinkpy.device.lane_races."""
 
-    def __init__(self, lanes: int, seed: int = 0) -> None:
+    def __init__(self, lanes: int, seed: int = 0, *, races: bool = False) -> None:
         if lanes < 1:
             raise ValueError(f"lanes must be at least 1, not {lanes}")
         self.lanes, self._seed, self._runs = lanes, seed, 0
         draw = random.Random(seed)
+        self._accesses = Accesses(lanes) if races else None
         self._orders = [draw.sample(range(lanes), lanes) for _ in range(ORDERS)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -47,12 +51,19 @@ class Team:
         waits = in_lane(function)
         if waits is None:
             raise ValueError(f"{function.__name__} has no barrier")
+        accesses = self._accesses
+        if accesses:
+            arguments = tuple(accesses.watched(argument) if isinstance(argument, tuple) else argument for argument in arguments)
         running = [waits(*arguments, lane, self.lanes) for lane in range(self.lanes)]
         values: Any = None
         while True:
             results, met = [None] * self.lanes, list[Any](running)
             ended = 0
+            if accesses:
+                accesses.pass_barrier()
             for lane in draw.choice(self._orders):
+                if accesses:
+                    accesses.enter(lane)
                 try:
                     met[lane] = running[lane].send(values)
                 except StopIteration as end:
@@ -67,9 +78,9 @@ class Team:
                 raise LanesDivergedError(f"lanes wait in different collectives: {', '.join(sorted(set(collectives)))}")
 
 
-def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0) -> Callable[..., int]:
-    """The same device function, run by a team; its last two arguments, lane and lanes, are replaced."""
-    team = Team(lanes, seed)
+def in_lanes(turn: Callable[..., int], lanes: int, seed: int = 0, *, races: bool = False) -> Callable[..., int]:
+    """The same device function, run by a team; its last two arguments, lane and lanes, are replaced. races: see Team."""
+    team = Team(lanes, seed, races=races)
 
     def run(*arguments: Any) -> int:
         results = team.run(turn, *arguments[:-2])
@@ -90,15 +101,22 @@ def _barrier(lanes: int) -> Lane:
 
 def _block_scan(value: int, lane: int, lanes: int) -> Lane:
     values = yield "block_scan", value
-    return sum(values[:lane]), sum(values)
+    return sum(values[:lane]), _word(sum(values))
 
 
 def _block_sum(value: int, lane: int, lanes: int) -> Lane:
-    return sum((yield "block_sum", value))
+    return _word(sum((yield "block_sum", value)))
 
 
 def _block_max(value: int, lane: int, lanes: int) -> Lane:
-    return max((yield "block_max", value))
+    return _word(max((yield "block_max", value)))
+
+
+def _word(value: int) -> int:
+    """What fits 64 bits, as on a GPU. Raises OverflowError."""
+    if not -WORD <= value < WORD:
+        raise OverflowError(f"{value} has more than 64 bits")
+    return value
 
 
 COLLECTIVES: dict[Any, Callable[..., Lane]] = {

@@ -168,10 +168,10 @@ class Case:
         return int(self.views.pair[pair, index])
 
 
-def make_case(policy: Policy = fcfs, lanes: int = 1, *, attached: bool = True, **sizes: Any) -> Case:
-    """sizes: of case_sizes. attached: every pair has its client."""
+def make_case(policy: Policy = fcfs, lanes: int = 3, *, attached: bool = True, **sizes: Any) -> Case:
+    """lanes: several show races, too. sizes: of case_sizes. attached: every pair has its client."""
     turn = make_turn(policy)
-    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes), policy)
+    case = Case(make_world(1, 1, chosen=case_sizes(**sizes)), turn if lanes == 1 else in_lanes(turn, lanes, races=True), policy)
     for pair in range(case.limits.pairs if attached else 0):
         case.claim(pair)
     return case

@@ -53,7 +53,7 @@ def test_lanes_compact_the_ring_as_one_lane_does() -> None:
         state.pages.ring_position[1] = -1  # was revived
         state.counts[S.RING_HEAD], state.counts[S.RING_TAIL] = head, head + 2 * limits.pages
         arrays = as_memoryviews(state)
-        Team(lanes, 1).run(compact_ring, limits, arrays.pages, arrays.counts)
+        Team(lanes, 1, races=True).run(compact_ring, limits, arrays.pages, arrays.counts)
         assert state.counts[S.RING_TAIL] == head + limits.pages - 1
         kept = [int(state.pages.ring[(head + i) & mask]) for i in range(limits.pages - 1)]
         assert kept == [page for page in range(limits.pages) if page != 1]

@@ -37,9 +37,9 @@ def test_every_turn_is_repeated_from_its_record(seed: int) -> None:
     assert not report.failures, report.failures
 
 
-@pytest.mark.parametrize(("lanes", "steps"), [(2, 1500), (5, 1500), (32, 500)])
+@pytest.mark.parametrize(("lanes", "steps"), [(2, 800), (5, 1500), (32, 500)])
 def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
-    """In random order, bit for bit after each turn, records included; and that is what the rules say."""
+    """In random order, bit for bit after each turn, records included, without a race; and that is what the rules say."""
     report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, records=True, lanes=lanes)
     assert not report.failures, report.failures
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def equivalent() -> dict[str, str]:
     """Mutants that change nothing that anybody could see, and why: lines `name # reason`."""
-    pairs = [line.split(" # ", 1) for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
+    pairs = [line.rsplit(" # ", 1) for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
     return {name.strip(): reason for name, reason in pairs}
 
 
@@ -85,7 +86,8 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> tuple[Header, list[Ver
     until, mutants = time.monotonic() + arguments.seconds, chosen(arguments, seed)
     words = "every mutant" if arguments.every else "one mutant for each line and rule"
     words = words if arguments.all else f"a sample of {words}"
-    told, verdicts, kept = header(seed, words, len(mutants), digest()), list[Verdict](), arguments.verdicts
+    sources = f"{digest()} {zlib.crc32(EQUIVALENT.read_bytes()):08x}"
+    told, verdicts, kept = header(seed, words, len(mutants), sources), list[Verdict](), arguments.verdicts
     if kept and kept.exists():
         told, verdicts = read(kept, told["run"])
     elif kept:

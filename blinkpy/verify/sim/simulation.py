@@ -15,6 +15,7 @@ from numba import types
 from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
+from blinkpy.device.lane_races import LaneRaceError
 from blinkpy.device.lanes import LanesDivergedError, in_lanes
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
@@ -41,6 +42,7 @@ DECISION_WRONG = fault_code("a decision is not what the rules say")
 RECORD_WRONG = fault_code("a turn that is repeated from its record is another one")
 LANES_PARTED = fault_code("several lanes leave something else than one lane does")
 COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
+ONLY_IN_PYTHON = (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError)  # are checked
 CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
 QUIET_EVERY = 16  # turns between two looks whether all has ended
 
@@ -80,8 +82,9 @@ class Simulation:
     seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
     does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. records: the
     recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the scheduler, which is plain
-    Python if they are several: they take turns in random order, and after each turn state and queues must be as one lane leaves
-    them. Not with `world`. hostile: the last front end is; under the oracle it shares no pages, since the oracle trusts hashes.
+    Python if they are several: they take turns in random order, without a race, and after each turn state and queues must be as
+    one lane leaves them. Not with `world`. hostile: the last front end is; under the oracle it shares no pages, since the oracle
+    trusts hashes.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Simulation:
             beside = make_world(seed, turns, check_every, records=records, hostile=kind)
             self._one_lane = Simulation(seed, turns, policy, checks=checks, keep=keep, scheduler=scheduler, world=beside)
             self._twins = list(zip(*(_compared(s.world) for s in (self, self._one_lane)), strict=True))
-            scheduler = in_lanes(scheduler, lanes, seed)
+            scheduler = in_lanes(scheduler, lanes, seed, races=True)
         if overlapped:
             phases = make_phases(policy)
 
@@ -170,7 +173,7 @@ class Simulation:
             self.code = self.code or self._parted(command)
         except BrokenInvariantError as error:
             self.code = error.fault
-        except (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError) as error:  # what only plain Python checks
+        except ONLY_IN_PYTHON as error:
             self.code, self.detail = RAISED, f"{type(error).__name__}: {error}"
         if self.code:
             return False

@@ -125,7 +125,7 @@ def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str
 
     def twin(limits: Limits, mirror: Mirror) -> Callable[[int], int]:
         queues, state = (as_memoryviews(map_arrays(torch.Tensor.numpy, tree)) for tree in (mirror.queues, mirror.state))
-        turn = in_lanes(make_turn(fcfs), 4, seed)
+        turn = in_lanes(make_turn(fcfs), 4, seed, races=True)
         return lambda now: turn(limits, queues, state, now, 0, 1)
 
     seen = run_storms(4, seed, 600, 100, fcfs, twin, "cpu", seconds=60)

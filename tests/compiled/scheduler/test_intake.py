@@ -9,10 +9,12 @@ from numba import njit
 from support.scheduler_cases import VOCAB, case_sizes, make_case, tokens
 
 from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.queues import completion as C
 from blinkpy.queues.request_parameters import PARAMETERS
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, neutral_entries
+from blinkpy.queues.words import PAIR_CQ_TAIL
 from blinkpy.scheduler.phases.intake import parameters_in_range
 
 BAD_ENTRIES = [
@@ -66,6 +68,27 @@ def test_only_requests_that_share_pages_need_hashes() -> None:
     request = case.submit(tokens(9), 2, flags=SUBMIT_NO_PREFIX_CACHE, entry={"hash_count": 0})
     case.finish()
     assert request.ended == C.FINISH_LENGTH
+
+
+def test_without_a_prefix_cache_nobody_needs_hashes() -> None:
+    case = make_case(prefix_caching=False)
+    request = case.submit(tokens(9), 2, entry={"hash_count": 0})
+    case.finish()
+    assert request.ended == C.FINISH_LENGTH
+
+
+def test_an_entry_of_another_epoch_is_counted_and_skipped() -> None:
+    """Its record has the entry alone, its request no slot, and its front end no completion."""
+    case = make_case(record_turns=4)
+    case.submit(tokens(7, 2), 2, entry={"epoch": 3})
+    before = int(case.state.recorder.cursor[S.POSITION])
+    case.turn()
+    assert (case.counter("stale_entries"), case.counter("requests_rejected"), case.word(PAIR_CQ_TAIL)) == (1, 0, 0)
+    assert not case.state.requests.status.any()
+    assert case.state.recorder.words[before + 5] == 3 + SQ_ENTRY.itemsize // 8
+    good = case.submit(tokens(3), 2)
+    case.finish()
+    assert good.ended == C.FINISH_LENGTH
 
 
 @pytest.mark.parametrize(("slot", "lanes"), [(-1, 1), (4, 4), (2**31 - 1, 1), (0, 4)])

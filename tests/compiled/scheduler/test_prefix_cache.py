@@ -16,7 +16,7 @@ from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
 
 
-def make(lanes: int = 1, **sizes: Any) -> Case:
+def make(lanes: int = 3, **sizes: Any) -> Case:
     return make_case(lanes=lanes, **{"pages": 32, "tokens": 32} | sizes)
 
 
@@ -60,12 +60,13 @@ def test_pages_are_shared_while_they_are_in_use() -> None:
 
 def test_equal_prompts_at_the_same_time_leave_one_chain_and_what_follows_it_is_found() -> None:
     case = make(pairs=1, pages=40)
+    run(case, tokens(17, 40))  # so that the pages have other numbers than the items of a step
     prompts = [tokens(8) + tokens(9, 20 + i) for i in range(3)]
     for prompt in prompts:
         case.submit(prompt, 2)
     case.finish()
     keys = case.state.pages.key[case.state.pages.key >= 0].tolist()
-    assert len(keys) == len(set(keys)) == 2 + 3 * 2
+    assert len(keys) == len(set(keys)) == 4 + 2 + 3 * 2
     assert [run(case, prompt) for prompt in prompts] == [16, 16, 16]
 
 
@@ -79,6 +80,29 @@ def test_chunked_prompts_are_indexed_as_they_are_computed(chunk: int) -> None:
     assert case.state.requests.indexed[0] == full
     case.finish()
     assert run(case, tokens(25)) == 24
+
+
+def test_more_pages_than_a_turn_offers_follow_later() -> None:
+    """Equal pages that wait for the next step, and the pages of that step, are more than the list of a turn holds: 16 + 3."""
+    case = make(pairs=1, rows=3, tokens=16, page_size=1, max_model_len=18, pages=60)
+    for _ in range(2):
+        case.submit(tokens(8), 9)
+    case.turn()
+    prompt = tokens(14, 31)
+    case.submit(prompt, 4)
+    case.turn(2)  # 8 that wait and one of each row, and 14
+    assert case.state.requests.indexed[2] < 14
+    case.finish()
+    assert run(case, prompt) == 13
+
+
+def test_a_page_may_have_the_hash_0() -> None:
+    case = make(pairs=1)
+    case.submit(tokens(5), 1)
+    case.views.hashes[0, 0], case.opinion = 0, None
+    case.finish()
+    assert case.state.counts[[FREE_COUNT, CACHED_COUNT]].tolist() == [31, 1]
+    assert case.state.pages.key.max() == 0
 
 
 def test_salts_flags_and_the_option_keep_requests_apart() -> None:
@@ -167,7 +191,7 @@ def test_the_ring_is_compacted_before_it_is_full() -> None:
 
 @pytest.mark.parametrize("salt", [0, 1, 2**31 - 1, 2**40 + 12345, 2**63 - 1])
 def test_hashes_of_generated_pages_continue_those_of_the_front_end(salt: int, rng: np.random.Generator) -> None:
-    case = make(page_size=4, vocab_size=1 << 24, max_model_len=32)
+    case = make(page_size=4, max_model_len=32)
     requests = case.state.requests
     requests.tokens[1] = rng.integers(0, 1 << 24, 32)
     requests.cache_salt[1] = salt

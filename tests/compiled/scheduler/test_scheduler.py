@@ -9,6 +9,7 @@ from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
+from blinkpy.scheduler.policies import SHIPPED
 
 PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
     "in chunks, mixed with decodes": (
@@ -64,6 +65,75 @@ def test_a_sampled_token_outside_the_vocabulary_is_an_error(token: int, turns: i
     assert good.ended == FINISH_LENGTH
 
 
+def test_nobody_is_preempted_while_the_pages_suffice() -> None:
+    """Two decodes need a page each; one was free, and the third request gives another one back with its last token."""
+    case = make_case(pages=4, pairs=1)
+    requests = [case.submit(tokens(n, n), most) for n, most in ((4, 4), (4, 4), (2, 1))]
+    case.turn(2)
+    assert case.state.counts[[S.RUNNING_COUNT, S.FREE_COUNT]].tolist() == [2, 0]
+    case.finish()
+    assert case.counter("preemptions") == 0
+    assert all(request.ended == FINISH_LENGTH for request in requests)
+
+
+def test_words_without_log_probabilities_leave_the_records_alone() -> None:
+    case = make_case()
+    case.state.batch.logprobs[:] = 7
+    for prompt in (tokens(3), tokens(6)):
+        case.submit(prompt, 6)
+    case.finish()
+    assert not case.views.records.any()
+
+
+def test_a_better_request_is_sorted_in_before_many_others() -> None:
+    case = make_case(SHIPPED["shortest-first"], pairs=1, slots=12, rows=1, intake_entries=12, pages=64)
+    for n in range(12):
+        case.submit(tokens(3, n), 14 - n)
+    case.turn()
+    assert case.state.waiting[:11].tolist() == sorted(range(12), reverse=True)[1:]
+    case.finish()
+
+
+def test_more_queue_pairs_than_a_scan_counts() -> None:
+    """Four pairs fit the 64 bits of a scan."""
+    case = make_case(pairs=6, slots=2, rows=8)
+    requests = [case.submit(tokens(3, pair), 3, pair=pair) for pair in (5, 0, 4, 5)]
+    case.finish()
+    assert all(request.ended == FINISH_LENGTH for request in requests)
+
+
+FAST = {  # prompts (tokens, max_tokens) that arrive; what else; whether the next turn's forecast is certain
+    "all decode": ([(3, 9), (4, 9)], "", 1),
+    "all rows decode, and one waits": ([(3, 9), (4, 9), (5, 9), (2, 9)], "", 1),
+    "one waits for pages": ([(3, 9), (20, 4), (22, 4)], "", 0),
+    "one computes its prompt": ([(3, 9), (24, 4)], "", 0),
+    "one is cancelled": ([(3, 9), (4, 9)], "cancel", 0),
+    "one that waits is cancelled": ([(3, 9), (4, 9), (5, 9), (2, 9)], "cancel", 0),
+    "the engine drains": ([(3, 9), (4, 9)], "drain", 0),
+    "a reader may be behind": ([(3, 12), (4, 12)], "silence", 0),
+    "a reader is never behind": ([(3, 12), (4, 12)], "short silence", 1),
+}
+
+
+@pytest.mark.parametrize("how", FAST)
+def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
+    prompts, more, certain = FAST[how]
+    case = make_case(rows=3, pages=12, tokens=24, max_model_len=32)
+    requests = [case.submit(tokens(n, n), most) for n, most in prompts]
+    for _ in range({"silence": 7, "short silence": 6}.get(more, 2)):  # two rows publish 2 of 16 entries in each, but the first
+        case.turn()
+        if "silence" not in more:
+            case.read(0)
+    if more == "cancel":
+        case.cancel(requests[-1])
+    if more == "drain":
+        case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+    case.turn()
+    assert case.state.counts[S.FAST_PATH] == certain
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_RUN
+    case.finish()
+
+
 def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:
     case = make_case(pages=6, tokens=32)
     first, second, third = (case.submit(tokens(n, n), 4) for n in (15, 16, 2))
@@ -113,9 +183,76 @@ def test_cancel_in_prefill_and_decode_gives_everything_back_at_once(turns: int) 
     assert case.state.requests.status[0] == S.EMPTY
 
 
+# ---- readers that are behind --------------------------------------------------------------------------------------------
+
+
+def behind(**sizes: int) -> tuple[Case, ExpectedRequest]:
+    """A request of pair 0 that stalls: its ring is full."""
+    case = make_case(**{"cq_entries": 2, "pages": 4, "rows": 3} | sizes)
+    request = case.submit(tokens(9), 8)
+    case.turn(6)
+    assert case.state.counts[[S.RUNNING_COUNT, S.STALLED_COUNT]].tolist() == [1, 1]
+    return case, request
+
+
+def test_who_stalls_gives_way_to_one_that_does_not_fit() -> None:
+    case, stalled = behind(pages=6, cq_entries=4)
+    other = case.submit(tokens(3), 12, pair=1)
+    case.turn()
+    last = case.submit(tokens(7, 3), 2, pair=1)
+    case.read(1)
+    case.turn()
+    assert case.state.requests.preemptions.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    assert case.state.counts[[S.RUNNING_COUNT, S.STALLED_COUNT]].tolist() == [2, 0]
+    case.finish()
+    assert stalled.ended == other.ended == last.ended == FINISH_LENGTH
+
+
+def test_a_last_completion_waits_for_room_and_goes_with_its_owner() -> None:
+    for claims in (False, True):
+        case, request = behind()
+        case.cancel(request)
+        case.turn()
+        assert case.state.counts[[S.FINISHING_COUNT, S.STALLED_COUNT]].tolist() == [1, 0]
+        if claims:
+            case.claim(0)
+            assert case.state.counts[S.FINISHING_COUNT] == 0
+        case.finish()
+        assert request.ended == (0 if claims else FINISH_CANCELLED)
+        assert case.word(W.PAIR_CQ_TAIL) == (2 if claims else 3)
+
+
+def test_a_drain_waits_for_last_completions() -> None:
+    case, request = behind()
+    case.cancel(request)
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+    assert [case.turn(), case.turn()] == [S.NO_BATCH] * 2
+    case.read(0)
+    assert case.turn() == S.DRAINED
+    case.read(0)
+    assert request.ended == FINISH_CANCELLED
+
+
+def test_a_stop_drops_who_stalls_and_is_cancelled() -> None:
+    case, request = behind()
+    case.cancel(request)
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_STOP
+    assert case.turn() == S.STOPPED
+    assert case.state.counts[[S.RUNNING_COUNT, S.STALLED_COUNT]].tolist() == [0, 0]
+
+
+# ---- the words of front ends --------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("word", "value"),
-    [(W.FRONT_DOORBELL, 5), (W.FRONT_DOORBELL, W.POSITION_MASK), (W.FRONT_CQ_HEAD, 1), (W.FRONT_CQ_HEAD, 1 << 31)],
+    [
+        (W.FRONT_DOORBELL, 5),
+        (W.FRONT_DOORBELL, 1 << 31),
+        (W.FRONT_DOORBELL, W.POSITION_MASK),
+        (W.FRONT_CQ_HEAD, 1),
+        (W.FRONT_CQ_HEAD, 1 << 31),
+    ],
 )
 def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None:
     case = make_case()

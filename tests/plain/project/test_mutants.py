@@ -129,6 +129,16 @@ def test_a_planted_mutant_is_what_the_tests_import(tmp_path: Path, seed: int) ->
     assert path.read_text() == whole.source
 
 
+def test_several_lanes_run_the_planted_mutant(tmp_path: Path, seed: int) -> None:
+    from mutants.session import Change, run_tests
+
+    path = PACKAGE / "kv" / "page_allocator.py"
+    wrong = path.read_text().replace("min(total, missing - taken)", "total")  # which one lane does not see
+    tests = ("tests/compiled/scheduler/test_lane_races.py::test_lanes_evict_as_many_pages_as_are_missing[3]",)
+    change = Change("blinkpy.kv.page_allocator", path, wrong)
+    assert answers(120, True, run_tests, tests, change, seed, str(tmp_path))[0].startswith(tests)
+
+
 # ---- results ------------------------------------------------------------------------------------------------------------
 
 
