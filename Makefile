@@ -7,6 +7,7 @@
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
+#   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
@@ -52,7 +53,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz mutants coverage test-gpu bench paper tables measure docs clean
+.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-schemas mutants coverage test-gpu bench paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -125,6 +126,9 @@ lint: $(call STAMP,dev)
 
 fuzz: $(VENV)/.dev
 	@PYTHONPATH=tests $(RUN) tools/fuzz.py --seconds $(SECONDS)
+
+fuzz-schemas: $(VENV)/.dev
+	@PYTHONPATH=.:tests $(RUN) tools/fuzz_schemas.py $(ARGS)
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

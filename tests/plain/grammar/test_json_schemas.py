@@ -1,19 +1,15 @@
-"""JSON Schemas as automata, against an independent validator.
-
-A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_json_schemas.py
-"""
+"""JSON Schemas as automata, against an independent validator; tools/fuzz_schemas.py is the long run."""
 
 import contextlib
 import json
-import os
 import runpy
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from support.json_schemas import SchemaDraw, canonical, changed, recursive
+from support.schema_validator import document, validator
 from support.walks import Walker
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, automaton_of_schema
@@ -21,7 +17,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
-SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
+SCHEMAS = 120
 SAMPLES = 4  # of each
 ROOT = Path(__file__).parents[3]
 
@@ -34,18 +30,6 @@ def compiled(schema: Any) -> ByteAutomaton | None:
         if "contradict" in error.message:
             return None
         raise
-
-
-def validator(schema: Any) -> Any:
-    """Its patterns are Python's, where $ also matches before a last line feed, and a point what ends a line elsewhere."""
-    text = json.dumps(schema).replace('$"', r'\\Z"').replace('"^.{', r'"^[^\\n\\r\\u2028\\u2029]{')
-    changed_schema = json.loads(text)
-    return jsonschema.validators.validator_for(changed_schema, jsonschema.Draft202012Validator)(changed_schema)
-
-
-def document(text: bytes) -> Any:
-    """Members that come twice are kept to be seen: the last one counts, as to most readers."""
-    return json.loads(text.decode())
 
 
 def test_all_that_is_generated_is_valid(rng: np.random.Generator) -> None:
