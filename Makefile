@@ -3,7 +3,7 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
-#   make test-clients  clients of other projects, in an environment of their own, against the demonstration model
+#   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept
@@ -105,10 +105,13 @@ test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 # One of the clients needs torch: without TORCH_ARGS, the index brings several GB for GPUs.
-build/clients/.installed: tests/clients/requirements.txt | $(call STAMP,serve-$(EXTRA))
+build/clients/.installed: tests/clients/requirements.txt tests/clients/package-lock.json | $(call STAMP,serve-$(EXTRA))
 	@$(RUNNER) -m venv build/clients
 	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input $(TORCH_ARGS) torch==$(TORCH)
 	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input -r tests/clients/requirements.txt
+	@mkdir -p build/clients/node && cp tests/clients/package.json tests/clients/package-lock.json build/clients/node
+	@npm ci --prefix build/clients/node --silent --no-audit --no-fund || { \
+	  echo "two of the clients are for Node: npm of Node 20 or later is needed (Debian: apt install npm)" >&2; exit 1; }
 	@touch $@
 
 test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))

@@ -39,7 +39,6 @@ class Served:
         answer = self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], temperature=0, **fields)
         return str(answer["choices"][0]["message"]["content"])
 
-
     def run_node(self, script: str, text: str) -> dict[str, Any]:
         """What a script of this folder prints, with the packages for Node."""
         environment = {**os.environ, "BASE": self.base, "KEY": KEY, "MODEL": self.model, "TEXT": text}
