@@ -107,5 +107,5 @@ if __name__ == "__main__":
         first=Flag(0, "number of the first one"),
         seed=Flag(0, "of all; 0: a random one"),
         jobs=Flag(max(1, (os.cpu_count() or 1) - 1), "processes"),
-        engine_every=Flag(50, "of so many schemas one goes through the whole engine, too; 0: none", 20),
+        engine_every=Flag(50, "one schema of each N goes through the whole engine, too; 0: none", 20),
     )

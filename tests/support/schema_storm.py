@@ -24,7 +24,7 @@ from blinkpy.queues.submission import STOP_IDS
 
 MOST_TOKENS = 400  # of an output
 FREE_TOKENS = 60  # chosen without a thought of the end, at most
-LOOKS = 48  # at so many tokens for the one that leads nearest to the end
+LOOKS = 48  # tokens looked at for the one that leads nearest to the end
 END = -1  # in place of a token
 
 

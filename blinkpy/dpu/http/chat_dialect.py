@@ -16,6 +16,7 @@ from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_c
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import choose_tags
 
+FORMATS = ("response_format", "text.format")  # fields about content, of which an answer with a call that must come has none
 # A conversation that shows what a template writes of tools, calls and results: each has a name of its own.
 TOOL, CALL, RESULT = "probe_of_a_tool", "probe_of_a_call", "probe_of_a_result"
 PROBE_TOOLS = [{"type": "function", "function": {"name": TOOL, "description": "", "parameters": NO_PARAMETERS}}]
@@ -72,7 +73,7 @@ class ChatDialect:
         """A call that must come: its beginning stands in the prompt."""
         assert self.calls is not None  # _check
         prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
-        if request.grammar is not None:
+        if request.grammar is not None and not request.grammar.param.startswith(FORMATS):
             message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
             raise bad_request(message, request.grammar.param, "invalid_value")
         request.grammar = GrammarField("tools", grammar, needed=False)

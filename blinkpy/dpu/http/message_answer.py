@@ -62,7 +62,7 @@ class _Message:
 
 def message_of(text: str, expected: Expected | None, include_reasoning: bool = True) -> dict[str, Any]:
     """The message of an answer that is there as a whole. expected: None for content alone."""
-    parts = {"content": text} if expected is None else _Message(expected, include_reasoning).whole(text)
+    parts: dict[str, Any] = {"content": text} if expected is None else _Message(expected, include_reasoning).whole(text)
     for call in parts.get("tool_calls", ()):
         del call["index"]
     return {"role": "assistant", "content": None, **parts}

@@ -18,8 +18,8 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 NO_PARAMETERS = {"type": "object", "properties": {}}
-# Of messages of one role, beside those of all.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
+# Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning", "parsed"), "tool": ("tool_call_id",)}
 
 
 class Tool(NamedTuple):
@@ -179,7 +179,7 @@ def tool_message_fields(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _call(where: str, value: Any) -> dict[str, Any]:
     given = _object(where, value, ("id", "type", "function", "index"))
     _function(f"{where}.type", given.get("type", "function"))
-    function = _object(f"{where}.function", given.get("function"), ("name", "arguments"))
+    function = _object(f"{where}.function", given.get("function"), ("name", "arguments", "parsed_arguments"))
     call = _called(f"{where}.function", function)
     return call if "id" not in given else {"id": text(f"{where}.id", given["id"]), **call}
 
