@@ -1,5 +1,6 @@
 """Random JSON Schemas of all that is supported, beside what a canonical document can tell: see SchemaDraw."""
 
+import json
 from typing import Any
 
 from support.json_schemas import NAMES, PATTERNS, SchemaDraw, recursive
@@ -18,7 +19,8 @@ class WideSchemaDraw(SchemaDraw):
             return recursive(self)
         schema = self.schema(self.one(*DEPTHS))
         if "$ref" in str(schema):
-            schema = {**schema, "$defs": {"one": self.schema(1), "two": self.scalar(0)}}
+            one = json.loads(json.dumps(self.schema(1)).replace("defs/one", "defs/two"))  # the validator does not end in itself
+            schema = {**schema, "$defs": {"one": one, "two": self.scalar(0)}}
         return schema
 
     def scalar(self, depth: int) -> Any:

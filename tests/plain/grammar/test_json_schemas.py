@@ -3,6 +3,7 @@
 import contextlib
 import json
 import runpy
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ def _other_form(value: Any) -> bool:
     if isinstance(value, float):
         return value == int(value) or "e" in repr(value)
     return isinstance(value, (dict, list)) and any(map(_other_form, value.values() if isinstance(value, dict) else value))
+
+
+def test_no_double_of_an_output_is_an_exclusive_bound(rng: np.random.Generator) -> None:
+    """Decimals beside the bound, ever nearer, read as most readers do."""
+    for bound in (0, 0.5, -1.4, 8.6, -0.8999999999999999, 1234.5, 99999999, 1e-9, *rng.normal(0, 100, 20).tolist()):
+        for keyword, sign in (("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
+            automaton = automaton_of_schema({"type": "number", keyword: bound})
+            exact, near = Decimal(repr(bound)), []
+            for places in range(1, 19):
+                grid = Decimal(10) ** -places
+                beyond = exact.quantize(grid, ROUND_FLOOR if sign > 0 else ROUND_CEILING) + sign * grid
+                near.append(f"{beyond + sign * grid * int(rng.integers(0, 3)):f}")
+            accepted = [text for text in near if automaton.accepts(text.encode())]
+            assert accepted
+            assert all((float(text) - bound) * sign > 0 for text in accepted), (bound, keyword)
 
 
 def test_a_contradiction_is_refused_with_its_place(rng: np.random.Generator) -> None:
