@@ -22,6 +22,7 @@ from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 CHUNK = 50  # schemas of one job
+SAID = 100  # jobs between two lines about it
 SAMPLES = 2  # outputs of each
 ENGINE_BATCH, ENGINE_TOKENS = 24, 120
 ENGINE_OPTIONS = {"slots": 12, "grammar_slots": 4, "max_model_len": 256, "check_integrity": "always"}
@@ -78,7 +79,9 @@ def fuzz_schemas(run: Run) -> None:
             faults += wrong
             for fault in wrong:
                 print(fault[:2000], flush=True)
-            run.progress(f"schemas, {len(faults)} faults", number * CHUNK, options.count)
+            run.progress("schemas", number * CHUNK, options.count)
+            if number % SAID == 0:
+                print(f"{number * CHUNK:,} of {options.count:,} schemas, {len(faults)} faults", flush=True)
     numbers = list(range(options.first, last, options.engine_every)) if options.engine_every else []
     found, wrong = engine(options.seed, numbers, run)
     counts += found

@@ -23,7 +23,7 @@ def test_aiperf(served: Any, tmp_path: Path, endpoint: str) -> None:
         *(BIN / "aiperf", "profile", "--model", served.model, "--url", served.url, "--api-key", served.key, "--ui", "none"),
         *("--endpoint-type", endpoint, "--streaming", "--request-count", str(REQUESTS), "--concurrency", "2"),
         *("--tokenizer", DEMO, "--prompt-input-tokens-mean", "20", "--output-tokens-mean", str(TOKENS)),
-        *("--extra-inputs", "ignore_eos:true", "--output-artifact-dir", tmp_path),
+        *("--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--output-artifact-dir", tmp_path),
     ]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

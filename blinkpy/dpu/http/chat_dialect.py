@@ -97,7 +97,8 @@ class ChatDialect:
             )
             raise bad_request(f"{message} that no grammar has.", "tools", "unsupported_parameter")
         grammar = None if field is None else field.grammar
-        if with_calls and self.calls is not None:
+        of_content = field is not None and field.param.startswith(FORMATS)  # other fields are about all of the output
+        if with_calls and self.calls is not None and (strict or of_content):
             grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar)
         assert grammar is not None
         if tags is not None:
