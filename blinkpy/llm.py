@@ -209,7 +209,7 @@ class LLM:
         generate() otherwise."""
         several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         try:
-            fields = {
+            fields: dict[str, Any] = {
                 "tools": tool_fields.tools("tools", [dict(tool) for tool in tools]),
                 "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
                 "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs)),

@@ -12,6 +12,7 @@ import os
 import secrets
 from collections import Counter
 from functools import cache
+from typing import Any
 
 from support.schema_storm import InvalidOutputError, TokenWalk, draw, engine_outputs, walk_outputs
 
@@ -25,7 +26,7 @@ CHUNK = 50  # schemas of one job
 SAID = 100  # jobs between two lines about it
 SAMPLES = 2  # outputs of each
 ENGINE_BATCH, ENGINE_TOKENS = 24, 120
-ENGINE_OPTIONS = {"slots": 12, "grammar_slots": 4, "max_model_len": 256, "check_integrity": "always"}
+ENGINE_OPTIONS: dict[str, Any] = {"slots": 12, "grammar_slots": 4, "max_model_len": 256, "check_integrity": "always"}
 
 
 @cache

@@ -31,7 +31,7 @@ END = -1  # in place of a token
 class Drawn(NamedTuple):
     """A schema, and its automaton or why there is none."""
 
-    index: int
+    number: int
     schema: Any
     automaton: ByteAutomaton | None
     refusal: str = ""
@@ -56,9 +56,9 @@ def judge(drawn: Drawn, output: bytes) -> None:
     try:
         fine = validator(drawn.schema).is_valid(document(output))
     except ValueError as error:
-        raise InvalidOutputError(f"no JSON ({error}): {output!r}, schema {drawn.index}: {json.dumps(drawn.schema)}") from error
+        raise InvalidOutputError(f"no JSON ({error}): {output!r}, schema {drawn.number}: {json.dumps(drawn.schema)}") from error
     if not fine:
-        raise InvalidOutputError(f"invalid: {output!r}, schema {drawn.index}: {json.dumps(drawn.schema)}")
+        raise InvalidOutputError(f"invalid: {output!r}, schema {drawn.number}: {json.dumps(drawn.schema)}")
 
 
 @cached_njit
@@ -155,7 +155,7 @@ def engine_outputs(llm: LLM, seed: int, drawn: list[Drawn], max_tokens: int) -> 
     """One output of the engine for each schema that has an automaton, by how it ended. Raises InvalidOutputError."""
     given = [one for one in drawn if one.automaton is not None]
     params = [
-        SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=(seed + one.index) % (1 << 31), grammar=one.automaton)
+        SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=(seed + one.number) % (1 << 31), grammar=one.automaton)
         for one in given
     ]
     counts = Counter[str]()
@@ -165,5 +165,5 @@ def engine_outputs(llm: LLM, seed: int, drawn: list[Drawn], max_tokens: int) -> 
         if out.finish_reason == "stop":
             judge(one, out.text.encode())
         elif one.automaton is not None and "\ufffd" not in out.text and one.automaton.advance(0, out.text.encode()) < 0:
-            raise InvalidOutputError(f"no beginning of a valid output: {out.text!r}, schema {one.index}: {one.schema}")
+            raise InvalidOutputError(f"no beginning of a valid output: {out.text!r}, schema {one.number}: {one.schema}")
     return counts

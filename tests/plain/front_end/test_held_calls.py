@@ -32,7 +32,8 @@ CITY: dict[str, Any] = {
 }
 TOOLS = [Tool("weather", CITY, True, {}), Tool("time", {"type": "object", "properties": {}}, True, {})]
 VALIDATOR = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
-STRICT: Any = [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, TIME]
+FUNCTION: Any = WEATHER["function"]
+STRICT: Any = [{**WEATHER, "function": {**FUNCTION, "strict": True}}, TIME]
 
 
 def calls_of(text: str, expected: Expected) -> list[tuple[str, str]]:
