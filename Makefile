@@ -3,11 +3,12 @@
 #   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
-#   make test-clients  clients of other projects, in an environment of their own, against the demonstration model
+#   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
 #   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
+#   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
@@ -53,7 +54,8 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-hostile mutants coverage test-gpu bench paper tables measure docs clean
+.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-hostile fuzz-schemas mutants coverage test-gpu bench paper tables
+.PHONY: measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -108,10 +110,13 @@ test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
 
 # One of the clients needs torch: without TORCH_ARGS, the index brings several GB for GPUs.
-build/clients/.installed: tests/clients/requirements.txt | $(call STAMP,serve-$(EXTRA))
+build/clients/.installed: tests/clients/requirements.txt tests/clients/package-lock.json | $(call STAMP,serve-$(EXTRA))
 	@$(RUNNER) -m venv build/clients
 	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input $(TORCH_ARGS) torch==$(TORCH)
 	@build/clients/bin/python -m pip install -qq --disable-pip-version-check --no-input -r tests/clients/requirements.txt
+	@mkdir -p build/clients/node && cp tests/clients/package.json tests/clients/package-lock.json build/clients/node
+	@npm ci --prefix build/clients/node --silent --no-audit --no-fund || { \
+	  echo "two of the clients are for Node: npm of Node 20 or later is needed (Debian: apt install npm)" >&2; exit 1; }
 	@touch $@
 
 test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
@@ -132,6 +137,9 @@ fuzz: $(VENV)/.dev
 
 fuzz-hostile: $(VENV)/.dev
 	@$(RUN) -m blinkpy.verify.sim --hostile --steps 1500000 $(ARGS)
+
+fuzz-schemas: $(VENV)/.dev
+	@PYTHONPATH=.:tests $(RUN) tools/fuzz_schemas.py $(ARGS)
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

@@ -12,21 +12,30 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.config import options as config_options
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields import tool_fields
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, Request
+from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
-from blinkpy.dpu.text.chat_prompt import chat_prompt
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
+from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
@@ -61,9 +70,10 @@ class _Work:
         params: SamplingParams,
         tokenizer: Tokenizer,
         leader: Generation | None,
+        showing: tuple[str, ...],
     ):
         self.ids, self.sampling, self.grammar = ids, sampling, params.grammar
-        began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids)
+        began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.tokens: list[int] = []
         self._parts: list[str] = []
@@ -143,7 +153,8 @@ class LLM:
             finally:
                 progress.close()
         limit = 64 * self._pair.context + 4096
-        self._template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
+        template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
+        self._dialect = ChatDialect(template, self.config.model, self.tokenizer.model_type)
 
     def __enter__(self) -> Self:
         return self
@@ -182,31 +193,62 @@ class LLM:
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
         ids = [encode(p) if isinstance(p, str) else np.array(p, np.int32) for p in given]
-        return self._run(texts, ids, sampling_params)
+        return self._run(texts, ids, self._each(sampling_params, len(ids)))
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several: lists of {"role", "content"}. As generate() otherwise."""
-        if self._template is None:
-            raise ValueError("the model has no chat template; give one with chat_template=FILE")
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        """Answer a conversation, or each of several: lists of {"role", "content"}, and of what else OpenAI's messages have.
+        tools, tool_choice, chat_template_kwargs: as in OpenAI's API and docs/tools.md. Each output has its `message`. As
+        generate() otherwise."""
+        several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         try:
-            prompts = [chat_prompt(self._template, self.tokenizer, conversation) for conversation in several]  # type: ignore[arg-type]
+            fields: dict[str, Any] = {
+                "tools": tool_fields.tools("tools", [dict(tool) for tool in tools]),
+                "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
+                "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs)),
+            }
+            tool_fields.check_choice(fields["tool_choice"], fields["tools"])
+            requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
+            prompts = [self._dialect.prompt(request, self.tokenizer.specials) for request in requests]
+            grammars = [None if r.grammar is None else automaton_of_grammar(r.grammar.grammar) for r in requests]
+        except (ApiError, GrammarError) as error:
+            raise ValueError(error.message) from error
         except ChatError as error:
             raise ValueError(str(error)) from error
-        return self._run([text for text, _ in prompts], [ids for _, ids in prompts], sampling_params)
+        each = self._each(sampling_params, len(prompts))
+        for i, grammar in enumerate(grammars):
+            if grammar is not None and each[i].grammar is not None:
+                raise ValueError(f"prompt {i}: 'grammar' can't be used where tools have a grammar of their own")
+            each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
+        ids = [self.tokenizer.encode(text, False, parse_special=True) for text, _ in prompts]
+        texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
+        return self._run(texts, ids, each, [expected for _, expected in prompts])
+
+    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        """The parameters of each prompt."""
+        chosen = self.default_sampling_params() if params is None else params
+        each = [chosen] * count if isinstance(chosen, SamplingParams) else list(chosen)
+        if len(each) != count:
+            raise ValueError(f"{count} prompts with {len(each)} sampling parameters")
+        return each
 
     def _run(
-        self, texts: Sequence[str | None], ids: Sequence[Int32], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        texts: Sequence[str | None],
+        ids: Sequence[Int32],
+        each: Sequence[SamplingParams],
+        expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
-        chosen = self.default_sampling_params() if params is None else params
-        each = [chosen] * len(ids) if isinstance(chosen, SamplingParams) else list(chosen)
-        if len(each) != len(ids):
-            raise ValueError(f"{len(ids)} prompts with {len(each)} sampling parameters")
-        works = [self._works(i, tokens, one) for i, (tokens, one) in enumerate(zip(ids, each, strict=True))]
+        """expected: of chats, what each answer may hold beside content."""
+        showing = [() if expected is None or expected[i] is None else self._dialect.tokens for i in range(len(ids))]
+        works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
         if not self._end.alive:
             raise RuntimeError("this LLM is closed")
         code = self._engine.exit_code()
@@ -220,6 +262,11 @@ class LLM:
                 raise RuntimeError(f"the engine failed: {error}") from error
         spell = self.tokenizer.spell
         outputs = [[work.output(i, spell) for i, work in enumerate(of_prompt)] for of_prompt in works]
+        if expected is not None:
+            outputs = [
+                [replace(one, message=message_of(one.text, may)) for one in several]
+                for several, may in zip(outputs, expected, strict=True)
+            ]
         return [RequestOutput(str(i), texts[i], ids[i].tolist(), done) for i, done in enumerate(outputs)]
 
     def _attach(self) -> None:
@@ -232,8 +279,9 @@ class LLM:
                 if self._engine.exit_code() is not None or time.monotonic() > deadline:
                     raise
 
-    def _works(self, index: int, ids: Int32, params: SamplingParams) -> list[_Work]:
-        """All outputs of a prompt; where there is a page to share, the others follow the first."""
+    def _works(self, index: int, ids: Int32, params: SamplingParams, showing: tuple[str, ...]) -> list[_Work]:
+        """All outputs of a prompt; where there is a page to share, the others follow the first. showing: tokens with text, though
+        they may be special."""
         context = self._pair.context
         try:
             if len(ids) == 0:
@@ -250,7 +298,7 @@ class LLM:
         works: list[_Work] = []
         for variant in sampling.variants(params.n):
             leader = works[0].generation if works and len(ids) > self._pair.facts.page_size else None
-            works.append(_Work(index, ids, variant, params, self.tokenizer, leader))
+            works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing))
         return works
 
     def _drive(self, works: Iterable[_Work]) -> None:
@@ -285,6 +333,11 @@ class LLM:
 def _end_engine(child: Child, segment: str) -> None:
     child.end(ENGINE_STOP_S)
     unlink_stale(segment)  # in case the engine was killed
+
+
+def _checked(conversation: Conversation) -> list[dict[str, Any]]:
+    """Messages as the server checks them. Raises ApiError."""
+    return list(CHAT_FIELDS["messages"].check("messages", [dict(message) for message in conversation]))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

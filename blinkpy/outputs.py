@@ -1,6 +1,7 @@
 """What `LLM` returns for a prompt."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,13 +15,15 @@ class Logprob:
 @dataclass(frozen=True)
 class CompletionOutput:
     """One generated continuation. token_ids include a stop token; text has neither that nor a stop string. logprobs: for each
-    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for."""
+    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for. message: of a
+    chat, for the conversation to go on with: role, content, reasoning_content and tool_calls as in OpenAI's API."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str  # "stop" or "length"
     logprobs: list[dict[int, Logprob]] | None = None
+    message: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,19 @@
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import Command
 
+HERE = Path(__file__).parent
+NODE = Path(sys.prefix) / "node"  # beside this environment's packages, those for Node
 SERVES = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
 KEY = "a-key-of-the-test"
 
@@ -33,12 +39,24 @@ class Served:
         answer = self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], temperature=0, **fields)
         return str(answer["choices"][0]["message"]["content"])
 
+    def run_node(self, script: str, text: str) -> dict[str, Any]:
+        """What a script of this folder prints, with the packages for Node."""
+        environment = {**os.environ, "BASE": self.base, "KEY": KEY, "MODEL": self.model, "TEXT": text}
+        command = ["node", shutil.copy(HERE / script, NODE)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     # Clients that look for news of their own on the internet need not find any.
     os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
-    arguments = ("serve", "demo", "--device", "cpu", "--dtype", "float32", "--port", "0", "--api-key", KEY)
+    if url := os.environ.get("CLIENTS_URL"):  # of a server that runs, with the same options
+        yield Served("demo", url)
+        return
+    how = ("--device", "cpu", "--dtype", "float32", "--port", "0", "--api-key", KEY, "--grammar-compile-ms", "5000")
+    arguments = ("serve", "demo", *how, "--chat-template", str(HERE / "tools.jinja"))
     command = Command(*arguments, python=os.environ["BLINKPY_PYTHON"])
     try:
         yield Served(*command.find(SERVES).groups())

@@ -2,6 +2,7 @@
 output is a string of its automaton, or the prefix of one that max_tokens cut."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from support.automata import automaton_of_choices, random_automaton
 from support.grammar_outputs import JSON, generate_legal_outputs, pieces
+from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
@@ -25,6 +27,16 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 def test_every_output_is_a_string_of_its_automaton_or_a_prefix(llm: LLM, rng: np.random.Generator) -> None:
     generate_legal_outputs(llm, rng)
+
+
+def test_outputs_under_random_schemas_are_valid(llm: LLM, seed: int) -> None:
+    """A share of tools/fuzz_schemas.py."""
+    tokens = read_token_bytes(DEMO_FOLDER, llm.tokenizer.vocab_size)
+    assert tokens is not None
+    counts = sum((found for _, found in walk_outputs(TokenWalk(tokens, llm.tokenizer.eos_ids[0]), seed, range(25), 2)), Counter())
+    counts += engine_outputs(llm, seed, [draw(seed, number) for number in range(25)], 100)
+    assert counts["ended"] > 25
+    assert counts["engine ended"] > 5
 
 
 def test_an_output_may_have_one_form_alone(llm: LLM) -> None:

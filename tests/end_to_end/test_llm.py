@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.front_end.chat_templates import HERMES
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
@@ -142,6 +143,44 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
     for table in synthetic.logprobs or [{}]:
         assert [entry.logprob for entry in table.values()] == pytest.approx([-math.log(vocab - vocab // 16)] * len(table))
     assert null.generate("x", SamplingParams(max_tokens=3))[0].outputs[0].logprobs is None
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "report",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
+    },
+}
+
+
+def test_chat_with_tools(tmp_path: Path) -> None:
+    """A call that must come, a conversation that goes on with its result, and a call that may come."""
+    template = tmp_path / "tools.jinja"
+    template.write_text(HERMES)
+    ask: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    with LLM("demo", device="cpu", dtype="float32", chat_template=str(template)) as llm:
+        several = llm.chat([ask, ask], SamplingParams(max_tokens=60, n=2), tools=[TOOL], tool_choice="required")
+        for out in [one for done in several for one in done.outputs]:
+            assert out.message is not None
+            (call,) = out.message["tool_calls"]
+            assert (call["type"], call["function"]["name"], out.message["content"]) == ("function", "report", None)
+            assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+        past = [*ask, out.message, {"role": "tool", "tool_call_id": call["id"], "content": "Thanks"}]
+        (later,) = llm.chat(past, SamplingParams(max_tokens=5), tools=[TOOL])
+        assert later.prompt is not None
+        assert "<tool_response>Thanks" in later.prompt
+        assert later.outputs[0].message == {"role": "assistant", "content": later.outputs[0].text.rstrip()}
+        (plain,) = llm.chat(ask, SamplingParams(max_tokens=5))
+        assert plain.outputs[0].message == {"role": "assistant", "content": plain.outputs[0].text}
+        for fields, message in (
+            ({"tools": [{"type": "function"}]}, r"tools\[0\].function"),
+            ({"tool_choice": "required"}, "there are no 'tools'"),
+            ({"tools": [TOOL], "chat_template_kwargs": {"a": 1}}, "no variable 'a'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                llm.chat(ask, **fields)
 
 
 def test_chat_uses_the_template(demo: LLM) -> None:

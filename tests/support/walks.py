@@ -31,9 +31,12 @@ class Walker:
         assert min(distance) >= 0, "a state that reaches no end"
         return distance
 
-    def draw(self, rng: np.random.Generator, steps: int) -> bytes:
-        """A string; up to `steps` bytes are free."""
-        text, state = bytearray(), 0
+    def draw(self, rng: np.random.Generator, steps: int, start: bytes = b"") -> bytes:
+        """A string; up to `steps` bytes are free. start: how it begins, which the automaton must allow."""
+        text, state = bytearray(start), 0
+        for byte in start:
+            state = self.rows[state][byte]
+        steps += len(start)
         while True:
             free = len(text) < steps
             if self.accepting[state] and (not free or not self.ways[state] or rng.random() < 0.1):

@@ -7,6 +7,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"regex": R}                         what matches as a whole
     {"choice": [T, ...]}                 one of these texts
     {"text": T}                          this text
+    {"without": R}                       any text in which R has no match
     {"sequence": [G, ...]}               grammars one after the other
     {"any": [G, ...]}                    one of these grammars
     {"repeat": G, "low": n, "high": m}   n to m times, m null for any number
@@ -15,10 +16,11 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
 from typing import Any
 
 from blinkpy.dpu.grammar import byte_nfa
+from blinkpy.dpu.grammar.automaton_products import difference
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
-from blinkpy.dpu.grammar.character_sets import utf8_character
+from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.dpu.grammar.regex_syntax import parse_regex, whole
+from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -83,6 +85,9 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return byte_nfa.words(text.encode() for text in value)
     if kind == "text":
         return byte_nfa.literal(value.encode())
+    if kind == "without":
+        any_text = automaton_of(byte_nfa.repeat(utf8_character(ALL), 0, None))
+        return byte_nfa.embedded(difference(any_text, anywhere(parse_regex(value), utf8_character)))
     if kind == "sequence":
         return byte_nfa.sequence(*(_piece(part, path) for part in value))
     if kind == "any":

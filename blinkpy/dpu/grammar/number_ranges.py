@@ -17,6 +17,9 @@ from blinkpy.dpu.grammar.minimal_automaton import Edge, minimal_automaton
 MOST_REMAINDERS = 1000  # of a step, at all its decimal places together
 MOST_DIGITS = 400  # of a bound; a double has 309 before the point
 MOST_STATES = 20_000
+# Most readers know doubles: what differs from an exclusive bound must not be rounded to it. No double has two decimals of so few
+# digits (IEEE 754, binary64).
+SURE_DIGITS = 15
 LESS, EQUAL, GREATER = -1, 0, 1
 
 DIGIT = byte_nfa.byte_range(0x30, 0x39)
@@ -89,14 +92,22 @@ class NumberRange:
             return ANY_NUMBER
         if self == NumberRange(step=Fraction(1)):
             return ANY_INTEGER
-        zero = Decimal(0)
+        zero, places = Decimal(0), self._places()
         low, high = self.low, self.high
-        positive = _Magnitudes(_Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step)
+        positive = _Magnitudes(
+            _Bound.of(low, self.exclusive_low, LESS), _Bound.of(high, self.exclusive_high, GREATER), self.step, places
+        )
         # Of a negative number the bounds change places; its magnitude is above 0.
         least, exclusive = (zero, True) if high is None or high >= 0 else (-high, self.exclusive_high)
         most = None if low is None else -low
-        negative = _Magnitudes(_Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER), self.step)
+        negative = _Magnitudes(_Bound.of(least, exclusive, LESS), _Bound.of(most, self.exclusive_low, GREATER), self.step, places)
         return byte_nfa.choice(positive.piece(), byte_nfa.sequence(byte_nfa.literal(b"-"), negative.piece()))
+
+    def _places(self) -> int | None:
+        """The most digits behind the point, None for any number."""
+        bounds = ((self.low, self.exclusive_low), (self.high, self.exclusive_high))
+        whole = [bound.adjusted() + 1 if bound else 0 for bound, exclusive in bounds if exclusive and bound is not None]
+        return min(SURE_DIGITS, max(0, SURE_DIGITS - max(whole))) if whole else None
 
 
 class _Bound(NamedTuple):
@@ -157,9 +168,9 @@ class _Magnitudes:
     """The decimals from one bound to another, without a sign. A state: (phase, comparison, comparison, digits behind the point,
     remainder); phases are "start", "zero", "whole", "point", "fraction"."""
 
-    def __init__(self, low: _Bound, high: _Bound, step: Fraction | None):
+    def __init__(self, low: _Bound, high: _Bound, step: Fraction | None, places: int | None):
         self.low, self.high = low, high
-        self.places: int | None = None  # the most digits behind the point
+        self.places = places  # the most digits behind the point
         self.modulus = 1
         if step is not None:
             self.places, self.modulus = _decimal_step(step)

@@ -12,10 +12,11 @@ from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.tools.call_format import choose_format
-from blinkpy.dpu.tools.call_grammar import forced_calls
+from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_calls
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.dpu.tools.reasoning import choose_tags
 
+FORMATS = ("response_format", "text.format")  # fields about content, of which an answer with a call that must come has none
 # A conversation that shows what a template writes of tools, calls and results: each has a name of its own.
 TOOL, CALL, RESULT = "probe_of_a_tool", "probe_of_a_call", "probe_of_a_result"
 PROBE_TOOLS = [{"type": "function", "function": {"name": TOOL, "description": "", "parameters": NO_PARAMETERS}}]
@@ -57,19 +58,60 @@ class ChatDialect:
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
         text = chat_text(self.template, specials, messages, generation, continued, described, self._values(request))
         inside = self.tags is not None and text.rstrip().endswith(self.tags.open)
+        if tools and choice is not None and choice.mode == "required":
+            return self._forced(request, tools, text, inside)
+        text, inside = self._held(request, tools, specials, text, inside)
         if self.calls is None or not tools:
             return text, Expected(self.tags, inside) if self.tags is not None else None
-        prefix = ""
-        if choice is not None and choice.mode == "required":
-            prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
-            if request.grammar is not None:
-                message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
-                raise bad_request(message, request.grammar.param, "invalid_value")
-            request.grammar = GrammarField("tools", grammar, needed=False)
-            if inside and self.tags is not None:  # a call is not preceded by reasoning
-                text, inside = f"{text.rstrip()}\n\n{self.tags.close}\n\n", False
+        return text, self._expected(request, tools, inside)
+
+    def _expected(self, request: Request, tools: Sequence[Tool], inside: bool, prefix: str = "") -> Expected:
         names = frozenset(tool.name for tool in tools)
-        return text + prefix, Expected(self.tags, inside, self.calls, names, request.parallel_tool_calls, prefix)
+        return Expected(self.tags, inside, self.calls, names, request.parallel_tool_calls, prefix)
+
+    def _forced(self, request: Request, tools: Sequence[Tool], text: str, inside: bool) -> tuple[str, Expected]:
+        """A call that must come: its beginning stands in the prompt."""
+        assert self.calls is not None  # _check
+        prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
+        if request.grammar is not None and not request.grammar.param.startswith(FORMATS):
+            message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
+            raise bad_request(message, request.grammar.param, "invalid_value")
+        request.grammar = GrammarField("tools", grammar, needed=False)
+        if inside:  # a call is not preceded by reasoning
+            text, inside = self._closed(text), False
+        return text + prefix, self._expected(request, tools, inside, prefix)
+
+    def _held(
+        self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool
+    ) -> tuple[str, bool]:
+        """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, and of reasoning
+        before it. Returns the prompt's text and whether it is inside of reasoning. A grammar has no special tokens."""
+        field, strict = request.grammar, [tool.name for tool in tools if tool.strict]
+        if field is None and not strict:
+            return text, inside
+        with_calls = bool(tools) and self.calls is not None and not specials.in_text("".join(self.calls.text[:-1]))
+        tags = None if self.tags is None or specials.in_text("".join(self.tags)) else self.tags
+        if strict and not (with_calls and tags == self.tags):
+            message = (
+                f"'strict' of '{strict[0]}' needs a 'tool_choice' that asks for a call: this model's calls begin with tokens"
+            )
+            raise bad_request(f"{message} that no grammar has.", "tools", "unsupported_parameter")
+        grammar = None if field is None else field.grammar
+        of_content = field is not None and field.param.startswith(FORMATS)  # other fields are about all of the output
+        if with_calls and self.calls is not None and (strict or of_content):
+            grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar)
+        assert grammar is not None
+        if tags is not None:
+            grammar = after_reasoning(grammar, tags, inside)
+        elif inside:
+            text, inside = self._closed(text), False
+        request.grammar = GrammarField("tools" if field is None else field.param, grammar)
+        return text, inside
+
+    def _closed(self, text: str) -> str:
+        """A prompt behind its reasoning."""
+        assert self.tags is not None
+        return f"{text.rstrip()}\n\n{self.tags.close}\n\n"
 
     def _check(self, request: Request, tools: Sequence[Tool]) -> None:
         """Raise ApiError for what would not reach the model, or not come back as calls."""

@@ -1,6 +1,5 @@
 """Answers of chats whose text has parts: reasoning and tool calls beside content, in the shapes of OpenAI's API."""
 
-import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ class _Message:
     def __init__(self, expected: Expected, include_reasoning: bool):
         self._parser = MessageParser(expected)
         self._include_reasoning = include_reasoning
-        self._id_length = expected.calls.id_length if expected.calls is not None else 0
+        self._new_id = expected.new_id
         self._calls = self._parts = 0
 
     def more(self, text: str) -> dict[str, Any]:
@@ -45,7 +44,7 @@ class _Message:
         for event in events:
             if isinstance(event, CallBegin):
                 function = {"name": event.name, "arguments": ""}
-                calls.append({"index": self._calls, "id": self._id(), "type": "function", "function": function})
+                calls.append({"index": self._calls, "id": self._new_id(), "type": "function", "function": function})
                 self._calls += 1
             elif isinstance(event, CallArguments):
                 if not calls:
@@ -60,8 +59,13 @@ class _Message:
         self._parts += len(delta)
         return delta
 
-    def _id(self) -> str:
-        return secrets.token_hex(12)[: self._id_length] if self._id_length else f"call_{secrets.token_hex(12)}"
+
+def message_of(text: str, expected: Expected | None, include_reasoning: bool = True) -> dict[str, Any]:
+    """The message of an answer that is there as a whole. expected: None for content alone."""
+    parts: dict[str, Any] = {"content": text} if expected is None else _Message(expected, include_reasoning).whole(text)
+    for call in parts.get("tool_calls", ()):
+        del call["index"]
+    return {"role": "assistant", "content": None, **parts}
 
 
 class MessageAnswer(Answer):

@@ -2,46 +2,40 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.fields.grammar_fields import TEXT
 from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.http.response_items import CALL, DELTAS, MESSAGE, REASONING, Event, Item
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs
+from blinkpy.dpu.tools.message_parser import MessageParser
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent
 
-TEXT_PLACE = {"output_index": 0, "content_index": 0}
+PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}  # of ids
 
 
 class ResponseAnswer:
     """The envelope of one answer, with one choice. The interface is that of blinkpy.dpu.http.answers.Answer."""
 
     def __init__(self, request: Request, model: str, spell: TokenSpeller):
-        unique = request.request_id or secrets.token_hex(12)
-        self.id, self._message = f"resp_{unique}", f"msg_{unique}"
+        self._unique = request.request_id or secrets.token_hex(12)
+        self.id = f"resp_{self._unique}"
         self._request, self._model, self._created, self._spell = request, model, int(time.time()), spell
-        self._texts: list[str] = []
-        self._entries: list[TokenLogprobs] = []
+        self._parser = None if request.expected is None else MessageParser(request.expected)
+        self._items: list[Item] = []
+        self._delta = b""  # of the item that is open, up to its sequence number
         self._finish_reason: str | None = None
         self._events = 0
-        place = orjson.dumps({"item_id": self._message, **TEXT_PLACE})[1:-1]
-        kind = b"response.output_text.delta"
-        self._delta = b'event: %b\ndata: {"type":"%b",%b,"sequence_number":' % (kind, kind, place)
 
     # ---- objects -----------------------------------------------------------------------------------------------------
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        return list(chat_logprobs(entries, self._spell)["content"])
-
-    def _part(self, text: str, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(entries)}
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "message", "id": self._message, "status": status, "role": "assistant", "content": content}
-
-    def _response(self, status: str, output: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+    def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:
         request = self._request
         return {
             "id": self.id,
@@ -54,76 +48,91 @@ class ResponseAnswer:
             "max_output_tokens": request.max_tokens,
             "metadata": request.metadata or {},
             "model": self._model,
-            "output": output,
-            "parallel_tool_calls": False,
+            "output": [] if usage is None else [item.table() for item in self._items],
+            "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": request.parameters.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "text": {"format": TEXT if request.text_format is None else request.text_format.given},
+            "tool_choice": _choice(request),
+            "tools": [_tool(tool) for tool in request.tools],
             "top_logprobs": request.top_logprobs,
             "top_p": request.parameters.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else usage.response_table(),
         }
 
-    @staticmethod
-    def _status(finish_reason: str | None) -> str:
-        return "incomplete" if finish_reason == "length" else "completed"
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason == "length" else "completed"
 
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
         (choice,) = choices
-        status = self._status(choice.finish_reason)
-        return orjson.dumps(self._response(status, [self._item(status, [self._part(choice.text, choice.logprobs)])], usage))
+        self.event(choice.index, choice.text, choice.logprobs)
+        self.last_event(choice.index, choice.finish_reason)
+        return orjson.dumps(self._response(self._status(), usage))
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
-    def _event(self, kind: str, **content: Any) -> bytes:
+    def _event(self, kind: str, content: dict[str, Any]) -> bytes:
         body = orjson.dumps({"type": kind, **content, "sequence_number": self._events})
         self._events += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
 
+    def _all(self, events: Iterable[Event]) -> bytes:
+        return b"".join(self._event(*event) for event in events)
+
     def _begin(self) -> bytes:
-        started = self._response("in_progress", [], None)
-        place = {"item_id": self._message, **TEXT_PLACE}
-        return b"".join(
-            (
-                self._event("response.created", response=started),
-                self._event("response.in_progress", response=started),
-                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._event("response.content_part.added", **place, part=self._part("", ())),
-            )
-        )
+        started = {"response": self._response("in_progress", None)}
+        return self._all((("response.created", started), ("response.in_progress", started)))
 
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
-        """The event of more text; before the first one those that begin the answer."""
+        """The events of more text; before the first ones those that begin the answer. A message alone shows logprobs."""
         begin = b"" if self._events else self._begin()
-        self._texts.append(text)
-        self._entries += logprobs
-        entries = orjson.dumps(self._logprobs(logprobs)) if logprobs else b"[]"
+        entries = list(chat_logprobs(logprobs, self._spell)["content"]) if logprobs else []
+        parts = (Content(text),) if self._parser is None else self._parser.feed(text)
+        return begin + b"".join([self._part(part, entries) for part in parts])
+
+    def _part(self, part: OutputEvent, entries: list[dict[str, Any]]) -> bytes:
+        if isinstance(part, CallBegin):
+            return self._open(CALL, part.name)
+        kind = MESSAGE if isinstance(part, Content) else CALL if isinstance(part, CallArguments) else REASONING
+        begin = b"" if self._items and self._items[-1].kind == kind else self._open(kind)
+        item = self._items[-1]
+        item.texts.append(part.text)
         number, self._events = self._events, self._events + 1
-        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (begin, self._delta, number, orjson.dumps(text), entries)
+        delta = b'%b%b%d,"delta":%b' % (begin, self._delta, number, orjson.dumps(part.text))
+        if kind != MESSAGE:
+            return delta + b"}\n\n"
+        shown = orjson.dumps(entries) if entries else b"[]"
+        item.logprobs += entries
+        entries.clear()
+        return b'%b,"logprobs":%b}\n\n' % (delta, shown)
+
+    def _open(self, kind: str, name: str = "") -> bytes:
+        """Begin an item; the one before it ends."""
+        ended = self._all(self._items[-1].end("completed")) if self._items else b""
+        expected, index = self._request.expected, len(self._items)
+        call_id = expected.new_id() if expected is not None and kind == CALL else ""
+        item = Item(kind, f"{PREFIXES[kind]}_{self._unique}{f'_{index}' * (index > 0)}", index, name, call_id)
+        self._items.append(item)
+        event = DELTAS[kind].encode()
+        self._delta = b'event: %b\ndata: {"type":"%b",%b,"sequence_number":' % (event, event, orjson.dumps(item.place)[1:-1])
+        return ended + self._all(item.begin())
 
     def last_event(self, index: int, finish_reason: str) -> bytes:
-        """The events that end the text."""
+        """The events that end the last item; an answer without any has an empty message."""
         self._finish_reason = finish_reason
-        text, status = "".join(self._texts), self._status(finish_reason)
-        part, place = self._part(text, self._entries), {"item_id": self._message, **TEXT_PLACE}
-        return b"".join(
-            (
-                self._event("response.output_text.done", **place, text=text, logprobs=part["logprobs"]),
-                self._event("response.content_part.done", **place, part=part),
-                self._event("response.output_item.done", output_index=0, item=self._item(status, [part])),
-            )
-        )
+        rest = [] if self._parser is None else self._parser.finish()
+        events = [self._part(part, []) for part in rest]
+        if not self._items:
+            events.append(self._open(MESSAGE))
+        return b"".join(events) + self._all(self._items[-1].end(self._status()))
 
     def end(self, usage: Usage, with_usage: bool) -> bytes:
         """The event that ends the stream; it always has the token counts."""
-        status = self._status(self._finish_reason)
-        item = self._item(status, [self._part("".join(self._texts), self._entries)])
-        return self._event(f"response.{status}", response=self._response(status, [item], usage))
+        status = self._status()
+        return self._event(f"response.{status}", {"response": self._response(status, usage)})
 
     def with_usage(self, event: bytes, usage: Usage) -> bytes:
         """The event as it is: counts come at the end."""
@@ -132,4 +141,24 @@ class ResponseAnswer:
     def error_event(self, error: ApiError) -> bytes:
         """The event of an error in a stream."""
         described = orjson.loads(error.body())["error"]
-        return self._event("error", code=described["code"], message=described["message"], param=described["param"])
+        return self._event("error", {key: described[key] for key in ("code", "message", "param")})
+
+
+def _choice(request: Request) -> Any:
+    """The choice of tools as a request has it."""
+    choice = request.tool_choice
+    if choice is None:
+        return "auto" if request.tools else "none"
+    return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """A tool as a request has it."""
+    given = tool.described["function"]
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": given.get("description"),
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }

@@ -118,7 +118,6 @@ class Service:
         """The envelope of a request's answer, once it has its prompts. chat: None for /v1/responses."""
         spell = self.tokenizer.spell
         if chat is None:
-            request.expected = None
             return ResponseAnswer(request, self.model, spell)
         if request.expected is not None:
             return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id)

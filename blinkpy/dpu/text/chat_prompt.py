@@ -1,4 +1,4 @@
-"""From a conversation to the prompt's tokens: the template writes special tokens, and the messages can't."""
+"""From a conversation to the prompt's text: the template writes special tokens, and the messages can't."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -6,8 +6,6 @@ from typing import Any
 
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
-from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.array_types import Int32
 
 
 def chat_text(
@@ -34,16 +32,3 @@ def chat_text(
         if not found:
             raise ChatError("the chat template does not show the end of the last message, so it can't be continued")
     return text
-
-
-def chat_prompt(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    add_special_tokens: bool = False,
-) -> tuple[str, Int32]:
-    """Text and token ids of a prompt, as chat_text. add_special_tokens: beside those of the template. Raises ChatError."""
-    text = chat_text(template, tokenizer.specials, messages, add_generation_prompt, continue_final_message)
-    return tokenizer.specials.unmark(text), tokenizer.encode(text, add_special_tokens, parse_special=True)

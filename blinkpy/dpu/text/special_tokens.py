@@ -95,6 +95,10 @@ class SpecialTokens:
             marked = marked[:start] + body + marked[end:]
         return marked
 
+    def in_text(self, text: str) -> bool:
+        """Whether something in a text is spelled like a special token."""
+        return self._names.search(text) is not None
+
     def unmark(self, text: str) -> str:
         """The text without marks, as people read it."""
         return self._any_mark.sub(lambda found: self._listed[int(found[1])] if found[1] else "", text)

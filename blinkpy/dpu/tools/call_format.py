@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from blinkpy.config import TOOL_CALL_PARSERS, ConfigError
 from blinkpy.dpu.tools.output_source import OutputSource, Steps
@@ -17,8 +18,7 @@ AUTO, NONE = "auto", "none"
 OTHERS = (("<tool_call>", "<function="), ("<tool_call>", "<arg_key>"), ("tool\u2581calls\u2581begin",))
 
 
-@dataclass(frozen=True)
-class CallText:
+class CallText(NamedTuple):
     """What stands around names and arguments where a model writes calls as it was trained to: begin, then each call as open,
     name, middle, arguments, close, with between among them, then end."""
 
@@ -42,6 +42,10 @@ class CallFormat:
     tokens: tuple[str, ...] = ()  # which the parser must see, though they may be special
     signs: tuple[tuple[str, ...], ...] = ()  # each a set of texts that stand together in chat templates of this format alone
     model_types: tuple[str, ...] = ()  # of config.json, where a template has no sign
+    begins: str = (
+        ""  # a regular expression: where it matches, the parser may find a call, {names} for those of the tools; behind ^
+    )
+    # where none can come later
     id_length: int = 0  # characters of an id, if the format's templates insist; 0: OpenAI's form
 
 

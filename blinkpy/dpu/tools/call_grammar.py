@@ -1,16 +1,20 @@
-"""Calls that must come: how the answer begins, and the grammar of the rest.
+"""Calls that must come: how the answer begins, and the grammar of the rest. Calls that may come, and have to be as they should.
 
-Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]} and
-{"repeat": G, "low": n, "high": m}, m null for any number.
+Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]},
+{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R} and {"without": R}.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
+from blinkpy.dpu.tools.reasoning import ReasoningTags
 
 Grammar = dict[str, Any]
+ANY_OBJECT: Grammar = {"object": True}
+SPACES: Grammar = {"regex": r"\s*"}
 
 
 class CallableTool(Protocol):
@@ -20,6 +24,8 @@ class CallableTool(Protocol):
     def name(self) -> str: ...
     @property
     def parameters(self) -> Mapping[str, Any]: ...
+    @property
+    def strict(self) -> bool: ...
 
 
 class ForcedCalls(NamedTuple):
@@ -34,15 +40,41 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     text = calls.text
     heads = [tool.name + text.middle for tool in tools]
     bodies = [_arguments(tool.parameters, text) for tool in tools]
+    only = len(tools) == 1
+    prefix = text.begin + text.open + (heads[0] if only else "")
+    return ForcedCalls(prefix, _calls(text, heads, bodies, parallel, bodies[0] if only else None))
+
+
+def held_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool, content: Grammar | None) -> Grammar:
+    """An answer with or without calls, each call as it has to be: where one begins, nothing else may follow. Tools that are not
+    strict get any object. content: what an answer without calls is; None for any text, which may then stand around calls, too."""
+    text = calls.text
+    begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
+    bodies = [_arguments(tool.parameters, text) if tool.strict or text.keywords else ANY_OBJECT for tool in tools]
+    one = _sequence(text.begin + text.open, _calls(text, [tool.name + text.middle for tool in tools], bodies, parallel))
+    plain: Grammar = {"without": begins}
+    if content is not None or begins.startswith("^"):
+        return {"any": [plain if content is None else content, one]}
+    return _sequence(plain, {"repeat": _sequence(one, plain), "low": 0, "high": None if parallel else 1})
+
+
+def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Grammar:
+    """The grammar of an answer, with reasoning before it. inside: the prompt has opened the tag, so that there is some."""
+    rest = _sequence({"without": re.escape(tags.close)}, tags.close, SPACES)
+    return _sequence(rest if inside else _maybe(_sequence(SPACES, tags.open, rest)), grammar)
+
+
+def _calls(
+    text: CallText, heads: Sequence[str], bodies: Sequence[Grammar], parallel: bool, first: Grammar | None = None
+) -> Grammar:
+    """From a call's name to the end of the last call. first: arguments whose name stands before the grammar."""
     any_call = {"any": [_sequence(head, body) for head, body in zip(heads, bodies, strict=True)]}
     more = {
         "repeat": _sequence(text.close, text.between, text.open, any_call),
         "low": 0,
         "high": None if parallel else 0,
     }
-    only = len(tools) == 1
-    prefix = text.begin + text.open + (heads[0] if only else "")
-    return ForcedCalls(prefix, _sequence(bodies[0] if only else any_call, more, text.close, text.end))
+    return _sequence(first or any_call, more, text.close, text.end)
 
 
 def _sequence(*parts: str | Grammar) -> Grammar:

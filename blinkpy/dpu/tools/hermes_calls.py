@@ -25,6 +25,7 @@ FORMATS = (
         f"{OPEN}JSON{CLOSE}",
         parse,
         CallText(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}", between="\n"),
+        begins=OPEN,
         tokens=(OPEN, CLOSE),
         signs=((OPEN,),),
         model_types=("qwen2", "qwen3", "qwen3_moe"),

@@ -35,6 +35,7 @@ FORMATS = (
         '{"name": NAME, "parameters": JSON}',
         parse,
         CallText('{"name": "', '", "parameters": ', "}", between="; "),
+        begins=r"^\s*[\[{]|<\|python_tag\|>",
         tokens=(TAG,),
         signs=((TAG,), ('"parameters": ', "ipython"), ('{"name": function name, "parameters"',)),
         model_types=("llama",),

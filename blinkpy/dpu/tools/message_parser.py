@@ -1,5 +1,6 @@
 """From the text of one answer, as it comes, to its reasoning, content and tool calls."""
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ class Expected:
     tools: frozenset[str] = frozenset()
     parallel: bool = True  # more than one call
     prefix: str = ""
+
+    def new_id(self) -> str:
+        """Of a call."""
+        length = self.calls.id_length if self.calls is not None else 0
+        return secrets.token_hex(12)[:length] if length else f"call_{secrets.token_hex(12)}"
 
 
 class MessageParser:

@@ -5,6 +5,7 @@ from blinkpy.dpu.tools.json_call import json_calls
 from blinkpy.dpu.tools.output_source import NotACall, OutputSource, Steps
 
 WORD, OPEN, CLOSE = "functools", "<|tool_call|>", "<|/tool_call|>"
+BEGINS = r"functools\s*\[|<\|tool_call\|>"
 
 
 def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
@@ -24,12 +25,21 @@ def _text(begin: str, end: str) -> CallText:
 
 
 FORMATS = (
-    CallFormat("phi4_mini_json", f"{WORD}[JSON, ...]", parse, _text(f"{WORD}[", "]"), signs=((WORD,),), model_types=("phi3",)),
+    CallFormat(
+        "phi4_mini_json",
+        f"{WORD}[JSON, ...]",
+        parse,
+        _text(f"{WORD}[", "]"),
+        begins=BEGINS,
+        signs=((WORD,),),
+        model_types=("phi3",),
+    ),
     CallFormat(
         "phi4_mini",
         f"{OPEN}[JSON, ...]{CLOSE}",
         parse,
         _text(f"{OPEN}[", f"]{CLOSE}"),
+        begins=BEGINS,
         tokens=(OPEN, CLOSE),
         signs=((OPEN,), ("<|tool|>",)),
     ),

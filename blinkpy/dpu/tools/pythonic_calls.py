@@ -105,6 +105,7 @@ FORMATS = (
         "[NAME(KEY=VALUE, ...), ...]",
         parse,
         CallText("", "(", ")", begin="[", between=", ", end="]", keywords=True),
+        begins=r"^\s*(<\|python_start\|>)?\s*\[\s*({names})\s*\(",
         tokens=TOKENS,
         signs=(("[func_name1(",), ("<|python_start|>",)),
     ),

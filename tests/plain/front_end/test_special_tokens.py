@@ -1,6 +1,7 @@
 """Special tokens: what is spelled like one is text, unless the chat template wrote it, or a client asked for it."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
-from blinkpy.dpu.text.chat_prompt import chat_prompt
+from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
@@ -37,6 +38,12 @@ PIECES = [
     "two words é",
     "a",
 ]
+
+
+def chat_prompt(template: ChatTemplate, tokenizer: Tokenizer, messages: Any, **how: bool) -> tuple[str, Any]:
+    """Text and token ids of a prompt."""
+    text = chat_text(template, tokenizer.specials, messages, **how)
+    return tokenizer.specials.unmark(text), tokenizer.encode(text, False, parse_special=True)
 
 
 def greedy_json() -> str:

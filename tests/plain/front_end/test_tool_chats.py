@@ -1,105 +1,20 @@
 """Tools and reasoning over HTTP, whole and streamed, through the official client, with an engine that says given tokens."""
 
-import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from support.front_end import chat_templates
-from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
-from support.front_end.http_server import MODEL, RunningServer, events, serving
-from support.front_end.tiny_tokenizer import byte_level_json, write_model
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Encoder
+from support.front_end.http_server import MODEL, events
+from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, TOOLS, Served, message_of, served_with
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.text.chat_template import ChatTemplate
-from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.tools.call_format import call_formats, choose_format
-
-EOS = 1
-SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|python_tag|>"]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
-TOOLS: Any = [WEATHER, TIME]
-ARGUMENTS = '{"city": "Zürich \\"Altstadt\\""}'
-CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
-SECOND = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-ASK: Any = [{"role": "user", "content": "Hi"}]
-
-
-class Served:
-    """A server whose engine says what it is told to."""
-
-    def __init__(self, engine: FakeEngine, server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer):
-        self.engine, self.server, self.client, self.tokenizer = engine, server, client, tokenizer
-
-    def says(self, text: str) -> None:
-        self.engine.script = [*self.tokenizer.encode(text, add_special_tokens=False, parse_special=True).tolist(), EOS]
-
-    def chat(self, text: str, **fields: Any) -> Any:
-        """The choices' answer to a chat, whole, which a stream must equal."""
-        self.says(text)
-        ask = {"model": MODEL, "messages": ASK, **fields}
-        whole = self.client.chat.completions.create(**ask)
-        with self.client.chat.completions.stream(**ask) as stream:
-            streamed = stream.get_final_completion()
-        for one, other in zip(whole.choices, streamed.choices, strict=True):
-            assert one.finish_reason == other.finish_reason
-            assert message_of(one) == message_of(other)
-        return whole.choices[0]
-
-    def prompt(self) -> str:
-        """The last prompt's text."""
-        return str(self.tokenizer.encoder.decode(self.engine.submitted[-1].prompt, skip_special_tokens=False))
-
-    def refused(self, **fields: Any) -> tuple[str, str]:
-        response = self.server.client.post("/v1/chat/completions", json={"messages": ASK, **fields})
-        assert response.status_code == 400, response.text
-        error = response.json()["error"]
-        return error["param"], error["message"]
-
-
-def message_of(choice: Any) -> tuple[Any, ...]:
-    message = choice.message
-    calls = [(call.type, call.function.name, call.function.arguments) for call in message.tool_calls or []]
-    ids = [call.id for call in message.tool_calls or []]
-    assert len(set(ids)) == len(ids)
-    assert all(len(call_id) >= 9 for call_id in ids)
-    return message.role, message.content, (message.model_extra or {}).get("reasoning_content"), calls
-
-
-def folder_with(path: Path, template: str) -> Path:
-    encoder = Encoder.from_str(byte_level_json())
-    encoder.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    return write_model(path, str(encoder.to_str()), chat_template=template)
-
-
-@contextlib.contextmanager
-def served_with(path: Path, template: str, **options: Any) -> Iterator[Served]:
-    folder = folder_with(path, template)
-    facts = FACTS._replace(max_model_len=8192, num_pages=8192)
-    sizes = replace(SIZES, prompt_tokens=4096, hash_entries=1024)
-    with (
-        FakeEngine(facts=facts, sizes=sizes) as engine,
-        serving(engine, folder, **options) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield Served(engine, server, client, Tokenizer(folder))
-        server.idle()
 
 
 @pytest.fixture(scope="module")

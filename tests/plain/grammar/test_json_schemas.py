@@ -1,19 +1,16 @@
-"""JSON Schemas as automata, against an independent validator.
-
-A long run: BLINKPY_SCHEMAS=100000 python -m pytest tests/plain/grammar/test_json_schemas.py
-"""
+"""JSON Schemas as automata, against an independent validator; tools/fuzz_schemas.py is the long run."""
 
 import contextlib
 import json
-import os
 import runpy
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from support.json_schemas import SchemaDraw, canonical, changed, recursive
+from support.schema_validator import document, validator
 from support.walks import Walker
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, automaton_of_schema
@@ -21,7 +18,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
-SCHEMAS = int(os.environ.get("BLINKPY_SCHEMAS", "0")) or 120
+SCHEMAS = 120
 SAMPLES = 4  # of each
 ROOT = Path(__file__).parents[3]
 
@@ -34,18 +31,6 @@ def compiled(schema: Any) -> ByteAutomaton | None:
         if "contradict" in error.message:
             return None
         raise
-
-
-def validator(schema: Any) -> Any:
-    """Its patterns are Python's, where $ also matches before a last line feed, and a point what ends a line elsewhere."""
-    text = json.dumps(schema).replace('$"', r'\\Z"').replace('"^.{', r'"^[^\\n\\r\\u2028\\u2029]{')
-    changed_schema = json.loads(text)
-    return jsonschema.validators.validator_for(changed_schema, jsonschema.Draft202012Validator)(changed_schema)
-
-
-def document(text: bytes) -> Any:
-    """Members that come twice are kept to be seen: the last one counts, as to most readers."""
-    return json.loads(text.decode())
 
 
 def test_all_that_is_generated_is_valid(rng: np.random.Generator) -> None:
@@ -92,6 +77,21 @@ def _other_form(value: Any) -> bool:
     if isinstance(value, float):
         return value == int(value) or "e" in repr(value)
     return isinstance(value, (dict, list)) and any(map(_other_form, value.values() if isinstance(value, dict) else value))
+
+
+def test_no_double_of_an_output_is_an_exclusive_bound(rng: np.random.Generator) -> None:
+    """Decimals beside the bound, ever nearer, read as most readers do."""
+    for bound in (0, 0.5, -1.4, 8.6, -0.8999999999999999, 1234.5, 99999999, 1e-9, *rng.normal(0, 100, 20).tolist()):
+        for keyword, sign in (("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
+            automaton = automaton_of_schema({"type": "number", keyword: bound})
+            exact, near = Decimal(repr(bound)), []
+            for places in range(1, 19):
+                grid = Decimal(10) ** -places
+                beyond = exact.quantize(grid, ROUND_FLOOR if sign > 0 else ROUND_CEILING) + sign * grid
+                near.append(f"{beyond + sign * grid * int(rng.integers(0, 3)):f}")
+            accepted = [text for text in near if automaton.accepts(text.encode())]
+            assert accepted
+            assert all((float(text) - bound) * sign > 0 for text in accepted), (bound, keyword)
 
 
 def test_a_contradiction_is_refused_with_its_place(rng: np.random.Generator) -> None:

@@ -10,6 +10,7 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.grammar.compile_grammar import MOST_CHOICES, Grammar
 
 OBJECT: Grammar = {"object": True}
+TEXT = {"type": "text"}
 MAX_NAME = 64  # characters of a schema's name, as OpenAI has it
 
 
@@ -19,6 +20,20 @@ class GrammarField(NamedTuple):
     param: str
     grammar: Grammar
     needed: bool = True
+
+
+class TextFormat(NamedTuple):
+    """`text.format` of /v1/responses, as given, and its grammar."""
+
+    given: dict[str, Any]
+    grammar: GrammarField | None
+
+
+def text_format(name: str, value: Any) -> GrammarField | None:
+    """The same as response_format, in the form of /v1/responses: what describes a schema stands beside its type."""
+    if _object(name, value).get("type") == "json_schema":
+        return _named_schema(name, {key: entry for key, entry in value.items() if key != "type"})
+    return response_format(name, value)
 
 
 def response_format(name: str, value: Any) -> GrammarField | None:

@@ -20,6 +20,7 @@ from blinkpy.dpu.http.fields import tool_fields, value_checks
 from blinkpy.dpu.http.fields.grammar_fields import (
     STRUCTURES,
     GrammarField,
+    TextFormat,
     choice_field,
     regex_field,
     response_format,
@@ -86,6 +87,7 @@ class Request:
     request_id: str | None = None
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
+    text_format: TextFormat | None = None
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True

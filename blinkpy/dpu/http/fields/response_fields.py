@@ -1,10 +1,13 @@
 """Requests of /v1/responses: its table of fields, and its input as messages. What is the same elsewhere has the same rows."""
 
+from functools import partial
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
 from blinkpy.dpu.http.fields.request_fields import (
     BOOLEAN,
+    CHAT_ONLY_FIELDS,
     COMMON_FIELDS,
     MAX_MESSAGES,
     ROLES,
@@ -22,6 +25,7 @@ from blinkpy.dpu.http.fields.request_fields import (
     takes,
     unsupported_fields,
 )
+from blinkpy.dpu.http.fields.tool_fields import call_item, check_choice, result_item, tool_choice, tools
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES
 from blinkpy.dpu.http.fields.value_checks import typed as _typed
 from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
@@ -47,12 +51,53 @@ def _input(name: str, value: Any) -> list[Message]:
         return [{"role": "user", "content": _text(name, value)}]
     if not 1 <= len(_typed(name, value, list)) <= MAX_MESSAGES:
         raise bad_request(f"'{name}' must be text, or 1 to {MAX_MESSAGES} messages, not {len(value)}.", name, "invalid_value")
-    return [_message(f"{name}[{i}]", item) for i, item in enumerate(value)]
+    return _messages(name, value)
+
+
+def _messages(name: str, items: list[Any]) -> list[Message]:
+    """Items as messages: what a model says, thinks and calls one after the other is one message of an assistant."""
+    found: list[Message] = []
+    open_turn = False  # the last message is an assistant's
+    for i, item in enumerate(items):
+        where = f"{name}[{i}]"
+        kind = _typed(where, item, dict).get("type", "message")
+        if kind == "message":
+            message = _message(where, item)
+            begun = open_turn and "tool_calls" not in found[-1] and not found[-1]["content"]  # by its reasoning
+            if begun and message["role"] == "assistant":
+                found[-1]["content"] = message["content"]
+            else:
+                found.append(message)
+        elif kind == "function_call_output":
+            found.append(result_item(where, item))
+        elif kind in ("function_call", "reasoning"):
+            if not open_turn or (kind == "reasoning" and (found[-1]["content"] or "tool_calls" in found[-1])):
+                found.append({"role": "assistant", "content": ""})
+            if kind == "reasoning":
+                found[-1]["reasoning_content"] = found[-1].get("reasoning_content", "") + _reasoning(where, item)
+            else:
+                found[-1].setdefault("tool_calls", []).append(call_item(where, item))
+        else:
+            message_text = (
+                f"'{where}' must be a message, a function call, its output or reasoning: other items are not supported."
+            )
+            raise bad_request(message_text, f"{where}.type", "unsupported_content")
+        open_turn = found[-1]["role"] == "assistant"
+    return found
+
+
+def _reasoning(where: str, item: Any) -> str:
+    """The text of an item of reasoning: its content, or else its summary."""
+    for key in ("content", "summary"):
+        parts = item.get(key) or []
+        if any(type(part) is not dict for part in _typed(f"{where}.{key}", parts, list)):
+            raise bad_request(f"'{where}.{key}' must be an array of objects.", f"{where}.{key}", "invalid_type")
+        if parts:
+            return "\n".join(_text(f"{where}.{key}[{i}].text", part.get("text")) for i, part in enumerate(parts))
+    return ""
 
 
 def _message(where: str, value: Any) -> Message:
-    if _typed(where, value, dict).get("type", "message") != "message":
-        raise bad_request(f"'{where}' must be a message: other items are not supported.", f"{where}.type", "unsupported_content")
     for key, entry in value.items():
         if key not in ITEM_FIELDS and entry not in (None, [], {}):
             raise _unsupported(f"{where}.{key}")
@@ -83,17 +128,27 @@ def _stream_options(name: str, value: Any) -> None:
             raise _unsupported(f"{name}.{key}")
 
 
-@takes(type="object", properties={"format": {"enum": [{"type": "text"}]}, "verbosity": {"enum": ["medium"]}})
-def _text_options(name: str, value: Any) -> None:
+@takes(type="object", properties={"format": {"type": "object"}, "verbosity": {"enum": ["medium"]}})
+def _text_options(name: str, value: Any) -> TextFormat:
     for key, option in _typed(name, value, dict).items():
-        if option is not None and (key, option) not in (("format", {"type": "text"}), ("verbosity", "medium")):
+        if option is not None and key != "format" and (key, option) != ("verbosity", "medium"):
             raise bad_request(f"'{name}.{key}' is supported with its default only.", f"{name}.{key}", "unsupported_parameter")
+    given = value.get("format")
+    if given is None:
+        return TextFormat(TEXT, None)
+    return TextFormat(given, text_format(f"{name}.format", given))
 
 
 _INPUT_VALUES = (
-    f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`; content may also be a list of '
-    '`{"type": "input_text", "text": ...}`'
+    f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, `function_call_output` and '
+    '`reasoning`; content may also be a list of `{"type": "input_text", "text": ...}`'
 )
+_FORMAT_VALUES = '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '
+_FORMAT_VALUES += '`verbosity`: `"medium"`'
+_TOOLS_VALUES = (
+    '`{"type": "function", "name", "description", "parameters", "strict"}`, as many as in chats; `strict` is false by default'
+)
+_CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
     "input": Field("messages", _input, _INPUT_VALUES),
@@ -102,7 +157,10 @@ RESPONSE_FIELDS = {
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
     "include": Field("logprobs", _include, f'`["{LOGPROBS}"]`: log probabilities of the generated tokens'),
     "top_logprobs": Field("top_logprobs", _top_logprobs, "0 to 20, with `include`; without it, no effect"),
-    "text": Field("", _text_options, '`{"format": {"type": "text"}, "verbosity": "medium"}`'),
+    "text": Field("text_format", _text_options, _FORMAT_VALUES),
+    "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
+    "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),
+    "parallel_tool_calls": CHAT_ONLY_FIELDS["parallel_tool_calls"],
     "stream_options": Field("", _stream_options, '`{"include_obfuscation": false}`'),
     **unsupported_fields(RESPONSES),
 }
@@ -113,6 +171,18 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
     request = read_request(body, RESPONSE_FIELDS, defaults)
     if request.messages is None:
         raise missing("input")
+    if request.text_format is not None:
+        request.grammar = _one_grammar(request)
+    check_choice(request.tool_choice, request.tools)
     if request.instructions is not None:
         request.messages = [{"role": "system", "content": request.instructions}, *request.messages]
     return request
+
+
+def _one_grammar(request: Request) -> GrammarField | None:
+    """That of `text.format`, or else that of another field."""
+    assert request.text_format is not None
+    grammar = request.text_format.grammar
+    if grammar is not None and request.grammar is not None:
+        raise bad_request(f"'text.format' and '{request.grammar.param}' contradict each other.", "text.format", "invalid_value")
+    return grammar or request.grammar

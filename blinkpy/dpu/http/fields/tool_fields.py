@@ -16,9 +16,10 @@ MAX_DEPTH = 32  # of containers in a tool, in the arguments of a call, in chat_t
 MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 NO_PARAMETERS = {"type": "object", "properties": {}}
-# Of messages of one role, beside those of all.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning"), "tool": ("tool_call_id",)}
+# Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning", "parsed"), "tool": ("tool_call_id",)}
 
 
 class Tool(NamedTuple):
@@ -86,24 +87,28 @@ def _function(name: str, value: Any) -> None:
         raise bad_request(f"'{name}' must be 'function'.", name, "invalid_value")
 
 
-def tools(name: str, value: Any) -> tuple[Tool, ...]:
-    """The field `tools`."""
+def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
+    """The field `tools`. flat: as /v1/responses has it, without `function` around a tool's description."""
     if len(typed(name, value, list)) > MAX_TOOLS:
         raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(value)}.", name, "invalid_value")
     _bounded(name, value, MAX_TOOLS_BYTES)
-    checked = tuple(_tool(f"{name}[{i}]", tool) for i, tool in enumerate(value))
+    checked = tuple(_tool(f"{name}[{i}]", tool, flat) for i, tool in enumerate(value))
     names = [tool.name for tool in checked]
     for i, tool in enumerate(names):
         if tool in names[:i]:
-            raise bad_request(f"'{name}' has two functions named '{tool}'.", f"{name}[{i}].function.name", "invalid_value")
+            where = f"{name}[{i}].name" if flat else f"{name}[{i}].function.name"
+            raise bad_request(f"'{name}' has two functions named '{tool}'.", where, "invalid_value")
     return checked
 
 
-def _tool(where: str, value: Any) -> Tool:
-    given = _object(where, value, ("type", "function"))
-    _function(f"{where}.type", given.get("type"))
-    where = f"{where}.function"
-    function = _object(where, given.get("function"), ("name", "description", "parameters", "strict"))
+def _tool(where: str, value: Any, flat: bool) -> Tool:
+    _function(f"{where}.type", typed(where, value, dict).get("type"))
+    given = _object(where, value, ("type", *(FUNCTION_KEYS if flat else ("function",))))
+    if flat:
+        function = {key: entry for key, entry in given.items() if key != "type"}
+    else:
+        where = f"{where}.function"
+        function = _object(where, given.get("function"), FUNCTION_KEYS)
     name = _function_name(f"{where}.name", function.get("name"))
     strict = typed(f"{where}.strict", function.pop("strict", False), bool)
     typed(f"{where}.description", function.get("description", ""), str)
@@ -111,17 +116,17 @@ def _tool(where: str, value: Any) -> Tool:
     return Tool(name, parameters, strict, {"type": "function", "function": function})
 
 
-def tool_choice(name: str, value: Any) -> ToolChoice:
-    """The field `tool_choice`."""
+def tool_choice(name: str, value: Any, flat: bool = False) -> ToolChoice:
+    """The field `tool_choice`. flat: as /v1/responses has it."""
     if value in ("none", "auto", "required"):
         return ToolChoice(value)
     if type(value) is not dict:
         message = f"'{name}' must be 'none', 'auto', 'required' or an object that names a function."
         raise bad_request(message, name, "invalid_value")
-    given = _object(name, value, ("type", "function"))
-    _function(f"{name}.type", given.get("type"))
-    function = _object(f"{name}.function", given.get("function"), ("name",))
-    return ToolChoice("required", _function_name(f"{name}.function.name", function.get("name")))
+    _function(f"{name}.type", value.get("type"))
+    given = _object(name, value, ("type", "name" if flat else "function"))
+    function = given if flat else _object(f"{name}.function", given.get("function"), ("name",))
+    return ToolChoice("required", _function_name(f"{name}.name" if flat else f"{name}.function.name", function.get("name")))
 
 
 def template_values(name: str, value: Any) -> dict[str, Any]:
@@ -174,11 +179,40 @@ def tool_message_fields(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
 def _call(where: str, value: Any) -> dict[str, Any]:
     given = _object(where, value, ("id", "type", "function", "index"))
     _function(f"{where}.type", given.get("type", "function"))
-    function = _object(f"{where}.function", given.get("function"), ("name", "arguments"))
-    name = _function_name(f"{where}.function.name", function.get("name"))
-    arguments = text(f"{where}.function.arguments", function.get("arguments", ""))
-    call = {"type": "function", "function": {"name": name, "arguments": _arguments(f"{where}.function.arguments", arguments)}}
+    function = _object(f"{where}.function", given.get("function"), ("name", "arguments", "parsed_arguments"))
+    call = _called(f"{where}.function", function)
     return call if "id" not in given else {"id": text(f"{where}.id", given["id"]), **call}
+
+
+def _called(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    name = _function_name(f"{where}.name", function.get("name"))
+    arguments = text(f"{where}.arguments", function.get("arguments", ""))
+    return {"type": "function", "function": {"name": name, "arguments": _arguments(f"{where}.arguments", arguments)}}
+
+
+def call_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as an input item of /v1/responses, in the form that chat templates take."""
+    given = _object(where, value, ("type", "id", "call_id", "name", "arguments", "status"))
+    return {"id": _call_id(where, given), **_called(where, given)}
+
+
+def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's result as an input item of /v1/responses, as a message. Raises ApiError for what is no text."""
+    given = _object(where, value, ("type", "id", "call_id", "output", "status"))
+    output, texts = given.get("output"), []
+    parts = output if type(output) is list else [{"type": "input_text", "text": output}]
+    for i, part in enumerate(parts):
+        place = f"{where}.output[{i}]" if parts is output else f"{where}.output"
+        if type(part) is not dict or part.get("type") not in ("input_text", "output_text", "text"):
+            raise bad_request(f"'{place}' must be an object of type 'input_text'.", place, "unsupported_content")
+        texts.append(text(place, part.get("text")))
+    return {"role": "tool", "content": "\n".join(texts), "tool_call_id": _call_id(where, given)}
+
+
+def _call_id(where: str, given: Mapping[str, Any]) -> str:
+    if given.get("call_id") is None:
+        raise bad_request(f"'{where}.call_id' is missing.", f"{where}.call_id", "missing_required_parameter")
+    return str(text(f"{where}.call_id", given["call_id"]))
 
 
 def _arguments(where: str, written: str) -> dict[str, Any] | str:

@@ -1,0 +1,209 @@
+"""Calls that may come, of strict tools: the grammar of the whole answer, against what the parser finds in it."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import openai
+import pytest
+from support.front_end import chat_templates
+from support.front_end.http_server import MODEL
+from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, TIME, WEATHER, Served, message_of, served_with
+from support.walks import Walker
+
+from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.tools.call_format import call_formats
+from blinkpy.dpu.tools.call_grammar import after_reasoning, held_calls
+from blinkpy.dpu.tools.message_parser import Expected, MessageParser
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin
+from blinkpy.dpu.tools.reasoning import PARSERS
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "pattern": "^[A-Z]"}, "day": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", CITY, True, {}), Tool("time", {"type": "object", "properties": {}}, True, {})]
+VALIDATOR = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
+FUNCTION: Any = WEATHER["function"]
+STRICT: Any = [{**WEATHER, "function": {**FUNCTION, "strict": True}}, TIME]
+
+
+def calls_of(text: str, expected: Expected) -> list[tuple[str, str]]:
+    """Name and arguments of what the parser finds."""
+    parser = MessageParser(expected)
+    found: list[list[str]] = []
+    for event in (*parser.feed(text), *parser.finish()):
+        if isinstance(event, CallBegin):
+            found.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            found[-1][1] += event.text
+    return [(name, arguments) for name, arguments in found]
+
+
+def is_fine(name: str, arguments: str) -> bool:
+    try:
+        return name in VALIDATOR and VALIDATOR[name].is_valid(json.loads(arguments))
+    except ValueError:
+        return False
+
+
+def edited(draw: random.Random, text: str) -> str:
+    """A text with a few changes: what a model might write in place of a call."""
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randint(0, len(text))
+        size = draw.choice((0, 1, 1, 4, 20))
+        text = text[:at] + draw.choice(("", "", " ", "\n", '"', "{", "}", "[", "(", "x", "Rome", "</", ", ")) + text[at + size :]
+    return text
+
+
+@pytest.mark.parametrize("name", call_formats())
+def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: np.random.Generator) -> None:
+    """Of walks through the automaton, and of calls that were changed a little, as far as the automaton accepts them."""
+    draw, calls = random.Random(seed), call_formats()[name]
+    automaton = automaton_of_grammar(held_calls(calls, TOOLS, True, None))
+    walker, found, texts = Walker(automaton), 0, 0
+    begin = calls.text.begin + calls.text.open
+    expected = Expected(calls=calls, tools=frozenset(tool.name for tool in TOOLS))
+    for number in range(150):
+        prose = "" if calls.begins.startswith("^") else draw.choice(("", "Let me see. ", "1 < 2, é "))
+        start = draw.choice((prose + begin, prose + begin + "weather" + calls.text.middle, ""))
+        whole = walker.draw(rng, int(rng.integers(0, 60)), start.encode()).decode()
+        tries = [whole] if number % 3 else [whole, *(edited(draw, whole) for _ in range(12))]
+        for text in tries:
+            if not automaton.accepts(text.encode()):
+                continue
+            given = calls_of(text, expected)
+            assert all(is_fine(*call) for call in given), (text, given)
+            found, texts = found + len(given), texts + 1
+        assert not start or calls.text.keywords or calls_of(whole, expected), whole
+    assert found > 50, (found, texts)
+
+
+@pytest.mark.parametrize("name", call_formats())
+def test_text_without_calls_is_free(name: str) -> None:
+    automaton = automaton_of_grammar(held_calls(call_formats()[name], TOOLS, True, None))
+    for text in ("", "It rains in Rome.", "a < b, 😀\n\n```python\nx = f(1)\n```", "funct", "<tool"):
+        assert automaton.accepts(text.encode()), text
+
+
+def test_after_a_call_text_and_calls_may_follow() -> None:
+    for parallel in (True, False):
+        automaton = automaton_of_grammar(held_calls(call_formats()["hermes"], TOOLS, parallel, None))
+        call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+        assert automaton.accepts(f"So: {call} Well.".encode())
+        assert automaton.accepts(f"{call} and\n{call}".encode()) == parallel
+        assert not automaton.accepts(b"So: <tool_call>oops</tool_call>")
+
+
+def test_reasoning_comes_first_and_is_free() -> None:
+    tags = PARSERS["think"]
+    for inside in (True, False):
+        automaton = automaton_of_grammar(after_reasoning({"choice": ["yes", "no"]}, tags, inside))
+        thought = "Hmm, <tool_call> no? { yes }\n</think>\n\nyes"
+        assert automaton.accepts(thought.encode()) == inside
+        assert automaton.accepts(f"<think>{thought}".encode())
+        assert automaton.accepts(b"no") != inside
+        assert not automaton.accepts(f"<think>{thought} maybe".encode())
+
+
+# ---- over HTTP -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[ByteAutomaton | None]:
+    """The grammars of submissions; the engine says what it is told to, whatever they are."""
+    found: list[ByteAutomaton | None] = []
+    submit = EngineLink.submit
+
+    def spy(link: EngineLink, work: Any) -> None:
+        for generation, _, _ in work:
+            found.append(generation.grammar)
+            generation.grammar = None
+        submit(link, work)
+
+    monkeypatch.setattr(EngineLink, "submit", spy)
+    return found
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("hermes"), chat_templates.HERMES, grammar_compile_ms=5000) as served:
+        yield served
+
+
+def test_a_strict_tool_under_auto(hermes: Served, submitted: list[ByteAutomaton | None]) -> None:
+    choice = hermes.chat(f"Well. {CALL}", tools=STRICT)
+    assert message_of(choice)[1:] == ("Well.", None, [("function", "get_weather", ARGUMENTS)])
+    automaton = submitted[-1]
+    assert automaton is not None
+    assert submitted[-2] is not None
+    for text, fine in (
+        (f"Well. {CALL}\n{SECOND}", True),
+        ("Well.", True),
+        (CALL.replace('"city"', '"town"'), False),
+        (CALL.replace("get_weather", "get_water"), False),
+        (CALL.replace("\n{", "{"), False),
+        (SECOND.replace("{}", '{"any": [1]}'), False),  # without properties there are none; it is not strict
+    ):
+        assert automaton.accepts(text.encode()) == (fine or '"any"' in text), text
+    hermes.chat(CALL, tools=[WEATHER, TIME])
+    assert submitted[-1] is None, "nothing strict, no grammar"
+    hermes.chat("x", tools=STRICT, tool_choice="none")
+    assert submitted[-1] is None
+
+
+def test_an_answer_in_a_format_may_call_tools(hermes: Served, submitted: list[ByteAutomaton | None]) -> None:
+    schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+    given = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    hermes.chat(CALL, tools=[WEATHER], response_format=given)
+    automaton = submitted[-1]
+    assert automaton is not None
+    for text, fine in (('{"degrees": 3}', True), (CALL, True), ("Well.", False), (f'{{"degrees": 3}}{CALL}', False)):
+        assert automaton.accepts(text.encode()) == fine, text
+
+
+def test_a_format_holds_what_follows_the_reasoning(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    """Its tags are special tokens, which no grammar has: the prompt ends the reasoning."""
+    with served_with(tmp_path, chat_templates.THINKING, grammar_compile_ms=5000) as served:
+        choice = served.chat("yes", extra_body={"guided_choice": ["yes", "no"]})
+        assert message_of(choice)[1:3] == ("yes", None)
+        assert served.prompt().endswith("<think>\n\n</think>\n\n")
+        assert submitted[-1] is not None
+        assert submitted[-1].accepts(b"yes")
+        param, message = served.refused(tools=STRICT)
+        assert param == "tools"
+        assert "'strict' of 'get_weather'" in message
+
+
+def test_calls_that_begin_with_special_tokens_can_not_be_held(tmp_path: Any) -> None:
+    with served_with(tmp_path, chat_templates.MISTRAL) as served:
+        assert served.refused(tools=STRICT)[0] == "tools"
+        assert served.chat("Well.", tools=[WEATHER]).message.content == "Well."
+
+
+def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"contains": {}}}}}}
+    param, message = hermes.refused(tools=[tool])
+    assert param == "tools"
+    assert "#/properties/a" in message
+
+
+def test_the_official_client_sends_strict_tools(hermes: Served, submitted: list[ByteAutomaton | None]) -> None:
+    hermes.says(CALL)
+    done = hermes.client.chat.completions.parse(model=MODEL, messages=ASK, tools=[openai.pydantic_function_tool(_city())])
+    assert done.choices[0].message.tool_calls is not None
+    assert submitted[-1] is not None
+
+
+def _city() -> Any:
+    from pydantic import create_model
+
+    return create_model("get_weather", city=(str, ...))

@@ -1,0 +1,144 @@
+"""Tools, formats and reasoning in /v1/responses, with the official client and its types."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from support.front_end import chat_templates
+from support.front_end.http_server import MODEL
+from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
+
+ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [
+    {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": CITY, "strict": False},
+    {"type": "function", "name": "get_time"},
+]
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served_with(tmp_path_factory.mktemp("hermes"), chat_templates.HERMES, grammar_compile_ms=5000) as served:
+        yield served
+
+
+def respond(served: Served, text: str, **fields: Any) -> tuple[Response, list[Any]]:
+    """The answer, whole, and the events of the same as a stream, which must add up to it."""
+    served.says(text)
+    ask = {"model": MODEL, "input": "Hi", **fields}
+    whole = served.client.responses.create(**ask)
+    Response.model_validate(whole.model_dump(), strict=True)
+    events = list(served.client.responses.create(**ask, stream=True))
+    for number, event in enumerate(events):
+        assert event.sequence_number == number
+        ANY_EVENT.validate_python(event.model_dump())
+    last = events[-1].response
+    assert [shape(item) for item in last.output] == [shape(item) for item in whole.output]
+    assert (last.status, last.usage) == (whole.status, whole.usage)
+    for index, item in enumerate(whole.output):
+        added, *between, done = [event for event in events if getattr(event, "output_index", None) == index]
+        assert (added.type, done.type) == ("response.output_item.added", "response.output_item.done")
+        assert added.item.type == done.item.type == item.type
+        assert added.item.status == "in_progress"
+        assert shape(done.item) == shape(item)
+        deltas = "".join(event.delta for event in between if event.type.endswith(".delta"))
+        assert deltas == (item.arguments if item.type == "function_call" else item.content[0].text)
+        assert between[-1 if item.type == "function_call" else -2].type.endswith(".done")
+        assert {event.item_id for event in between} == {done.item.id}
+    return whole, events
+
+
+def shape(item: Any) -> tuple[Any, ...]:
+    if item.type == "function_call":
+        return item.type, item.name, item.arguments, item.status
+    return item.type, item.content[0].text, item.status
+
+
+def test_calls_and_text(hermes: Served) -> None:
+    whole, events = respond(hermes, f"Let me see.\n{CALL}\n{SECOND}", tools=TOOLS)
+    assert [shape(item) for item in whole.output] == [
+        ("message", "Let me see.", "completed"),
+        ("function_call", "get_weather", ARGUMENTS, "completed"),
+        ("function_call", "get_time", "{}", "completed"),
+    ]
+    assert whole.output_text == "Let me see."
+    assert len({item.id for item in whole.output}) == len({item.call_id for item in whole.output[1:]}) + 1 == 3
+    assert sum(event.type == "response.function_call_arguments.delta" for event in events) > 3
+    assert [tool.name for tool in whole.tools] == ["get_weather", "get_time"]
+    assert (whole.tool_choice, whole.parallel_tool_calls) == ("auto", True)
+    assert '"description": "Weather of a city"' in hermes.prompt()
+    whole, _ = respond(hermes, f"{CALL}\n{SECOND}", tools=TOOLS, parallel_tool_calls=False)
+    assert [item.type for item in whole.output] == ["function_call"]
+    whole, _ = respond(hermes, "", tools=TOOLS)
+    assert [shape(item) for item in whole.output] == [("message", "", "completed")]
+
+
+def test_a_call_that_is_cut_off(hermes: Served) -> None:
+    count = len(hermes.tokenizer.encode(CALL, add_special_tokens=False)) - 12
+    whole, _ = respond(hermes, CALL, tools=TOOLS, max_output_tokens=count)
+    (call,) = whole.output
+    assert (whole.status, call.status) == ("incomplete", "incomplete")
+    assert ARGUMENTS.startswith(call.arguments)
+
+
+def test_a_choice_of_a_tool(hermes: Served) -> None:
+    head = '<tool_call>\n{"name": "get_weather", "arguments": '
+    choice = {"type": "function", "name": "get_weather"}
+    whole, _ = respond(hermes, CALL.removeprefix(head), tools=TOOLS, tool_choice=choice)
+    assert shape(whole.output[0])[:3] == ("function_call", "get_weather", ARGUMENTS)
+    assert whole.tool_choice.name == "get_weather"
+    assert hermes.prompt().endswith(head)
+    whole, _ = respond(hermes, CALL, tools=TOOLS, tool_choice="none")
+    assert shape(whole.output[0])[:2] == ("message", CALL)
+
+
+def test_results_go_back(hermes: Served) -> None:
+    """Items of an answer and outputs of its calls make the prompt that a chat's messages make."""
+    whole, _ = respond(hermes, f"Let me see.\n{CALL}\n{SECOND}", tools=TOOLS)
+    calls = [item for item in whole.output if item.type == "function_call"]
+    results = [
+        {"type": "function_call_output", "call_id": calls[0].call_id, "output": "Sunny"},
+        {"type": "function_call_output", "call_id": calls[1].call_id, "output": [{"type": "input_text", "text": "Noon"}]},
+    ]
+    given = [*ASK, *(item.model_dump(exclude_none=True) for item in whole.output), *results]
+    respond(hermes, "Well.", input=given, tools=TOOLS)
+    prompt = hermes.prompt()
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    messages = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [{"id": f"{i}", "type": "function", "function": one} for i, one in enumerate(functions)],
+        },
+        {"role": "tool", "tool_call_id": "0", "content": "Sunny"},
+        {"role": "tool", "tool_call_id": "1", "content": "Noon"},
+    ]
+    as_chat = [{"type": "function", "function": {k: v for k, v in t.items() if k not in ("type", "strict")}} for t in TOOLS]
+    hermes.chat("Well.", messages=messages, tools=as_chat)
+    assert hermes.prompt() == prompt
+    assert prompt.count("<|start|>assistant\n") == 2
+
+
+def test_reasoning_is_an_item(tmp_path: Any) -> None:
+    with served_with(tmp_path, chat_templates.THINKING) as served:
+        whole, _ = respond(served, f"Hmm.\n</think>\n\nWell.\n{CALL}", tools=TOOLS)
+        assert [shape(item)[:2] for item in whole.output] == [
+            ("reasoning", "Hmm."),
+            ("message", "Well."),
+            ("function_call", "get_weather"),
+        ]
+        past = [*ASK, *(item.model_dump(exclude_none=True) for item in whole.output)]
+        result = {"type": "function_call_output", "call_id": whole.output[2].call_id, "output": "Sunny"}
+        respond(served, "So.</think>Sunny.", input=[*past, result], tools=TOOLS)
+        assert "<think>\nHmm.\n</think>\n\nWell.<tool_call>" in served.prompt()
+
+
+def test_a_format_is_given_back(hermes: Served) -> None:
+    given = {"type": "json_schema", "name": "n", "schema": CITY, "strict": True}
+    fields = {"input": "x", "text": {"format": given}}
+    response = hermes.server.client.post("/v1/responses", json=fields)
+    assert response.status_code == 400, "this engine takes no grammars"
+    assert response.json()["error"]["param"] == "text.format.schema"

@@ -1,0 +1,169 @@
+"""Random schemas, and outputs made of random legal tokens, as the CPU engine chooses and follows them; each is judged by an
+independent validator."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from support.schema_validator import document, validator
+from support.wide_schemas import WideSchemaDraw
+
+from blinkpy import LLM, SamplingParams
+from blinkpy.device.compile_cache import cached_njit
+from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES, automaton_of_schema
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.kv import grammars as G
+from blinkpy.kv.state import Grammars
+from blinkpy.kv.token_bytes import TokenBytes
+from blinkpy.models.cpu.cpu_grammar_mask import mask_illegal
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.submission import STOP_IDS
+
+MOST_TOKENS = 400  # of an output
+FREE_TOKENS = 60  # chosen without a thought of the end, at most
+LOOKS = 48  # tokens looked at for the one that leads nearest to the end
+END = -1  # in place of a token
+
+
+class Drawn(NamedTuple):
+    """A schema, and its automaton or why there is none."""
+
+    number: int
+    schema: Any
+    automaton: ByteAutomaton | None
+    refusal: str = ""
+
+
+class InvalidOutputError(AssertionError):
+    """An output that ended by itself, and that the schema does not allow."""
+
+
+def draw(seed: int, index: int) -> Drawn:
+    """The schema of this number; the same for the same seed."""
+    schema = WideSchemaDraw(np.random.default_rng([seed, index])).whole()
+    try:
+        return Drawn(index, schema, automaton_of_schema(schema))
+    except GrammarError as error:
+        refusal = "contradiction" if "contradict" in error.message else error.keyword or "size"
+        return Drawn(index, schema, None, refusal)
+
+
+def judge(drawn: Drawn, output: bytes) -> None:
+    """Raise InvalidOutputError unless the schema allows an output that ended by itself."""
+    try:
+        fine = validator(drawn.schema).is_valid(document(output))
+    except ValueError as error:
+        raise InvalidOutputError(f"no JSON ({error}): {output!r}, schema {drawn.number}: {json.dumps(drawn.schema)}") from error
+    if not fine:
+        raise InvalidOutputError(f"invalid: {output!r}, schema {drawn.number}: {json.dumps(drawn.schema)}")
+
+
+@cached_njit
+def _following(grammars, slot, state, token, stops):  # type: ignore[no-untyped-def]
+    return G.follow(grammars, slot, state, token, stops)
+
+
+@cached_njit
+def _distances(next_state, accepting):  # type: ignore[no-untyped-def]
+    """Of each state the fewest bytes to an accepting one: rounds over all edges until nothing changes."""
+    found = np.where(accepting, 0, 1 << 30)
+    changed = True
+    while changed:
+        changed = False
+        for state in range(len(next_state) - 1, -1, -1):
+            for target in next_state[state]:
+                if target >= 0 and found[target] + 1 < found[state]:
+                    found[state] = found[target] + 1
+                    changed = True
+    return found
+
+
+class TokenWalk:
+    """The engine's grammars with one slot, and the ends of its outputs. tokens: of a model; eos: its end-of-sequence id."""
+
+    def __init__(self, tokens: TokenBytes, eos: int):
+        ones = np.ones(1, np.int64)
+        words = np.zeros((1, MOST_BYTES // 4), np.int32)
+        self._grammars = Grammars(ones, ones, ones, words, tokens.place, tokens.words)
+        self._pieces, self._eos = tokens.pieces(), eos
+        self._stops: Int32 = np.full(STOP_IDS, -1, np.int32)
+        self._stops[0] = eos
+        self._bytes = np.array(sorted(token for token, piece in enumerate(self._pieces) if len(piece) == 1))
+        self._distance = np.zeros(0, np.int64)
+
+    def take(self, automaton: ByteAutomaton) -> None:
+        """Walk by this automaton from now on."""
+        packed = automaton.words()
+        self._grammars.words[0, : len(packed)] = packed
+        self._distance = _distances(automaton.next_state, automaton.accepting)
+
+    def output(self, rng: np.random.Generator) -> tuple[bytes, bool]:
+        """An output, and whether it ended by itself."""
+        state, free, parts = 0, int(rng.integers(0, FREE_TOKENS)), list[bytes]()
+        logits = np.zeros(len(self._pieces), np.float32)
+        for count in range(MOST_TOKENS):
+            logits[:] = 0
+            mask_illegal(logits, self._grammars, 0, state, self._stops)
+            legal = np.flatnonzero(logits == 0)
+            if count < free:
+                token = int(legal[rng.integers(len(legal))])
+            else:
+                token = self._nearest(rng, state, legal)
+            following = int(_following(self._grammars, 0, state, token, token == self._eos))
+            if following < 0:
+                raise InvalidOutputError(f"the mask allows token {token} in state {state}, the loop does not")
+            if token == self._eos:
+                return b"".join(parts), True
+            parts.append(self._pieces[token])
+            if following & G.ENDING:
+                return b"".join(parts), True
+            state = following & G.STATE_MASK
+        return b"".join(parts), False
+
+    def _nearest(self, rng: np.random.Generator, state: int, legal: np.ndarray) -> int:
+        if legal[legal == self._eos].size:
+            return self._eos
+        some = rng.choice(legal, min(LOOKS, len(legal)), replace=False)
+        some = np.concatenate([some, np.intersect1d(legal, self._bytes)])
+        states = [int(_following(self._grammars, 0, state, token, False)) & G.STATE_MASK for token in some.tolist()]
+        return int(some[np.argmin(self._distance[states])])
+
+
+def walk_outputs(walk: TokenWalk, seed: int, indices: range, samples: int) -> Iterator[tuple[Drawn, Counter[str]]]:
+    """For each schema, its outputs by how they ended; refusals by keyword. Raises InvalidOutputError."""
+    for index in indices:
+        drawn, counts = draw(seed, index), Counter[str]()
+        if drawn.automaton is None:
+            counts[f"refused: {drawn.refusal}"] = 1
+        else:
+            walk.take(drawn.automaton)
+            rng = np.random.default_rng([seed, index, 1])
+            for _ in range(samples):
+                output, ended = walk.output(rng)
+                counts["ended" if ended else "cut"] += 1
+                if ended:
+                    judge(drawn, output)
+                elif drawn.automaton.advance(0, output) < 0:
+                    raise InvalidOutputError(f"no beginning of a valid output: {output!r}, schema {index}: {drawn.schema}")
+        yield drawn, counts
+
+
+def engine_outputs(llm: LLM, seed: int, drawn: list[Drawn], max_tokens: int) -> Counter[str]:
+    """One output of the engine for each schema that has an automaton, by how it ended. Raises InvalidOutputError."""
+    given = [one for one in drawn if one.automaton is not None]
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=(seed + one.number) % (1 << 31), grammar=one.automaton)
+        for one in given
+    ]
+    counts = Counter[str]()
+    for one, done in zip(given, llm.generate(["x"] * len(given), params) if given else (), strict=True):
+        (out,) = done.outputs
+        counts["engine ended" if out.finish_reason == "stop" else "engine cut"] += 1
+        if out.finish_reason == "stop":
+            judge(one, out.text.encode())
+        elif one.automaton is not None and "\ufffd" not in out.text and one.automaton.advance(0, out.text.encode()) < 0:
+            raise InvalidOutputError(f"no beginning of a valid output: {out.text!r}, schema {one.number}: {one.schema}")
+    return counts
