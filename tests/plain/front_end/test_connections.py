@@ -85,7 +85,7 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 
 
 def test_room_for_connections_ends_where_all_are_served() -> None:
-    room, kept = connection.ConnectionRoom(3), 0
+    room, kept = connection.ConnectionRoom(3, 1, 1), 0
     for _ in range(200):
         kept += room.enter(Mock(), kept)
         room.waiting.clear()  # its headers have come
