@@ -50,6 +50,10 @@ class Reporter:
         """The process does its work from now on."""
         self._send({"ready": facts})
 
+    def drained(self) -> None:
+        """Asked to end, the process has nothing left to do; until it is asked once more, it refuses what comes."""
+        self._send({"drained": True})
+
     def error(self, message: str) -> None:
         self._send({"error": message})
 

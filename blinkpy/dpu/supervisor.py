@@ -57,7 +57,7 @@ class WorkerProcess:
 
     def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int):
         self.index, self._config, self._sock = index, config, sock
-        self.ready = self.served = False  # now; ever
+        self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
         self.error = ""
         self._fds = sock.fileno(), metrics_fd
         self._orders = {
@@ -93,6 +93,7 @@ class WorkerProcess:
         for report in process.reports(timeout_s):
             self.ready = self.ready or "ready" in report
             self.served = self.served or self.ready
+            self.drained = self.drained or "drained" in report
             self.error = report.get("error", self.error)
         if code is not None:
             process.end(0)
@@ -118,19 +119,18 @@ class WorkerProcess:
             self._process.terminate()
 
     def has_ended(self) -> bool:
-        """Whether there is no process; its socket is closed then."""
-        if self._process is not None and self._process.exit_code() is None:
-            return False
-        self._sock.close()
-        return True
+        """Whether there is no process any more; its socket is closed then."""
+        self.look(0)
+        if self._process is None:
+            self._sock.close()
+        return self._process is None
 
     def end(self) -> None:
-        """Close the socket, and kill the process if there is one."""
-        if not self.has_ended():
-            logger.error("worker %d did not end in time and was killed", self.index)
+        """Kill the process if there still is one."""
         if self._process is not None:
+            logger.error("worker %d did not end in time and was killed", self.index)
             self._process.end(0)
-        self._process = None
+            self._process = None
         self._sock.close()
 
 
@@ -184,13 +184,16 @@ class Supervisor:
         return None
 
     def _end(self) -> None:
-        """End the workers, in order: they answer 503 to all that is new until the last request of theirs has ended."""
+        """End the workers, in order: each answers 503 to all that is new until the last request of the last one has ended."""
         for worker in self.workers:
             worker.terminate()
-        deadline, hurried = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
-        while sum(worker.has_ended() for worker in self.workers) < len(self.workers) and time.monotonic() < deadline:
-            if self._stops > 1 and not hurried:
-                hurried, deadline = True, time.monotonic() + HURRY_S
+        deadline, told = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
+        while True:
+            ended = [worker.has_ended() for worker in self.workers]
+            if all(ended) or time.monotonic() > deadline:
+                break
+            if not told and (self._stops > 1 or all(worker.drained or not worker.pid for worker in self.workers)):
+                told, deadline = True, time.monotonic() + HURRY_S
                 for worker in self.workers:
                     worker.terminate()
             time.sleep(END_POLL_S)

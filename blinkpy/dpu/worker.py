@@ -36,13 +36,14 @@ CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 CLOSE_S = 2  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
+END_POLL_S = 0.02
 SWEEP_S = 1.0  # between two looks at all connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's server around an App, which starts and drains with it."""
 
-    def __init__(self, app: App, on_ready: Callable[[], None]):
+    def __init__(self, app: App, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None):
         options = app.options
         room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20)
         config = uvicorn.Config(
@@ -60,7 +61,8 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=CLOSE_S,
         )
         super().__init__(config)
-        self.app, self._on_ready, self._room = app, on_ready, room
+        self.app, self._room = app, room
+        self._on_ready, self._on_drained = on_ready, on_drained
         self._watched = WatchedTasks(self._give_up)
         self.failed = False
 
@@ -69,7 +71,7 @@ class Server(uvicorn.Server):
         workers."""
         if sig == signal.SIGTERM:
             self.force_exit = self.should_exit
-            self.should_exit = True
+            self.should_exit = self.app.draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.service.engine.start(self._watched)
@@ -101,15 +103,21 @@ class Server(uvicorn.Server):
                 bytes_room.given_up = 0
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close."""
+        """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close. With
+        on_drained: but not before a second SIGTERM, as long as the others have requests."""
         app, engine, error = self.app, self.app.service.engine, shutting_down()
         app.draining = True
         self._room.bodies.clear(error)
         try:
-            await self._wait_idle(app.options.shutdown_s, until_hurried=True)
+            deadline = time.monotonic() + app.options.shutdown_s
+            await self._wait_until(deadline, lambda: not app.running or self.force_exit)
+            if self._on_drained is not None and not self.force_exit:
+                self._on_drained()
+                await self._wait_until(deadline, lambda: self.force_exit)
             app.service.end_preparations()
             engine.fail_all(error)
-            await self._wait_idle(HURRY_S if self.force_exit else LAST_WORDS_S)
+            last_words = HURRY_S if self.force_exit else LAST_WORDS_S
+            await self._wait_until(time.monotonic() + last_words, lambda: not app.running)
             if self.force_exit:
                 for connection in list(self.server_state.connections):
                     connection.transport.close()
@@ -119,11 +127,10 @@ class Server(uvicorn.Server):
             engine.close()
             app.service.close()
 
-    async def _wait_idle(self, longest_s: float, until_hurried: bool = False) -> None:
-        """Wait until no request runs."""
-        deadline = time.monotonic() + longest_s
-        while self.app.running and time.monotonic() < deadline and not (until_hurried and self.force_exit):
-            await asyncio.sleep(0.02)
+    async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
+        """Wait until done() or a deadline on the monotonic clock."""
+        while not done() and time.monotonic() < deadline:
+            await asyncio.sleep(END_POLL_S)
 
 
 def make_server(
@@ -133,13 +140,14 @@ def make_server(
     metrics_memory: memoryview | None = None,
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
+    on_drained: Callable[[], None] | None = None,
 ) -> Server:
     """The server of one worker; until the engine is there, it answers 503. owner: who it is to an engine on another machine, 0
-    for a new one. Raises ConfigError for a model that the front end can't work with."""
+    for a new one. on_drained: as of Server. Raises ConfigError for a model that the front end can't work with."""
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
     service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
-    return Server(App(service, config.frontend), on_ready)
+    return Server(App(service, config.frontend), on_ready, on_drained)
 
 
 def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
@@ -153,7 +161,7 @@ def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, list
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
-        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner)
+        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained)
         server.run(sockets=[sock])
     return 1 if server.failed else 0
 
