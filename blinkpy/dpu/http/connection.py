@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_room import ByteRoom
@@ -61,6 +61,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
         self._complete = 0  # requests that have arrived in full
+        self._cycles: list[RequestResponseCycle] = []  # without a complete answer: the one that is served, and pipelined ones
         self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
         self._header_timer: asyncio.TimerHandle | None = None
 
@@ -77,6 +78,7 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self, None)
         self.room.unread.release(self)
         self._stop_timer()
+        self._disconnect()
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
@@ -117,6 +119,7 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -129,6 +132,7 @@ class Connection(HttpToolsProtocol):
         self._complete += 1
 
     def on_response_complete(self) -> None:
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()
         if not self.pipeline and not self.gone:
             self.room.waiting[self] = None
@@ -159,9 +163,14 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         """Close the connection at once, with what was not sent yet."""
         self.room.waiting.pop(self, None)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
+        self._disconnect()
         self.transport.abort()
+
+    def _disconnect(self) -> None:
+        """Handlers find the client gone: uvicorn tells the last one alone."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _expect_headers(self) -> None:
         self._stop_timer()
@@ -174,11 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer an invalid request, and close."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
-            if cycle is not None:  # its handler finds the client gone
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
+            self._disconnect()
             body = ApiError(status, message).body()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
