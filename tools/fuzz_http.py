@@ -101,7 +101,7 @@ PIECES = (
     b"\xff\xfe",
     b"Transfer-Encoding: chunked\r\n",
 )
-HEADERS = (
+HEADERS: tuple[bytes, ...] = (
     b"content-length: 5",
     b"content-length: -1",
     b"transfer-encoding: chunked",

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.commands import Command
-from support.front_end.fake_engine import FakeEngine
+from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import COMPLETIONS_HEAD, completion_bytes, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
@@ -318,3 +319,15 @@ def test_a_half_closed_connection_ends(folder) -> None:
                 assert rest(sock) == b""
         server.client.close()
         wait_for(lambda: not server.server.server_state.connections)
+
+
+def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:
+    """The end does not wait for a tokenizer: its process is ended, and the client hears why."""
+    with FakeEngine(facts=FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)) as engine:
+        with serving(engine, folder, shutdown_s=0, max_body_bytes=1 << 24) as server, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.complete, secrets.token_urlsafe(6 << 20))
+            queue = server.server.app.service._queue
+            wait_for(lambda: queue.waiting == 1, 20)
+            server.server.should_exit = True
+            refused = answer.result(20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")

@@ -77,6 +77,8 @@ class PreparationQueue:
                 if self._closed:
                     raise shutting_down()
                 return await work()
+        except ApiError as error:
+            raise (shutting_down() if self._closed else error) from error  # its process was ended
         finally:
             line.count -= 1
             line.bytes -= size
