@@ -158,7 +158,7 @@ def accepts(port: int) -> bool:
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
-    with FakeEngine(step_s=0.004) as engine:
+    with FakeEngine(step_s=0.02) as engine:
         with serving(engine, folder, shutdown_s=10) as server:
             stream = Stream(server)
             server.server.should_exit = True

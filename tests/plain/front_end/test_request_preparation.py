@@ -117,7 +117,9 @@ def test_a_request_says_the_same_whatever_prepares_it(engine, folder, size) -> N
         assert engine.submitted[-1].prompt == tokenizer.encode("the lazy dog").tolist()
         assert engine.submitted[-1].entry["seed"] == 5
         assert server.chat("the lazy dog", max_tokens=3, user=user).json()["choices"][0]["message"]["role"] == "assistant"
-        with server.client.stream("POST", "/v1/completions", json={"prompt": [7], "stream": True, "user": user}) as stream:
+        with server.client.stream(
+            "POST", "/v1/completions", json={"prompt": [7], "max_tokens": 3, "stream": True, "user": user}
+        ) as stream:
             assert list(stream.iter_lines())[-2] == "data: [DONE]"
         answer = server.client.post("/v1/responses", json={"input": "dog", "max_output_tokens": 3, "user": user, "store": False})
         assert answer.json()["object"] == "response"
