@@ -92,7 +92,7 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
     ):
         wait_for(lambda: all(pair.attached for pair in engine.pairs), 20)
         running = stack.enter_context(stream(command.port, 60))
-        busy = engine.submitted[0].pair
+        engine.hold, busy = True, engine.submitted[0].pair  # as long as this takes
         old = [stack.enter_context(socket.create_connection(("127.0.0.1", command.port), timeout=10)) for _ in range(20)]
         for sock in old:
             assert health(sock).startswith(b"HTTP/1.1 200")
@@ -107,6 +107,7 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
         for sock in old:
             assert health(sock).startswith(b"HTTP/1.1 503")
         assert engine.pairs[busy].requests, "the stream is still running"
+        engine.hold, engine.step_s = False, 0.005
         assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert command.wait(20) == 0
 
