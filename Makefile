@@ -9,6 +9,7 @@
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
 #   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
+#   make fuzz-http  a server under damaged requests, for SECONDS: no 5xx, no hang, no leak
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
@@ -21,7 +22,7 @@
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
-#            SECONDS=600                                                         for make fuzz
+#            SECONDS=600                                                         for make fuzz and make fuzz-http
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            VENV=system                                                         no environment: PYTHON as it is, with the packages
 #                                                                                that it has; for machines without a network
@@ -54,8 +55,8 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-hostile fuzz-schemas mutants coverage test-gpu bench paper tables
-.PHONY: measure docs clean
+.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http mutants coverage test-gpu bench
+.PHONY: paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -140,6 +141,15 @@ fuzz-hostile: $(VENV)/.dev
 
 fuzz-schemas: $(VENV)/.dev
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz_schemas.py $(ARGS)
+
+# In an environment of its own: it brings a pytest that the tests were not written for.
+build/fuzz-http/.installed:
+	@$(or $(wildcard $(VENV)/bin/python),python3) -m venv build/fuzz-http
+	@build/fuzz-http/bin/python -m pip install -qq --disable-pip-version-check --no-input schemathesis==4.32.5
+	@touch $@
+
+fuzz-http: $(VENV)/.dev build/fuzz-http/.installed
+	@PYTHONPATH=.:tests $(RUN) tools/fuzz_http.py --seconds $(SECONDS) --schemathesis build/fuzz-http/bin/schemathesis
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

@@ -176,6 +176,23 @@ class FrontendOptions:
     workers: int = option(1, "front-end processes; each has its own queue pair", low=1, high=64, commands=ALL)
     api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (also from BLINKPY_API_KEY)")
     max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
+    max_body_values: int = option(1 << 20, "values in a body's JSON", low=64, high=1 << 30)
+    max_body_depth: int = option(128, "objects and arrays inside of each other in a body", low=8, high=1000)
+    body_room_mib: int = option(
+        128,
+        "memory of a worker for bodies, MiB: half for those that arrive, half for those in each line below",
+        low=1,
+        high=1 << 16,
+    )
+    unread_room_mib: int = option(64, "answers that clients may leave unread, MiB per worker", low=1, high=1 << 16)
+    max_preparing: int = option(
+        64,
+        "requests per worker that wait to be tokenized: up to 64 KiB each, and again larger ones; more are answered 429",
+        low=1,
+        high=1 << 16,
+    )
+    prepare_ms: int = option(10_000, "longest CPU time to parse and tokenize a request above 64 KiB", low=10, high=3_600_000)
+    prepare_mib: int = option(1024, "most memory to parse and tokenize a request above 64 KiB, MiB", low=64, high=1 << 20)
     max_output_backlog: int = option(
         4096, "events a slow client may leave unread before its request is cancelled", low=16, high=1 << 24
     )

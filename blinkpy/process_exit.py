@@ -16,17 +16,18 @@ class Stopped(Exception):
 
 
 class Signals:
-    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is said in a line.
+    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is said in a line. SIGHUP ends
+    nothing, here and in the processes that are started within.
 
-    react: called at each of them with the count, in the main thread.
+    react: called at each of them with the count, in the main thread. quiet: the parent says that line.
     """
 
-    def __init__(self, react: Callable[[int], None] = lambda count: None) -> None:
-        self.count, self._react = 0, react
+    def __init__(self, react: Callable[[int], None] = lambda count: None, quiet: bool = False) -> None:
+        self.count, self._react, self._quiet = 0, react, quiet
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self.count == 2:
+        if self.count == 2 and not self._quiet:
             os.write(2, SECOND_SIGNAL)  # print could be what the signal interrupted
         self._react(self.count)
 
@@ -39,12 +40,14 @@ class Signals:
     def caught(self) -> Iterator[Self]:
         """Count signals within the block. After one the process is about to end: from then on they are ignored, so that none
         kills it half way, with an exit code that means a crash."""
+        hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if self.count else handler)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if self.count else hang_up)
 
 
 def print_error(message: str) -> int:

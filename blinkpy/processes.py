@@ -50,6 +50,10 @@ class Reporter:
         """The process does its work from now on."""
         self._send({"ready": facts})
 
+    def drained(self) -> None:
+        """Asked to end, the process has nothing left to do; until it is asked once more, it refuses what comes."""
+        self._send({"drained": True})
+
     def error(self, message: str) -> None:
         self._send({"error": message})
 
@@ -146,8 +150,9 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise.
+    def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False, hurry_s: float = 0.0) -> int:
+        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise. hurry_s: what
+        it gets from hurry() on, after a second SIGTERM, in seconds.
 
         Returns the exit code.
         """
@@ -155,6 +160,9 @@ class Child:
             self.terminate()
         deadline = time.monotonic() + timeout
         while self.wait(0.1) is None:
+            if hurry() and hurry_s:
+                self.terminate()
+                self.wait(hurry_s)
             if time.monotonic() > deadline or hurry():
                 break
         if self._own_session:  # its own children are in it: none of them may stay behind

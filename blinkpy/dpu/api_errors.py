@@ -40,3 +40,8 @@ def busy(message: str) -> ApiError:
 def unavailable(message: str) -> ApiError:
     """A 503: there is no engine, or it accepts nothing."""
     return ApiError(503, message, code="engine_unavailable")
+
+
+def shutting_down() -> ApiError:
+    """A 503: this server ends, and another one may serve."""
+    return ApiError(503, "The server is shutting down.", code="shutting_down")

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
@@ -23,6 +24,7 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
+LINK = "the link to the engine"  # in the log
 POLL_S = 0.001
 QUIET_SHARE = 0.75  # of the interval between the last two steps, in which the next one is not expected yet
 QUIET_LIMIT_S = 0.05
@@ -44,22 +46,14 @@ class EngineLink:
         self._problem = "The engine is not connected yet."
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
+        self._checked = 0.0  # when the queue pair was last found alive, s
         self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
 
-    def start(self, on_failure: Callable[[], None]) -> None:
-        """Begin to connect, on the running event loop; everything else comes later. on_failure: called when heartbeats or polling
+    def start(self, watched: WatchedTasks) -> None:
+        """Begin to connect, on the running event loop; everything else comes later. watched: hears of heartbeats or polling that
         have ended by an exception that nobody foresaw; nothing here goes on then."""
-        self._loop, self._on_failure = asyncio.get_running_loop(), on_failure
-        self._keeper = self._loop.create_task(self._keep_connected())
-        self._keeper.add_done_callback(self._keeper_ended)
-
-    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
-        if not keeper.cancelled():
-            self._fail(keeper.exception())
-
-    def _fail(self, error: BaseException | None) -> None:
-        logger.critical("the link to the engine failed", exc_info=error)
-        self._on_failure()
+        self._loop, self._watched = asyncio.get_running_loop(), watched
+        watched.start(LINK, self._keep_connected())
 
     async def connected(self, timeout_s: float) -> bool:
         """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
@@ -68,14 +62,12 @@ class EngineLink:
             await asyncio.sleep(CONNECT_POLL_S)
         return self.pair is not None
 
-    async def close(self) -> None:
-        """End what is in flight with an error, and give the queue pair up."""
-        self._keeper.cancel()
-        await asyncio.gather(self._keeper, return_exceptions=True)
+    def close(self) -> None:
+        """End what is in flight with an error, and give the queue pair up. The watched tasks have been closed."""
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         if self.pair is not None:
-            self.fail_all(unavailable("The server is shutting down."))
+            self.fail_all(shutting_down())
             self.pair.close()
             self.pair = None
 
@@ -90,6 +82,13 @@ class EngineLink:
             self._lose(error)
             return self._problem
         return None
+
+    def readiness(self) -> str | None:
+        """As status(), for a proof that the queue pair lives: it was checked, and gave a heartbeat, within half its lease."""
+        problem, pair = self.status(), self.pair
+        if problem is None and pair is not None and time.monotonic() - self._checked > pair.facts.lease_ms / 2000:
+            return "The queue pair has had no heartbeat for half its lease."
+        return problem
 
     def engine_words(self) -> list[int] | None:
         """The engine's block, for metrics; None without an engine."""
@@ -215,7 +214,7 @@ class EngineLink:
             self._lose(error)
             return
         except Exception as error:
-            self._fail(error)
+            self._watched.failed(LINK, error)
             return
         if completions:
             # The shorter of the last two intervals: a long pause before does not delay what comes after.
@@ -291,6 +290,7 @@ class EngineLink:
             try:
                 pair.heartbeat()
                 pair.check()
+                self._checked = time.monotonic()
             except (EngineLostError, TransportError) as error:
                 self._lose(error)
                 continue
@@ -309,6 +309,7 @@ class EngineLink:
                 logger.warning("%s", problem)
             self._problem = problem
             return None
+        self._checked = time.monotonic()
         self.pair = pair
         self._metrics.gauge("attached", 1)
         logger.info("attached queue pair %d, epoch %d", pair.transport.pair, pair.epoch)

@@ -17,9 +17,19 @@ COUNTERS = {
     "disconnects": "Requests cancelled because the client went away",
     "slow_clients": "Requests cancelled because the client did not read",
     "engine_losses": "Times that the engine or the lease was lost",
+    "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
+    "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
+    "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
-GAUGES = {"requests_in_flight": "Requests that hold a slot", "attached": "1 while the worker has its queue pair"}
+GAUGES = {
+    "requests_in_flight": "Requests that hold a slot",
+    "attached": "1 while the worker has its queue pair",
+    "connections": "Open connections",
+    "arriving_bytes": "Bytes of bodies that have not arrived in full",
+    "unread_bytes": "Bytes of answers that clients have not taken",
+    "preparing": "Requests that wait to be tokenized, or are",
+}
 
 
 class HistogramShape(NamedTuple):

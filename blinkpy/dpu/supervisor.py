@@ -1,30 +1,30 @@
-"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died, within a limit.
+"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died, for ever.
 
 Each worker has its own listening socket on the address (SO_REUSEPORT): the kernel spreads connections over them, while of
 workers that share a socket the first to wake up would take a whole burst. The supervisor keeps the sockets, so connections
-to a worker that died wait for its successor.
+to a worker that died wait for its successor. At the end each socket is closed with its worker, so that nobody waits for none.
 """
 
 import logging
 import os
-import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES
+from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
-RESTARTS = 5  # of one worker within RESTART_WINDOW_S; one more, and the front end ends
-RESTART_WINDOW_S = 60.0
-RESTART_DELAY_S = 0.5
+FIRST_STARTS = 6  # of a worker that has never been ready: then its front end ends
+RESTART_DELAYS_S = (0.5, 8.0)  # after the first death; twice as long after each further one, up to the second
+STEADY_S = 60.0  # after this time a death is a first one again
 END_GRACE_S = 5.0  # beyond shutdown_s, before a worker is killed
-POLL_S = 0.2
+HURRY_S = 2.0  # the same after a second stop()
+POLL_S, END_POLL_S = 0.2, 0.02
 REFUSED = 2  # a worker's exit code when its options or its model can't be used
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -56,8 +56,8 @@ class WorkerProcess:
     """One worker and its successors."""
 
     def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int):
-        self.index, self._config = index, config
-        self.ready = False
+        self.index, self._config, self._sock = index, config, sock
+        self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
         self.error = ""
         self._fds = sock.fileno(), metrics_fd
         self._orders = {
@@ -67,13 +67,14 @@ class WorkerProcess:
             "metrics_fd": metrics_fd,
             "folder": str(folder),
         }
-        self._starts: deque[float] = deque()
-        self._next_start = 0.0
+        self._starts = 0
+        self._started = self._next_start = self._delay = 0.0
         self._process: Child | None = None
 
     def start(self) -> None:
         """Start the process; its predecessor is gone."""
-        self._starts.append(time.monotonic())
+        self._starts += 1
+        self._started = time.monotonic()
         # In the supervisor's session: who kills that kills the workers.
         self._process = Child("worker", self._config, "blinkpy.dpu.worker", self._orders, self._fds, own_session=False)
 
@@ -91,18 +92,21 @@ class WorkerProcess:
         code = process.exit_code()
         for report in process.reports(timeout_s):
             self.ready = self.ready or "ready" in report
+            self.served = self.served or self.ready
+            self.drained = self.drained or "drained" in report
             self.error = report.get("error", self.error)
         if code is not None:
             process.end(0)
             self.ready, self._process = False, None
-            self._next_start = time.monotonic() + RESTART_DELAY_S
+            first, most = RESTART_DELAYS_S
+            steady = time.monotonic() - self._started > STEADY_S
+            self._delay = first if steady else min(most, max(first, 2 * self._delay))
+            self._next_start = time.monotonic() + self._delay
         return code
 
-    def may_restart(self) -> bool:
-        """Whether it has not died too often lately."""
-        while self._starts and self._starts[0] < time.monotonic() - RESTART_WINDOW_S:
-            self._starts.popleft()
-        return len(self._starts) <= RESTARTS
+    def is_hopeless(self) -> bool:
+        """Whether it has never been ready, however often it was started."""
+        return not self.served and self._starts >= FIRST_STARTS
 
     def restart_if_due(self) -> None:
         """Start a successor once the delay is over."""
@@ -114,11 +118,20 @@ class WorkerProcess:
         if self._process is not None:
             self._process.terminate()
 
-    def end(self, deadline: float, hurry: Callable[[], bool]) -> None:
-        """Wait for its end until a deadline (monotonic clock) or until hurry() is true, then kill it."""
-        if self._process is not None and self._process.end(deadline - time.monotonic(), hurry) == -signal.SIGKILL:
+    def has_ended(self) -> bool:
+        """Whether there is no process any more; its socket is closed then."""
+        self.look(0)
+        if self._process is None:
+            self._sock.close()
+        return self._process is None
+
+    def end(self) -> None:
+        """Kill the process if there still is one."""
+        if self._process is not None:
             logger.error("worker %d did not end in time and was killed", self.index)
-        self._process = None
+            self._process.end(0)
+            self._process = None
+        self._sock.close()
 
 
 class Supervisor:
@@ -158,11 +171,11 @@ class Supervisor:
         for worker in self.workers:
             code = worker.look(POLL_S if worker is late else 0.0)
             if code is not None and not self._stops:
-                if code == REFUSED:
+                if code == REFUSED and not worker.served:
                     raise ConfigError(worker.error or "a front-end worker refused its options")
-                logger.error("worker %d ended with code %d", worker.index, code)
-                if not worker.may_restart():
-                    logger.error("worker %d died %d times within %g s: giving up", worker.index, RESTARTS + 1, RESTART_WINDOW_S)
+                logger.error("worker %d %s %s", worker.index, describe_exit(code), worker.error)
+                if worker.is_hopeless():
+                    logger.error("worker %d died at each of %d starts: giving up", worker.index, FIRST_STARTS)
                     return 1
             worker.restart_if_due()
         if self._on_ready is not None and all(worker.ready for worker in self.workers):
@@ -171,11 +184,19 @@ class Supervisor:
         return None
 
     def _end(self) -> None:
+        """End the workers, in order: each answers 503 to all that is new until the last request of the last one has ended."""
         for worker in self.workers:
             worker.terminate()
-        deadline = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S
+        deadline, told = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
+        while True:
+            ended = [worker.has_ended() for worker in self.workers]
+            if all(ended) or time.monotonic() > deadline:
+                break
+            if not told and (self._stops > 1 or all(worker.drained or not worker.pid for worker in self.workers)):
+                told, deadline = True, time.monotonic() + HURRY_S
+                for worker in self.workers:
+                    worker.terminate()
+            time.sleep(END_POLL_S)
         for worker in self.workers:
-            worker.end(deadline, lambda: self._stops > 1)
-        for sock in self._sockets:
-            sock.close()
+            worker.end()
         os.close(self._metrics_fd)

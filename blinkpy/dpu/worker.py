@@ -7,39 +7,48 @@ import mmap
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from blinkpy.config import Config
-from blinkpy.dpu.api_errors import unavailable
+from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection, ConnectionRoom
+from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.transport_kinds import WorkerIdentity
 
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
+CLOSE_S = 2  # for connections to close, then
+HURRY_S = 0.3  # for both after a second signal
+END_POLL_S = 0.02
+SWEEP_S = 1.0  # between two looks at all connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's server around an App, which starts and drains with it."""
 
-    def __init__(self, app: App, on_ready: Callable[[], None]):
+    def __init__(self, app: App, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None):
         options = app.options
+        room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20)
         config = uvicorn.Config(
             app,
-            http=partial(Connection, room=ConnectionRoom(options.max_connections)),  # type: ignore[arg-type]
+            http=partial(Connection, room=room),  # type: ignore[arg-type]
             loop="uvloop",
             ws="none",
             lifespan="off",
@@ -49,21 +58,25 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=options.keep_alive_s,
-            timeout_graceful_shutdown=int(options.shutdown_s + LAST_WORDS_S) + 1,
+            timeout_graceful_shutdown=CLOSE_S,
         )
         super().__init__(config)
-        self.app, self._on_ready = app, on_ready
+        self.app, self._room = app, room
+        self._on_ready, self._on_drained = on_ready, on_drained
+        self._watched = WatchedTasks(self._give_up)
         self.failed = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Signals end the process in order, and the exit code is 0; a second Ctrl-C ends it at once."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        self.should_exit = True
+        """SIGTERM ends the process in order, a second one at once, in order too. Ctrl-C is for the supervisor, which tells its
+        workers."""
+        if sig == signal.SIGTERM:
+            self.force_exit = self.should_exit
+            self.should_exit = self.app.draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.service.engine.start(self._give_up)
+        self.app.service.engine.start(self._watched)
         await super().startup(sockets)
+        self._watched.start("the watch over connections", self._sweep())
         # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
         await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
@@ -71,23 +84,53 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     def _give_up(self) -> None:
-        """What keeps the queue pair alive has failed: end, so that the supervisor starts a successor."""
-        self.failed = self.should_exit = True
+        """A task that the worker can't do without has ended: end, so that the supervisor starts a successor."""
+        self.failed = self.should_exit = self.force_exit = True
         self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
 
+    async def _sweep(self) -> None:
+        """End connections that are stuck, and count what there is."""
+        room, metrics = self._room, self.app.service.metrics
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).end_if_stuck(now)
+            metrics.gauge("connections", len(self.server_state.connections))
+            for name, bytes_room in (("bodies", room.bodies), ("unread", room.unread)):
+                metrics.gauge("arriving_bytes" if name == "bodies" else "unread_bytes", bytes_room.used)
+                metrics.count(f"{name}_given_up", bytes_room.given_up)
+                bytes_room.given_up = 0
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, let requests finish for shutdown_s, then end them with an error."""
-        app = self.app
+        """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close. With
+        on_drained: but not before a second SIGTERM, as long as the others have requests."""
+        app, engine, error = self.app, self.app.service.engine, shutting_down()
         app.draining = True
-        engine = app.service.engine
-        error = unavailable("The server is shutting down.")
-        timer = asyncio.get_running_loop().call_later(app.options.shutdown_s, engine.fail_all, error)
+        self._room.bodies.clear(error)
         try:
+            deadline = time.monotonic() + app.options.shutdown_s
+            await self._wait_until(deadline, lambda: not app.running or self.force_exit)
+            if self._on_drained is not None and not self.force_exit:
+                self._on_drained()
+                await self._wait_until(deadline, lambda: self.force_exit)
+            app.service.end_preparations()
+            engine.fail_all(error)
+            last_words = HURRY_S if self.force_exit else LAST_WORDS_S
+            await self._wait_until(time.monotonic() + last_words, lambda: not app.running)
+            if self.force_exit:
+                for connection in list(self.server_state.connections):
+                    connection.transport.close()
             await super().shutdown(sockets)
         finally:
-            timer.cancel()
-            await engine.close()
+            await self._watched.close()
+            engine.close()
             app.service.close()
+
+    async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
+        """Wait until done() or a deadline on the monotonic clock."""
+        while not done() and time.monotonic() < deadline:
+            await asyncio.sleep(END_POLL_S)
 
 
 def make_server(
@@ -97,28 +140,28 @@ def make_server(
     metrics_memory: memoryview | None = None,
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
+    on_drained: Callable[[], None] | None = None,
 ) -> Server:
     """The server of one worker; until the engine is there, it answers 503. owner: who it is to an engine on another machine, 0
-    for a new one. Raises ConfigError for a model that the front end can't work with."""
+    for a new one. on_drained: as of Server. Raises ConfigError for a model that the front end can't work with."""
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
     service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
-    return Server(App(service, config.frontend), on_ready)
+    return Server(App(service, config.frontend), on_ready, on_drained)
 
 
-def serve_worker(
-    config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str
-) -> int:
+def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer."""
     level = config.frontend.log_level.upper()
     logging.basicConfig(level=level, format=f"%(asctime)s frontend/{pair} %(levelname)s %(message)s")
     # uvicorn's notes on each start and stop are ours to write.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
-        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner)
+        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained)
         server.run(sockets=[sock])
     return 1 if server.failed else 0
 

@@ -15,6 +15,7 @@ from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
+FRONTEND_HURRY_S = 3.0  # for its workers' last words after a second signal
 PACKAGES = ("httptools", "jinja2", "orjson", "tokenizers", "uvicorn", "uvloop")
 
 
@@ -32,14 +33,15 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 def frontend_child(config: Config, reporter: Reporter) -> int:
     """The front ends as a child of `serve`."""
-    return run_front(config, lambda host, port: reporter.ready(host=host, port=port))
+    return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True)
 
 
-def run_front(config: Config, on_ready: Callable[[str, int], None]) -> int:
-    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already."""
+def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool = False) -> int:
+    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
+    what a second signal does."""
     from blinkpy.dpu.supervisor import Supervisor
 
     logging.basicConfig(level=config.frontend.log_level.upper(), format="%(asctime)s frontend %(levelname)s %(message)s")
     supervisor = Supervisor(config, Path(config.model.model), on_ready)
-    with Signals(lambda count: supervisor.stop()).caught():
+    with Signals(lambda count: supervisor.stop(), quiet).caught():
         return supervisor.run()

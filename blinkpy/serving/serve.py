@@ -21,7 +21,7 @@ from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_address, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES
+from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import chosen_end
@@ -57,7 +57,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
             engine = start(stack, "engine", config, signals, ENGINE_STOP_S)
             engine.wait_ready(START_SILENCE_S, progress, tick)
             progress("starting front ends")
-            frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S)
+            frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S, FRONTEND_HURRY_S)
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
             print_ready(config, int(facts["port"]), progress.close())
             return watch(engine, frontend, signals, crash_saver(config))
@@ -71,13 +71,15 @@ def serve(config: Config, given: frozenset[str]) -> int:
             return print_error(str(error))
 
 
-def start(stack: contextlib.ExitStack, entry: str, config: Config, signals: Signals, grace_s: float) -> Child:
+def start(
+    stack: contextlib.ExitStack, entry: str, config: Config, signals: Signals, grace_s: float, hurry_s: float = 0.0
+) -> Child:
     """Start a child that is ended, at the latest, when the stack is unwound.
 
-    grace_s: time for ending in order; a second signal ends it at once.
+    grace_s: time for ending in order; hurry_s: what is left of it after a second signal.
     """
     child = Child(entry, config)
-    stack.callback(child.end, grace_s, lambda: signals.count > 1)
+    stack.callback(child.end, grace_s, lambda: signals.count > 1, hurry_s)
     return child
 
 

@@ -15,24 +15,19 @@ from typing import Any
 import orjson
 
 from blinkpy.config import FrontendOptions
-from blinkpy.dpu.api_errors import ApiError, unavailable
+from blinkpy.dpu.api_errors import ApiError, shutting_down, unavailable
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
-from blinkpy.dpu.http.fields.response_fields import parse_response
-from blinkpy.dpu.http.fields.token_fields import parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.service import Service
-from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
 HTML = b"text/html; charset=utf-8"
 MODELS = "/v1/models"
-ALWAYS = ("/health", "/ping")  # answered whatever the number of connections
-
-Parser = Callable[[bytearray, RequestParameters], Request]
+ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
+WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -43,11 +38,13 @@ class App:
     def __init__(self, service: Service, options: FrontendOptions):
         self.service, self.options = service, options
         self.draining = False
+        self.running = 0  # requests with a body, whose answers are not complete
         self._key = service.api_key.encode()
         # Each gives content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": self._health,
             "/ping": self._health,
+            "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
             "/metrics": lambda: (TEXT, service.metrics.render(service.engine.engine_words())),
             "/openapi.json": lambda: (JSON, openapi()),
@@ -56,11 +53,11 @@ class App:
             MODELS: lambda: (JSON, orjson.dumps({"object": "list", "data": [self._card()]})),
         }
         self._posts: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "/v1/chat/completions": partial(self._generate, lambda body, defaults: parse(body, CHAT_FIELDS, defaults), True),
-            "/v1/completions": partial(self._generate, lambda body, defaults: parse(body, COMPLETION_FIELDS, defaults), False),
-            "/v1/responses": partial(self._generate, parse_response, None),
-            "/tokenize": self._tokenize,
-            "/detokenize": self._detokenize,
+            "/v1/chat/completions": partial(self._generate, "chat", True),
+            "/v1/completions": partial(self._generate, "completion", False),
+            "/v1/responses": partial(self._generate, "response", None),
+            "/tokenize": partial(self._convert, "tokenize"),
+            "/detokenize": partial(self._convert, "detokenize"),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,15 +86,21 @@ class App:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
         if len(exchange.connection.connections) > self.options.max_connections and path not in ALWAYS:
             raise ApiError(503, "Too many connections.", code="too_many_connections")
+        if self.draining and path not in WHILE_DRAINING:
+            raise shutting_down()
         if path not in OPEN_PATHS:
             self._check_key(exchange)
         allowed = ("POST",) if get is None else ("GET", "HEAD")
         if exchange.method not in allowed:
             raise ApiError(405, f"{path[:200]} allows {allowed[0]} only.", code="method_not_allowed")
-        if get is None:
-            await self._posts[path](exchange)
-        else:
+        if get is not None:
             await exchange.answer(200, *get())
+            return
+        self.running += 1
+        try:
+            await self._posts[path](exchange)
+        finally:
+            self.running -= 1
 
     def _check_key(self, exchange: Exchange) -> None:
         if not self._key:
@@ -111,7 +114,7 @@ class App:
     # ---- GET ---------------------------------------------------------------------------------------------------------
 
     def _health(self) -> tuple[bytes, bytes]:
-        problem = "The server is shutting down." if self.draining else self.service.engine.status()
+        problem = self.service.engine.readiness()
         if problem is not None:
             raise unavailable(problem)
         return JSON, b'{"status":"ok"}'
@@ -136,40 +139,26 @@ class App:
 
     # ---- POST --------------------------------------------------------------------------------------------------------
 
-    async def _tokenize(self, exchange: Exchange) -> None:
+    async def _prepare(self, kind: str, exchange: Exchange) -> Any:
+        """The result of one of JOBS for the request's body, which is given up when the client leaves."""
         service = self.service
-        request, with_strings = parse_tokenize(await exchange.read_body(self.options.max_body_bytes))
-        service.check_model(request.model)
-        pair = service.engine.require()
-        tokens = (await service.prompts(request))[0].tolist()
-        answer = {"count": len(tokens), "max_model_len": pair.context, "tokens": tokens}
-        if with_strings:
-            answer["token_strs"] = [service.tokenizer.encoder.id_to_token(token) for token in tokens]
-        await exchange.answer(200, JSON, orjson.dumps(answer))
-
-    async def _detokenize(self, exchange: Exchange) -> None:
-        service = self.service
-        model, tokens = parse_detokenize(await exchange.read_body(self.options.max_body_bytes))
-        service.check_model(model)
-        service.check_tokens(tokens, "tokens")
-        text = await service.run(len(tokens), partial(service.tokenizer.decode, skip_special_tokens=False), tokens)
-        await exchange.answer(200, JSON, orjson.dumps({"prompt": text}))
-
-    async def _generate(self, read: Parser, chat: bool | None, exchange: Exchange) -> None:
-        """chat: whether the answer is one of a chat; None: of /v1/responses."""
-        arrival = time.monotonic()
-        if self.draining:
-            raise unavailable("The server is shutting down.")
-        service, connection = self.service, exchange.connection
         body = await exchange.read_body(self.options.max_body_bytes)
-        request = read(body, service.defaults)
-        service.check_model(request.model)
+        if service.is_short(body):
+            return service.prepare_short(kind, body, service.limits())
+        return await exchange.unless_gone(service.prepare(kind, body, service.limits()))
+
+    async def _convert(self, kind: str, exchange: Exchange) -> None:
+        await exchange.answer(200, JSON, await self._prepare(kind, exchange))
+
+    async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
+        """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""
+        arrival = time.monotonic()
+        service, connection = self.service, exchange.connection
+        request, prompts = await self._prepare(kind, exchange)
+        if service.needs_automaton(request):
+            await exchange.unless_gone(service.compile_grammar(request))
         if request.stream and exchange.http_version == "1.0":
             raise ApiError(400, "Streaming needs HTTP/1.1.", param="stream", code="invalid_value")
-        service.engine.require()
-        prompts = await service.prompts(request)
-        if connection.gone:
-            raise ClientGone
 
         def drop(counter: str) -> None:
             service.metrics.count(counter)

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_room import ByteRoom
 
 MAX_HEADER_BYTES = 1 << 16  # of a request; also of what comes between pieces of a body, and behind it
 MAX_HEADERS = 128
 MAX_PIPELINED = 1  # requests that wait for the answer before theirs
 HEADER_TIMEOUT_S = 30.0
+UNREAD_TIMEOUT_S = 60.0  # for a client to take more of an answer that is complete
+CLOSE_TIMEOUT_S = 10.0  # for it to take the rest of one behind which the connection closes
 SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
 
@@ -26,11 +29,15 @@ SCOPE_KEY = "blinkpy.connection"
 class ConnectionRoom:
     """Room for connections: when there is none, the one that has waited longest for a request goes.
 
-    allowed: connections that are served. A few more are kept, so that they hear why they are not."""
+    allowed: connections that are served. A few more are kept, so that they hear why they are not. bodies, unread: bytes of bodies
+    that arrive, and of answers that clients leave unread."""
 
-    def __init__(self, allowed: int):
+    def __init__(self, allowed: int, body_bytes: int, unread_bytes: int):
         self.allowed = allowed
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
+        full = ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
+        self.bodies = ByteRoom(body_bytes, full)
+        self.unread = ByteRoom(unread_bytes, ApiError(503, "Too much is left unread.", code="too_much_unread"))  # not told
 
     def enter(self, connection: "Connection", others: int) -> bool:
         """Whether a new connection may stay beside `others`."""
@@ -47,26 +54,31 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, room: ConnectionRoom | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._room = room or ConnectionRoom(1 << 20)
-        self.on_lost: Callable[[], None] | None = None
+        self.room = room or ConnectionRoom(1 << 20, 1 << 30, 1 << 30)
+        self.on_lost: Callable[[], object] | None = None
         self.gone = False
         self._in_headers = True
         self._header_bytes = 0
         self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
         self._complete = 0  # requests that have arrived in full
+        self._cycles: list[RequestResponseCycle] = []  # without a complete answer: the one that is served, and pipelined ones
+        self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
         self._header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._room.enter(self, len(self.connections) - 1):
+        self._unread_since = self.loop.time()
+        if self.room.enter(self, len(self.connections) - 1):
             self._expect_headers()
         else:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
-        self._room.waiting.pop(self, None)
+        self.room.waiting.pop(self, None)
+        self.room.unread.release(self)
         self._stop_timer()
+        self._disconnect()
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
@@ -104,9 +116,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._framing_bytes = 0
-        self._room.waiting.pop(self, None)
+        self.room.waiting.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -119,21 +132,45 @@ class Connection(HttpToolsProtocol):
         self._complete += 1
 
     def on_response_complete(self) -> None:
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()
         if not self.pipeline and not self.gone:
-            self._room.waiting[self] = None
+            self.room.waiting[self] = None
             if not self._in_headers:  # answered before the request came to its end: the rest and the next one have a deadline
                 self._expect_headers()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, msg)
 
+    def hold_unread(self) -> None:
+        """Account for what was written and the client has not taken: it stays in this process until then."""
+        unread = self.transport.get_write_buffer_size()
+        if unread:
+            self.room.unread.hold(self, unread, lambda error: self.abort())
+
+    def end_if_stuck(self, now: float) -> None:
+        """Abort a connection whose client takes nothing of the rest of an answer. now: of the loop's clock; call it often."""
+        unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
+        streaming = self.cycle is not None and not self.cycle.response_complete and not closing  # it has limits of its own
+        if not unread:
+            self.room.unread.release(self)
+        if streaming or unread < self._unread or not (unread or closing):
+            self._unread_since = now
+        self._unread = unread
+        if now - self._unread_since > (CLOSE_TIMEOUT_S if closing else UNREAD_TIMEOUT_S):
+            self.abort()
+
     def abort(self) -> None:
         """Close the connection at once, with what was not sent yet."""
-        self._room.waiting.pop(self, None)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
+        self.room.waiting.pop(self, None)
+        self._disconnect()
         self.transport.abort()
+
+    def _disconnect(self) -> None:
+        """Handlers find the client gone: uvicorn tells the last one alone."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _expect_headers(self) -> None:
         self._stop_timer()
@@ -146,11 +183,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer an invalid request, and close."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
-            if cycle is not None:  # its handler finds the client gone
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
+            self._disconnect()
             body = ApiError(status, message).body()
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -1,8 +1,8 @@
 """One HTTP request and its answer, over ASGI and blinkpy.dpu.http.connection."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
@@ -13,11 +13,13 @@ SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
 JSON = b"application/json"
 LATER = frozenset({429, 503})  # the same request may be served a second later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
+CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Result = TypeVar("Result")
 
 
 class ClientGone(Exception):
@@ -47,9 +49,16 @@ class Exchange:
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
-        body = bytearray()
+        body, room = bytearray(), self.connection.room.bodies
+        refused: list[ApiError] = []
+
+        def give_up(error: ApiError) -> None:
+            refused.append(error)
+            if not deadline.expired():
+                deadline.reschedule(0)
+
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(BODY_TIMEOUT_S) as deadline:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
@@ -58,9 +67,33 @@ class Exchange:
                     if len(body) > limit:
                         raise too_large
                     if not message["more_body"]:
-                        return body
+                        break
+                    room.hold(self, len(body), give_up)
         except TimeoutError as error:
-            raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout") from error
+            raise (refused or [ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")])[
+                0
+            ] from error
+        finally:
+            room.release(self)
+        if not self.connection.pipeline:
+            self.connection.flow.resume_reading()  # a large piece has stopped it, and a client that leaves is to be seen
+        return body
+
+    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
+        connection, task = self.connection, asyncio.ensure_future(work)
+        connection.on_lost = task.cancel
+        try:
+            if connection.gone:
+                task.cancel()
+            return await task
+        except asyncio.CancelledError:
+            if not connection.gone:
+                raise
+            raise ClientGone from None
+        finally:
+            connection.on_lost = None
+            task.cancel()
 
     def limit_time(self) -> None:
         """From now on the client has SEND_TIMEOUT_S to take what comes."""
@@ -75,6 +108,8 @@ class Exchange:
         """Send the rest."""
         self.limit_time()
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if not self.connection.gone:
+            self.connection.hold_unread()
 
     async def answer(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send a whole answer. headers: beside type and length."""
@@ -89,6 +124,6 @@ class Exchange:
             headers.append((b"retry-after", b"1"))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        if error.status in CLOSING or error.code == "too_many_connections":
+        if error.status in CLOSING or error.code in CLOSING_CODES:
             headers.append((b"connection", b"close"))
         await self.answer(error.status, JSON, error.body(), *headers)

@@ -1,40 +1,29 @@
 """The model as a worker serves it, and the way of a checked request to submissions."""
 
-import asyncio
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.api_errors import ApiError, bad_request, busy
+from blinkpy.config import Config
+from blinkpy.dpu.api_errors import bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
-from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.request_fields import Request, token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
+from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
+from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.text.chat_template import ChatError, load_template
-from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
-INLINE_CHARACTERS = 2048  # longer texts are tokenized in a thread; a text of this length takes under a millisecond
-TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
+INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
 
 
 class Service:
@@ -42,77 +31,58 @@ class Service:
 
     def __init__(self, config: Config, folder: Path, engine: EngineLink, metrics: Metrics):
         self.engine, self.metrics = engine, metrics
-        self.model = config.model.served_model_name or config.model.model
         self.api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
         self.started = int(time.time())
-        self.tokenizer = Tokenizer(folder)
-        try:
-            self.defaults = RequestParameters.of_model(self.tokenizer.generation_config)
-        except ValueError as error:
-            raise ConfigError(f"{folder}: {error}") from error
-        limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
-        self.template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
-        self.dialect = ChatDialect(self.template, config.model, self.tokenizer.model_type)
-        self._threads = ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1)), thread_name_prefix="tokenize")
+        self._reader = RequestReader(config, folder)
+        self.tokenizer, self.dialect = self._reader.tokenizer, self._reader.dialect
+        self.model = self._reader.model
+        self._queue = PreparationQueue(self._reader, config, folder, metrics)
         frontend = config.frontend
         self._grammars = GrammarCompiler(frontend.grammar_compile_ms / 1000, frontend.grammar_cache_mib << 20)
 
+    def end_preparations(self) -> None:
+        """What waits to be prepared ends with status 503."""
+        self._queue.refuse()
+
     def close(self) -> None:
-        """End the threads, after running tokenizations, and the processes that compile grammars."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """End threads and processes."""
+        self._queue.close()
         self._grammars.close()
 
-    def check_model(self, model: str | None) -> None:
-        """Raise ApiError with status 404 for another model's name."""
-        if model is not None and model != self.model:
-            raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
+    def limits(self) -> EngineLimits:
+        """What prompts are checked against. Raises ApiError with status 503 without an engine."""
+        pair = self.engine.require()
+        return EngineLimits(pair.context, pair.facts.vocab_size)
 
-    def check_tokens(self, tokens: list[int], param: str) -> None:
-        """Raise ApiError with status 400 for a token id that the model does not have."""
-        vocabulary = self.engine.require().facts.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocabulary:
-                message = f"Token id {token} is outside the vocabulary of {vocabulary} tokens."
-                raise bad_request(message, param, "invalid_value")
+    def is_short(self, body: bytearray) -> bool:
+        """Whether it is prepared in place, in under a millisecond."""
+        return len(body) <= INLINE_BYTES
 
-    async def run(self, length: int, work: Callable[[Any], Any], text: Any) -> Any:
-        """work(text), in a thread if the text is a long one. length: of it, in characters or tokens."""
-        if length <= INLINE_CHARACTERS:
-            return work(text)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, text)
+    def prepare_short(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+        """The result of one of JOBS. Raises ApiError."""
+        return JOBS[kind](self._reader, body, limits)
 
-    async def prompts(self, request: Request) -> list[Int32]:
-        """Token ids of each prompt; the request's grammar is compiled, too. Raises ApiError with status 400 for what can't be."""
-        if request.messages is not None:
-            characters = sum(len(message["content"]) for message in request.messages)
-            if request.tools or any("tool_calls" in message for message in request.messages):
-                characters += INLINE_CHARACTERS  # their size was not counted
-            prompts = [await self.run(characters, self._chat_prompt, request)]
-        else:
-            prompts = [await self._prompt(prompt, request) for prompt in request.prompts]
-        if any(len(prompt) == 0 for prompt in prompts):
-            raise bad_request("The prompt is empty.", "prompt", "invalid_value")
+    async def prepare(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+        """The same without keeping the event loop: whoever cancels this gives it up. Raises ApiError."""
+        return await self._queue.run(kind, body, limits)
+
+    def needs_automaton(self, request: Request) -> bool:
+        """Whether the request's grammar has to be compiled: one that only helps is used where the engine takes grammars."""
         grammar = request.grammar
-        if grammar is not None and (grammar.needed or self.engine.require().facts.grammar_share > 0):
-            request.automaton = await self.compile(grammar)
-        return prompts
+        return grammar is not None and (grammar.needed or self.engine.require().facts.grammar_share > 0)
 
-    async def compile(self, field: GrammarField) -> ByteAutomaton:
-        """The automaton of a grammar. Raises ApiError with status 400, 429 where too many are waiting."""
+    async def compile_grammar(self, request: Request) -> None:
+        """Set the automaton of the request's grammar. Raises ApiError with status 400, 429 where too many are waiting."""
+        field = request.grammar
+        if field is None:
+            return
         try:
-            return await self._grammars.automaton(field.grammar)
+            request.automaton = await self._grammars.automaton(field.grammar)
         except GrammarError as error:
             place = "" if error.path == "#" else f" At {error.path}."
             raise bad_request(f"'{field.param}': {error.message}{place}", field.param, "invalid_grammar") from error
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
-
-    def _chat_prompt(self, request: Request) -> Int32:
-        try:
-            text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
-            return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
-        except ChatError as error:
-            raise bad_request(f"{error}", "messages", "invalid_messages") from error
 
     def answer(self, request: Request, chat: bool | None) -> Answer | ResponseAnswer:
         """The envelope of a request's answer, once it has its prompts. chat: None for /v1/responses."""
@@ -122,20 +92,6 @@ class Service:
         if request.expected is not None:
             return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id)
         return Answer(chat, self.model, spell, request.request_id)
-
-    async def _prompt(self, prompt: str | list[int], request: Request) -> Int32:
-        if isinstance(prompt, str):
-            encode = partial(
-                self.tokenizer.encode,
-                add_special_tokens=request.add_special_tokens is not False,
-                parse_special=request.parse_special,
-            )
-            return await self.run(len(prompt), encode, prompt)
-        pair = self.engine.require()
-        if len(prompt) > pair.context:  # no array of unlimited size; the exact check follows
-            return np.zeros(len(prompt), np.int32)
-        self.check_tokens(prompt, "prompt")
-        return np.array(prompt, np.int32)
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
         """Submit all choices to the engine, or none. Raises ApiError."""

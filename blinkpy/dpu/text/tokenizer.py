@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Encoder
 from blinkpy.config import ConfigError
 from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
 from blinkpy.dpu.text.special_tokens import SpecialTokens
+from blinkpy.dpu.text.token_lengths import most_characters
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
@@ -70,6 +71,7 @@ class Tokenizer:
         self._texts = TokenTexts(self.encoder)
         self._texts_showing: dict[tuple[str, ...], TokenTexts] = {(): self._texts}
         self._all_texts = self._texts.showing(token.content for token in self.encoder.get_added_tokens_decoder().values())
+        self._most_characters = most_characters(self.encoder, self._all_texts.pieces)
         self.specials = SpecialTokens(self.encoder)
 
     def _id(self, token: str | None) -> int | None:
@@ -105,6 +107,10 @@ class Tokenizer:
             after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
             ids = np.array([*before, *ids, *after], np.int32)
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """A text has at least this number of tokens, found without encoding it; 0 where nothing is known."""
+        return -(-len(self.specials.unmark(text)) // self._most_characters) if self._most_characters else 0
 
     def detokenizer(
         self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: tuple[str, ...] = ()

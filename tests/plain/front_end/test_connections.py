@@ -1,6 +1,7 @@
 """Attacks on connections: each has a bound, and those who behave are served meanwhile."""
 
 import contextlib
+import logging
 import re
 import resource
 import socket
@@ -85,7 +86,7 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 
 
 def test_room_for_connections_ends_where_all_are_served() -> None:
-    room, kept = connection.ConnectionRoom(3), 0
+    room, kept = connection.ConnectionRoom(3, 1, 1), 0
     for _ in range(200):
         kept += room.enter(Mock(), kept)
         room.waiting.clear()  # its headers have come
@@ -205,3 +206,27 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
             engine.hold = False
         assert "ZeroDivisionError" in caplog.text
         caplog.clear()
+
+
+def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:
+    """The one that is served is not the last one that came; and damage behind it does not end up in its answer."""
+    engine.hold = True
+    request = completion_bytes(prompt=[7], max_tokens=5)
+    with serving(engine, folder) as server:
+        with connect(server) as sock:
+            sock.sendall(request * 2)
+            wait_for(lambda: server.engine_client.pair.in_flight == 1)
+            connections = server.server.server_state.connections
+            wait_for(lambda: any(len(one.pipeline) == 1 for one in connections))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reading is paused: a reset is seen
+        for one in list(connections):
+            server.engine_client._loop.call_soon_threadsafe(one.transport.abort)
+        wait_for(lambda: not server.server.server_state.tasks)
+        server.idle()
+        engine.hold, engine.step_s = False, 0.02
+        with connect(server) as sock:
+            sock.sendall(completion_bytes(prompt=[7], max_tokens=50, stream=True))
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+            sock.sendall(b"nonsense\r\n\r\n")
+            assert b"HTTP/1.1" not in rest(sock)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -389,11 +389,11 @@ def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, capl
 
 
 def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = SimpleNamespace(add_done_callback=lambda callback: None)
-    loop = SimpleNamespace(create_task=lambda task: (task.close(), keeper)[1])
+    loop, started = SimpleNamespace(), list[str]()
+    watched = SimpleNamespace(start=lambda name, work: (work.close(), started.append(name)))
     monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    stage.link.start(lambda: None)
-    assert (stage.link._loop, stage.link._keeper) == (loop, keeper)
+    stage.link.start(watched)
+    assert (stage.link._loop, started) == (loop, ["the link to the engine"])
 
 
 def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:
@@ -408,19 +408,13 @@ def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None
         assert (end.value.value, slept) == (outcome, sleeps)
 
 
-def test_closing_cancels_ends_and_gives_the_pair_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
     choice = Choice(stage.log, "a")
     stage.pair.live = lambda: [choice.request]
-    gather = stage.log.noted("gather", Sleep(1))
-    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(gather=lambda task, return_exceptions: gather(return_exceptions)))
-    stage.link._keeper = SimpleNamespace(cancel=stage.log.noted("keeper.cancel"))
     for attached in (True, False):
         stage.link._poll_timer = stage.later(1, stage.link._poll) if attached else None
-        closing = stage.link.close()
-        assert closing.send(None) == 1
-        with pytest.raises(StopIteration):
-            closing.send(None)
-        ended = [("keeper.cancel",), ("gather", True)]
+        stage.link.close()
+        ended: list[tuple] = []
         assert stage.link.pair is None
         if attached:
             told = ("fail", "a", 503, "The server is shutting down.")

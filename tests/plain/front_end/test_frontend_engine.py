@@ -158,14 +158,18 @@ def accepts(port: int) -> bool:
 
 
 def test_shutdown_lets_requests_finish(folder) -> None:
-    with FakeEngine(step_s=0.004) as engine:
+    with FakeEngine(step_s=0.02) as engine:
         with serving(engine, folder, shutdown_s=10) as server:
             stream = Stream(server)
             server.server.should_exit = True
             wait_for(lambda: server.server.app.draining)
-            wait_for(lambda: not accepts(server.port))
+            for path in ("/health", "/v1/models"):
+                refused = httpx.get(server.url + path, timeout=5)
+                assert code(refused) == (503, "shutting_down")
+                assert refused.headers["retry-after"]
             assert engine.pairs[0].requests, "the stream is still running"
         assert stream.done()
+        assert not accepts(server.port)
 
 
 def test_shutdown_ends_what_takes_too_long(folder) -> None:
@@ -267,9 +271,9 @@ def test_worker_that_refuses_its_model_ends_the_front_end(tmp_path) -> None:
         supervisor.run()
 
 
-def test_worker_that_keeps_dying_ends_the_front_end(folder, monkeypatch) -> None:
-    monkeypatch.setattr("blinkpy.dpu.supervisor.RESTARTS", 1)
-    monkeypatch.setattr("blinkpy.dpu.supervisor.RESTART_DELAY_S", 0.0)
+def test_worker_that_never_was_ready_ends_the_front_end(folder, monkeypatch) -> None:
+    monkeypatch.setattr("blinkpy.dpu.supervisor.FIRST_STARTS", 2)
+    monkeypatch.setattr("blinkpy.dpu.supervisor.RESTART_DELAYS_S", (0.0, 0.0))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert Supervisor(Config().with_options({"port": 0}), folder).run() == 1
 

@@ -182,7 +182,7 @@ def test_errors_of_requests(server, engine) -> None:
     assert error(server.chat("refuse"), 400)["message"] == "refused by the template"
     assert error(server.complete(stop_token_ids=list(range(10, 18))), 400)["param"] == "stop_token_ids"
     assert error(server.complete(nonsense=1), 400)["param"] == "nonsense"
-    assert error(server.client.post("/v1/completions", content=b"[" * 5000, headers=JSON), 400)["code"] == "invalid_json"
+    assert error(server.client.post("/v1/completions", content=b"[" * 5000, headers=JSON), 400)["code"] == "too_deep"
     assert error(server.client.post("/v1/completions", content=b"", headers=JSON), 400)["code"] == "invalid_json"
     assert engine.submitted == []
 

@@ -1,0 +1,39 @@
+"""Room for bytes that many connections share."""
+
+from collections.abc import Callable
+
+from blinkpy.dpu.api_errors import ApiError
+
+GiveUp = Callable[[ApiError], None]
+
+
+class ByteRoom:
+    """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
+    what comes and goes quickly always has room. error: why; given_up: how many did."""
+
+    def __init__(self, limit: int, error: ApiError):
+        self.limit, self.error = limit, error
+        self.used = self.given_up = 0
+        self._held: dict[object, tuple[int, GiveUp]] = {}  # the oldest first
+
+    def hold(self, holder: object, size: int, give_up: GiveUp) -> None:
+        """The holder has this number of bytes from now on. give_up: called, also from here, when it has to do without."""
+        self.used += size - self._held.get(holder, (0,))[0]
+        self._held[holder] = size, give_up
+        while self.used > self.limit:
+            self._evict(next(iter(self._held)), self.error)
+
+    def release(self, holder: object) -> None:
+        """The holder has none any more."""
+        self.used -= self._held.pop(holder, (0,))[0]
+
+    def clear(self, error: ApiError) -> None:
+        """All of them give theirs up, for this reason."""
+        for holder in list(self._held):
+            self._evict(holder, error)
+
+    def _evict(self, holder: object, error: ApiError) -> None:
+        size, give_up = self._held.pop(holder)
+        self.used -= size
+        self.given_up += 1
+        give_up(error)

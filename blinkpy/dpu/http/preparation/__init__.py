@@ -1,0 +1,1 @@
+"""From a request's body to what is submitted: parsed, checked, written into the chat template, tokenized."""

@@ -1,0 +1,101 @@
+"""Requests on their way to the engine, beside an event loop: in bounded lines, for threads and for processes."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from blinkpy.config import Config, FrontendOptions
+from blinkpy.dpu.api_errors import ApiError, shutting_down
+from blinkpy.dpu.http.preparation.job_forks import JobForks
+from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
+from blinkpy.dpu.metrics import Metrics
+
+THREAD_BYTES = 1 << 16  # of one that a thread prepares: under 0.1 s, and it can't be stopped; a larger one gets a process
+AT_ONCE = max(1, min(4, os.cpu_count() or 1))  # threads, and processes
+
+
+class _Line:
+    """Bodies that wait for one of AT_ONCE places, no more of them and of their bytes than these."""
+
+    def __init__(self, most: int, most_bytes: int):
+        self.most, self.most_bytes = most, most_bytes
+        self.count = self.bytes = 0
+        self.places = asyncio.Semaphore(AT_ONCE)
+
+
+def body_room(options: FrontendOptions) -> int:
+    """Bytes of bodies that may arrive at a time, and again wait in a line: half the option, but at least one body."""
+    return max(options.body_room_mib << 19, options.max_body_bytes)
+
+
+class PreparationQueue:
+    """Runs JOBS. Large bodies and middling ones have lines of their own, each bounded in number and bytes. Whoever cancels run()
+    leaves the line at once, and ends the process that works for him."""
+
+    def __init__(self, reader: RequestReader, config: Config, folder: Path, metrics: Metrics):
+        options = config.frontend
+        self._reader, self._metrics = reader, metrics
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prepare")
+        self._forks = JobForks(config, folder)
+        half = body_room(options)
+        self._middling, self._large = _Line(options.max_preparing, half), _Line(options.max_preparing, half)
+        self._closed = False
+
+    def refuse(self) -> None:
+        """Who waits from now on is refused with status 503, and the processes end."""
+        self._closed = True
+        self._forks.close()
+
+    def close(self) -> None:
+        """End threads, after what they do, and processes."""
+        self.refuse()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def waiting(self) -> int:
+        """Bodies in the lines, with those that are being prepared."""
+        return self._middling.count + self._large.count
+
+    async def run(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+        """The result of a job. Raises ApiError: what the job raises, or status 429 where the line is full."""
+        if len(body) <= THREAD_BYTES:
+            return await self._queue(self._middling, len(body), lambda: self._in_thread(kind, body, limits))
+        return await self._queue(self._large, len(body), lambda: self._forks.run(kind, body, limits))
+
+    async def _queue(self, line: _Line, size: int, work: Callable[[], Awaitable[Any]]) -> Any:
+        if line.count >= line.most or line.bytes + size > line.most_bytes:
+            self._metrics.count("preparations_refused")
+            raise ApiError(429, "The server is busy: too many prompts wait to be tokenized.", code="too_many_prompts")
+        line.count += 1
+        line.bytes += size
+        self._metrics.gauge("preparing", self.waiting)
+        try:
+            async with line.places:
+                if self._closed:
+                    raise shutting_down()
+                return await work()
+        except ApiError as error:
+            raise (shutting_down() if self._closed else error) from error  # its process was ended
+        finally:
+            line.count -= 1
+            line.bytes -= size
+            self._metrics.gauge("preparing", self.waiting)
+
+    async def _in_thread(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+        """Who is cancelled keeps his place until the thread is free."""
+        running = self._threads.submit(JOBS[kind], self._reader, body, limits)
+        waiter = asyncio.wrap_future(running)
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to ask for it
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            await _ended(running)
+            raise
+
+
+async def _ended(running: Future[Any]) -> None:
+    while not running.done():
+        await asyncio.sleep(0.005)

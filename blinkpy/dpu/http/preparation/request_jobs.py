@@ -1,0 +1,152 @@
+"""What is done with a body before the engine hears of it, whole, in one thread: parse, check, write the prompt, tokenize.
+
+JOBS has a job for each kind of request. They take no part in an event loop: a worker runs them in place, in a thread, or in a
+process of its own, by the length of the body.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
+from blinkpy.dpu.http.fields.response_fields import parse_response
+from blinkpy.dpu.http.fields.token_fields import parse_detokenize, parse_tokenize
+from blinkpy.dpu.http.preparation.json_shape import check_shape
+from blinkpy.dpu.text.chat_template import ChatError, load_template
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.request_parameters import RequestParameters
+
+TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
+
+Body = bytes | bytearray
+
+
+class EngineLimits(NamedTuple):
+    """What of the engine prompts are checked against, in tokens."""
+
+    context: int
+    vocabulary: int
+
+
+class RequestReader:
+    """Name, tokenizer, chat template and defaults of a model. Raises ConfigError for a folder that can't be used."""
+
+    def __init__(self, config: Config, folder: Path):
+        self.model = config.model.served_model_name or config.model.model
+        self.options = config.frontend
+        self.tokenizer = Tokenizer(folder)
+        try:
+            self.defaults = RequestParameters.of_model(self.tokenizer.generation_config)
+        except ValueError as error:
+            raise ConfigError(f"{folder}: {error}") from error
+        limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
+        template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
+        self.dialect = ChatDialect(template, config.model, self.tokenizer.model_type)
+
+    def check(self, body: Body) -> None:
+        """Raise ApiError for JSON of too many values, or too deep."""
+        check_shape(body, self.options.max_body_values, self.options.max_body_depth)
+
+    def check_model(self, model: str | None) -> None:
+        """Raise ApiError with status 404 for another model's name."""
+        if model is not None and model != self.model:
+            raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
+
+    def prompts(self, request: Request, limits: EngineLimits | None) -> list[Int32]:
+        """Token ids of each prompt. limits: None where any length will do. Raises ApiError with status 400 for what can't be."""
+        if request.messages is not None:
+            prompts = [self._chat_prompt(request, limits)]
+        else:
+            prompts = [self._prompt(prompt, request, limits) for prompt in request.prompts]
+        if any(len(prompt) == 0 for prompt in prompts):
+            raise bad_request("The prompt is empty.", "prompt", "invalid_value")
+        return prompts
+
+    def _chat_prompt(self, request: Request, limits: EngineLimits | None) -> Int32:
+        try:
+            text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
+        except ChatError as error:
+            raise bad_request(f"{error}", "messages", "invalid_messages") from error
+        self._check_length(text, "messages", limits)
+        return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
+
+    def _prompt(self, prompt: str | list[int], request: Request, limits: EngineLimits | None) -> Int32:
+        if isinstance(prompt, str):
+            self._check_length(prompt, "prompt", limits)
+            return self.tokenizer.encode(prompt, request.add_special_tokens is not False, request.parse_special)
+        if limits is not None:
+            if len(prompt) > limits.context:  # no array of unlimited size; the exact check follows
+                return np.zeros(len(prompt), np.int32)
+            check_tokens(prompt, limits.vocabulary, "prompt")
+        return np.array(prompt, np.int32)
+
+    def _check_length(self, text: str, param: str, limits: EngineLimits | None) -> None:
+        """Refuse a text that has more tokens than the context however it is divided, before any work is spent on it."""
+        if limits is not None and (least := self.tokenizer.least_tokens(text)) > limits.context:
+            message = (
+                f"This model's maximum context length is {limits.context} tokens. However, your prompt has at least {least}."
+            )
+            raise bad_request(message, param, "context_length_exceeded")
+
+
+def check_tokens(tokens: list[int], vocabulary: int, param: str) -> None:
+    """Raise ApiError with status 400 for a token id that the model does not have."""
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            message = f"Token id {token} is outside the vocabulary of {vocabulary} tokens."
+            raise bad_request(message, param, "invalid_value")
+
+
+def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[[RequestReader, Body, EngineLimits], Any]:
+    def job(reader: RequestReader, body: Body, limits: EngineLimits) -> tuple[Request, list[Int32]]:
+        reader.check(body)
+        request = read(body, reader.defaults)
+        reader.check_model(request.model)
+        prompts = reader.prompts(request, limits)
+        # What made the prompts is not needed any more, and may be large.
+        request.messages, request.prompts = None if request.messages is None else [], []
+        return request, prompts
+
+    return job
+
+
+def _tokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> bytes:
+    reader.check(body)
+    request, with_strings = parse_tokenize(body)
+    reader.check_model(request.model)
+    tokens = reader.prompts(request, None)[0].tolist()
+    answer = {"count": len(tokens), "max_model_len": limits.context, "tokens": tokens}
+    if with_strings:
+        answer["token_strs"] = [reader.tokenizer.encoder.id_to_token(token) for token in tokens]
+    return _bounded(orjson.dumps(answer), reader)
+
+
+def _detokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> bytes:
+    reader.check(body)
+    model, tokens = parse_detokenize(body)
+    reader.check_model(model)
+    check_tokens(tokens, limits.vocabulary, "tokens")
+    return _bounded(orjson.dumps({"prompt": reader.tokenizer.decode(tokens, skip_special_tokens=False)}), reader)
+
+
+def _bounded(answer: bytes, reader: RequestReader) -> bytes:
+    limit = reader.options.max_body_bytes
+    if len(answer) > limit:
+        raise ApiError(413, f"The answer would be larger than {limit} bytes.", code="answer_too_large")
+    return answer
+
+
+JOBS: dict[str, Callable[[RequestReader, Body, EngineLimits], Any]] = {
+    "chat": _generation(lambda body, defaults: parse(body, CHAT_FIELDS, defaults)),
+    "completion": _generation(lambda body, defaults: parse(body, COMPLETION_FIELDS, defaults)),
+    "response": _generation(parse_response),
+    "tokenize": _tokenize,
+    "detokenize": _detokenize,
+}

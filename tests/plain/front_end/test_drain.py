@@ -1,0 +1,334 @@
+"""The end of a front end, of its workers and of what they watch: nobody hangs, and nobody is given up."""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from support.commands import Command
+from support.front_end.fake_engine import FACTS, FakeEngine
+from support.front_end.http_server import COMPLETIONS_HEAD, completion_bytes, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.config import Config
+from blinkpy.dpu.http import connection
+from blinkpy.dpu.supervisor import RESTART_DELAYS_S, STEADY_S, Supervisor, WorkerProcess
+from blinkpy.dpu.watched_tasks import WatchedTasks
+from blinkpy.queues.layout import QueueSizes
+
+URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+class FrontEnd(Command):
+    """`blinkpy frontend` with workers, for an engine in this process."""
+
+    def __init__(self, engine: FakeEngine, folder: Path, *more: str) -> None:
+        super().__init__("frontend", "--name", engine.segment_name, "--model", str(folder), "--port", "0", *more)
+        self.port = int(self.find(URL)[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def front_end(engine: FakeEngine, folder: Path, *more: str) -> Iterator[FrontEnd]:
+    command = FrontEnd(engine, folder, *more)
+    try:
+        yield command
+    finally:
+        command.kill()
+
+
+def stream(port: int, tokens: int) -> socket.socket:
+    """A stream that has begun."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    sock.sendall(completion_bytes(prompt=[7, 8], max_tokens=tokens, stream=True, ignore_eos=True))
+    assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+    return sock
+
+
+def rest(sock: socket.socket) -> bytes:
+    """What comes until the other side closes, or the stream has ended."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while not received.endswith(b"\r\n0\r\n\r\n") and (piece := sock.recv(65536)):
+            received += piece
+    return received
+
+
+def health(sock: socket.socket) -> bytes:
+    """What /health says on this connection."""
+    sock.sendall(GET)
+    received = b""
+    while not received.endswith(b"}"):
+        received += sock.recv(1000) or pytest.fail("it was closed")
+    return received
+
+
+def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
+    """Two workers: connections from before and after are answered 503, also by workers that have nothing left to do, until the
+    last stream has ended."""
+    sizes, options = QueueSizes(2, 8, 8, 64, 512, 128), ("--workers", "2", "--shutdown-s", "30")
+    with (
+        FakeEngine(sizes=sizes, step_s=0.08) as engine,
+        front_end(engine, folder, *options) as command,
+        contextlib.ExitStack() as stack,
+    ):
+        wait_for(lambda: all(pair.attached for pair in engine.pairs), 20)
+        running = stack.enter_context(stream(command.port, 60))
+        engine.hold, busy = True, engine.submitted[0].pair  # as long as this takes
+        old = [stack.enter_context(socket.create_connection(("127.0.0.1", command.port), timeout=10)) for _ in range(20)]
+        for sock in old:
+            assert health(sock).startswith(b"HTTP/1.1 200")
+        command.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: {httpx.get(f"{command.url}/health", timeout=10).status_code for _ in range(10)} == {503})
+        for path in ("/health", "/v1/models") * 10:
+            answer = httpx.get(command.url + path, timeout=10)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+            assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+        assert httpx.post(f"{command.url}/v1/completions", json={"prompt": [7]}, timeout=10).status_code == 503
+        assert httpx.get(f"{command.url}/livez", timeout=10).status_code == 200
+        for sock in old:
+            assert health(sock).startswith(b"HTTP/1.1 503")
+        assert engine.pairs[busy].requests, "the stream is still running"
+        engine.hold, engine.step_s = False, 0.005
+        assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert command.wait(20) == 0
+
+
+def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
+    """The stream is told, the engine gets the queue pair back, and the exit code is 0."""
+    with FakeEngine(step_s=0.1) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
+        wait_for(lambda: engine.pairs[0].attached, 20)
+        with stream(command.port, 120) as running:
+            command.process.send_signal(signal.SIGTERM)
+            assert running.recv(1000), "the first one lets it go on"
+            command.process.send_signal(signal.SIGTERM)
+            assert b'"shutting_down"' in rest(running)
+        assert command.wait(10) == 0
+        wait_for(lambda: not engine.pairs[0].requests and engine.cancels == 1)
+
+
+def test_ctrl_c_at_a_terminal_counts_once(folder) -> None:
+    """It reaches workers and supervisor, which tells the workers once more."""
+    with FakeEngine(step_s=0.02) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
+        wait_for(lambda: engine.pairs[0].attached, 20)
+        with stream(command.port, 60) as running:
+            command.send(signal.SIGINT)
+            assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert command.wait(20) == 0
+
+
+def test_sighup_ends_nothing(folder) -> None:
+    with FakeEngine() as engine, front_end(engine, folder) as command:
+        wait_for(lambda: engine.pairs[0].attached, 20)
+        for _ in range(3):
+            command.send(signal.SIGHUP)
+            time.sleep(0.1)
+            assert (
+                httpx.post(f"{command.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=10).status_code == 200
+            )
+        assert engine.pairs[0].epoch == 1
+
+
+def test_bodies_that_arrive_at_the_end_are_refused_at_once(folder) -> None:
+    with FakeEngine() as engine, serving(engine, folder, shutdown_s=60) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall(COMPLETIONS_HEAD + b"content-length: 1000\r\n\r\n ")
+            wait_for(lambda: server.server.app.running == 1)
+            wait_for(lambda: server.server._room.bodies.used == 1)
+            server.server.should_exit = True
+            answer = sock.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"shutting_down" in answer
+
+
+# ---- workers are never given up --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(folder, monkeypatch) -> None:
+    now, started = [0.0], list[float]()
+
+    class Dying:
+        pid = 1
+
+        def exit_code(self) -> int:
+            return -9
+
+        def reports(self, timeout: float) -> list[dict]:
+            return [{"ready": {}}] if len(started) == 1 else []
+
+        def end(self, timeout: float) -> None:
+            pass
+
+    monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: (started.append(now[0]), Dying())[1])
+    monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
+    with socket.socket() as sock:
+        worker = WorkerProcess(0, Config(), folder, sock, 0)
+        worker.start()
+        for _ in range(3000):
+            worker.look(0)
+            assert not worker.is_hopeless()
+            now[0] += 0.1
+            worker.restart_if_due()
+        pauses = [later - earlier for earlier, later in pairwise(started)]
+        assert pauses[:6] == pytest.approx([0.5, 1, 2, 4, 8, 8], abs=0.15)
+        assert max(pauses) < RESTART_DELAYS_S[1] + 0.2
+        now[0] += STEADY_S
+        worker._started = now[0] - STEADY_S - 1
+        worker.start()
+        worker._started = now[0] - STEADY_S - 1
+        worker.look(0)
+        assert worker._next_start - now[0] == RESTART_DELAYS_S[0], "it had served for long"
+
+
+def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch) -> None:
+    monkeypatch.setattr("blinkpy.dpu.supervisor.RESTART_DELAYS_S", (0.0, 0.0))
+    ready = threading.Event()
+    with FakeEngine() as engine, ThreadPoolExecutor(1) as pool:
+        config = Config().with_options({"name": engine.segment_name, "port": 0, "shutdown_s": 1, "log_level": "error"})
+        supervisor = Supervisor(config, folder, lambda host, port: ready.set())
+        code = pool.submit(supervisor.run)
+        try:
+            assert ready.wait(20)
+            for _ in range(7):
+                victim = supervisor.workers[0].pid
+                os.kill(victim, signal.SIGKILL)
+                wait_for(lambda victim=victim: supervisor.workers[0].pid not in (0, victim), 20)
+            wait_for(lambda: supervisor.workers[0].ready, 20)
+            answer = httpx.post(
+                f"http://127.0.0.1:{supervisor.port}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=20
+            )
+            assert answer.status_code == 200
+        finally:
+            supervisor.stop()
+    assert code.result() == 0
+
+
+# ---- watched tasks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["raises", "returns", "cancelled"])
+def test_a_task_that_ends_is_reported_unless_it_was_cancelled(end, caplog) -> None:
+    failures: list[str] = []
+
+    async def work() -> None:
+        if end == "raises":
+            raise OSError("no more files")
+        if end == "cancelled":
+            await asyncio.sleep(100)
+
+    async def run() -> None:
+        watched = WatchedTasks(lambda: failures.append("failed"))
+        watched.start("the work", work())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await watched.close()
+
+    asyncio.run(run())
+    assert failures == ([] if end == "cancelled" else ["failed"])
+    assert ("the work failed" in caplog.text, "no more files" in caplog.text) == (end != "cancelled", end == "raises")
+
+
+def test_the_watch_over_connections_is_watched(folder, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    with FakeEngine() as engine, serving(engine, folder) as server:
+        monkeypatch.setattr(connection.Connection, "end_if_stuck", lambda self, now: 1 // 0)
+        with socket.create_connection(("127.0.0.1", server.port)):
+            wait_for(lambda: server.server.should_exit)
+        assert server.server.failed
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_health_proves_that_the_queue_pair_lives(folder, monkeypatch) -> None:
+    """A keeper that hangs: nothing is wrong but that nothing happens."""
+    with FakeEngine() as engine, serving(engine, folder) as server:
+        pair = server.engine_client.pair
+        assert server.client.get("/health").status_code == 200
+        monkeypatch.setattr("blinkpy.dpu.engine_link.CHECK_S", 1000.0)
+        pair.facts = pair.facts._replace(lease_ms=1 << 40)
+        time.sleep(0.2)  # it falls asleep
+        pair.facts = pair.facts._replace(lease_ms=100)
+        wait_for(lambda: server.client.get("/health").status_code == 503)
+        assert "heartbeat" in server.client.get("/health").json()["error"]["message"]
+        assert server.client.get("/livez").json() == {"status": "alive"}
+
+
+def test_livez_needs_no_engine(folder) -> None:
+    with serving("nobody-there", folder, wait_ready=False) as server:
+        assert server.client.get("/livez").status_code == 200
+        assert server.client.get("/health").status_code == 503
+
+
+# ---- connections end in time -----------------------------------------------------------------------------------------
+
+
+def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> None:
+    """An answer that does not fit into the socket, behind which the connection closes."""
+    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.3)
+    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096) as server, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        connections = server.server.server_state.connections
+        wait_for(lambda: any(one.transport.is_closing() for one in connections))
+        wait_for(lambda: not connections)
+
+
+def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
+    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    monkeypatch.setattr(connection, "UNREAD_TIMEOUT_S", 1.0)
+    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, unread_room_mib=1) as server:
+        room, socks = server.server._room.unread, []
+        for _ in range(60):
+            sock = socket.socket()
+            socks.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", server.port))
+            sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_for(lambda: 'unread_given_up_total{worker="0"} 0' not in server.client.get("/metrics").text)
+        assert room.used <= room.limit
+        assert server.complete([7], max_tokens=1).status_code == 200
+        wait_for(lambda: room.used == 0, 10)
+        for sock in socks:
+            sock.close()
+
+
+def test_a_half_closed_connection_ends(folder) -> None:
+    with FakeEngine() as engine, serving(engine, folder) as server:
+        for data in (b"", GET[:20], COMPLETIONS_HEAD + b"content-length: 50\r\n\r\n{"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                assert rest(sock) == b""
+        server.client.close()
+        wait_for(lambda: not server.server.server_state.connections)
+
+
+def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:
+    """The end does not wait for a tokenizer: its process is ended, and the client hears why."""
+    with FakeEngine(facts=FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)) as engine:
+        with serving(engine, folder, shutdown_s=0, max_body_bytes=1 << 24) as server, ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.complete, secrets.token_urlsafe(6 << 20))
+            queue = server.server.app.service._queue
+            wait_for(lambda: queue.waiting == 1, 20)
+            server.server.should_exit = True
+            refused = answer.result(20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")

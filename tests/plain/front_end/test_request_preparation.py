@@ -1,0 +1,336 @@
+"""Bodies on their way to the engine: limits on their shape, bounded lines, and clients that leave."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
+from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
+from support.waiting import wait_for
+from tokenizers import Tokenizer as Encoder
+from tokenizers import normalizers, pre_tokenizers
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
+from blinkpy.dpu.http.preparation.json_shape import check_shape
+from blinkpy.dpu.text.tokenizer import Tokenizer
+
+LARGE = 3 * preparation_queue.THREAD_BYTES
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    sizes = replace(SIZES, prompt_tokens=1 << 18, hash_entries=1 << 17)
+    with FakeEngine(sizes=sizes, facts=FACTS._replace(max_model_len=1 << 17, num_pages=1 << 17)) as engine:
+        yield engine
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+# ---- the shape of JSON -----------------------------------------------------------------------------------------------
+
+
+def random_json(rng: np.random.Generator, depth: int) -> object:
+    kind = rng.integers(0, 7 if depth else 4)
+    texts = ['"', "\\", '\\"', "[{", "},", "a", "\n", "é", "]"]
+    if kind == 0:
+        return int(rng.integers(0, 100))
+    if kind < 3:
+        return "".join(rng.choice(texts, int(rng.integers(0, 6))))
+    if kind == 3:
+        return None
+    inside = [random_json(rng, depth - 1) for _ in range(rng.integers(0, 4))]
+    return inside if kind < 6 else {f'k{i}"\\,[': value for i, value in enumerate(inside)}
+
+
+def values_and_depth(value: object) -> tuple[int, int]:
+    """Values as the limit counts them, an empty container's inside as one, and nesting."""
+    if not isinstance(value, list | dict):
+        return 1, 0
+    below = [values_and_depth(one) for one in (value.values() if isinstance(value, dict) else value)]
+    return 1 + max(1, sum(count for count, _ in below)), 1 + max([depth for _, depth in below], default=0)
+
+
+def test_values_and_nesting_are_counted_as_a_parser_does(rng) -> None:
+    for _ in range(300):
+        value = [random_json(rng, int(rng.integers(0, 7)))]
+        values, depth = values_and_depth(value)
+        body = json.dumps(value, ensure_ascii=bool(rng.integers(2)), indent=rng.choice([None, 1])).encode()
+        check_shape(body, values, depth)
+        with pytest.raises(ApiError) as few:
+            check_shape(body, values - 1, 0)
+        with pytest.raises(ApiError) as shallow:
+            check_shape(body, values, depth - 1)
+        assert (few.value.status, few.value.code) == (413, "too_many_values"), body
+        assert (shallow.value.status, shallow.value.code) == (400, "too_deep"), body
+
+
+def test_what_is_no_json_costs_a_look_at_each_byte() -> None:
+    """Strings without an end, and quotes behind backslashes: a search that began again at each of them would take hours."""
+    for body in (b'"' + b'\\"' * 2_000_000, b'{"' * 2_000_000, b"\\" * 4_000_000, b'"\\' * 2_000_000 + b"["):
+        with pytest.raises(ApiError):
+            check_shape(b"[" * 9 + body, 9, 8)
+
+
+def test_requests_beyond_the_shape_are_refused_in_place_and_in_processes(engine, folder) -> None:
+    with serving(engine, folder, max_body_values=2000, max_body_depth=9) as server:
+        for length in (0, LARGE):
+            padding = "x" * length
+            assert code(server.complete(metadata={"a": [[]] * 2000, "b": padding})) == (413, "too_many_values")
+            deep: object = 1
+            for _ in range(9):
+                deep = [deep]
+            assert code(server.complete(metadata={"a": deep, "b": padding})) == (400, "too_deep")
+            assert server.complete([7] * 900, max_tokens=1, user=padding).status_code == 200
+
+
+# ---- large and middling requests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, preparation_queue.THREAD_BYTES // 2, LARGE], ids=["in place", "in a thread", "in a process"])
+def test_a_request_says_the_same_whatever_prepares_it(engine, folder, size) -> None:
+    """Prompt, parameters and answer: `user` has no effect, and decides by its length who prepares the request."""
+    user, tokenizer = "u" * size, Tokenizer(folder)
+    with serving(engine, folder) as server:
+        assert server.complete("the lazy dog", max_tokens=3, seed=5, user=user).status_code == 200
+        assert engine.submitted[-1].prompt == tokenizer.encode("the lazy dog").tolist()
+        assert engine.submitted[-1].entry["seed"] == 5
+        assert server.chat("the lazy dog", max_tokens=3, user=user).json()["choices"][0]["message"]["role"] == "assistant"
+        with server.client.stream(
+            "POST", "/v1/completions", json={"prompt": [7], "max_tokens": 3, "stream": True, "user": user}
+        ) as stream:
+            assert list(stream.iter_lines())[-2] == "data: [DONE]"
+        answer = server.client.post("/v1/responses", json={"input": "dog", "max_output_tokens": 3, "user": user, "store": False})
+        assert answer.json()["object"] == "response"
+        for problem in (
+            server.complete(model="other", user=user),
+            server.complete(nonsense=1, user=user),
+            server.chat("refuse", user=user),
+            server.client.post("/v1/completions", content=b'{"prompt": "' + user.encode(), headers=JSON),
+            server.complete([7, 600], user=user),
+        ):
+            error = problem.json()["error"]
+            expected = {"model_not_found": 404}.get(error["code"], 400)
+            assert problem.status_code == expected, problem.text
+        text = "the lazy dog " * (1 + size // 13)
+        tokens = server.client.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert tokens["tokens"] == tokenizer.encode(text).tolist()
+        assert len(tokens["token_strs"]) == tokens["count"] == len(tokens["tokens"])
+        assert server.client.post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == "<s>" + text
+
+
+def gate(monkeypatch: pytest.MonkeyPatch, fifo: Path) -> None:
+    """Jobs of completions wait until somebody opens the other end of this pipe; those of other kinds go on."""
+    os.mkfifo(fifo)
+    inner = request_jobs.JOBS["completion"]
+
+    def gated(*arguments: object) -> object:
+        fifo.read_bytes()
+        return inner(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(request_jobs.JOBS, "completion", gated)
+
+
+def test_the_line_of_middling_requests_is_bounded_and_clients_that_leave_leave_it(engine, folder, monkeypatch, tmp_path) -> None:
+    gate(monkeypatch, tmp_path / "gate")
+    at_once, most = preparation_queue.AT_ONCE, preparation_queue.AT_ONCE + 3
+    text = "x" * 4096
+    with serving(engine, folder, max_preparing=most) as server:
+        queue = server.server.app.service._queue
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(most)]
+        for sock in clients:
+            sock.sendall(completion_bytes(prompt=text, max_tokens=1))
+        wait_for(lambda: queue.waiting == most)
+        refused = server.complete(text, max_tokens=1)
+        assert code(refused) == (429, "too_many_prompts")
+        assert refused.headers["retry-after"]
+        assert server.chat("short ones need no line", max_tokens=1).status_code == 200
+        for sock in clients[at_once:]:
+            sock.close()
+        wait_for(lambda: queue.waiting == at_once)
+        for sock in clients[:at_once]:
+            sock.close()
+        for _ in range(at_once):
+            (tmp_path / "gate").write_bytes(b"")
+        wait_for(lambda: queue.waiting == 0)
+        server.idle()
+        assert engine.submitted[-1].entry["max_tokens"] == 1
+        assert len(engine.submitted) == 1, "of the chat"
+        metrics = server.client.get("/metrics").text
+        assert 'blinkpy_preparations_refused_total{worker="0"} 1' in metrics
+
+
+def forks(server: RunningServer) -> list[int]:
+    """Processes that prepare requests of this server."""
+    process = server.server.app.service._queue._forks._server
+    if process is None:
+        return []
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def computed(pid: int) -> float:
+    """CPU time of a process, in seconds."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+SLOW = secrets.token_urlsafe(6 << 20)  # seconds of a tokenizer: no word comes twice
+
+
+def test_clients_that_leave_end_the_processes_that_work_for_them(folder) -> None:
+    """H5: they have no place in the line and take no time from then on."""
+    facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
+    with FakeEngine(facts=facts) as engine, serving(engine, folder, max_body_bytes=1 << 24) as server:
+        queue, request = server.server.app.service._queue, completion_bytes(prompt=SLOW, max_tokens=1)
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda sock: sock.sendall(request), clients))
+        wait_for(lambda: queue.waiting == 6 and len(forks(server)) == preparation_queue.AT_ONCE, 20)
+        wait_for(lambda: min(map(computed, forks(server))) > 0.3, 60, "they work")
+        for sock in clients:
+            sock.close()
+        wait_for(lambda: queue.waiting == 0, 2)
+        wait_for(lambda: not forks(server), 2)
+        assert server.complete([7], max_tokens=1, user="u" * LARGE).status_code == 200, "the next one is served"
+
+
+@pytest.mark.parametrize("limit", [{"prepare_ms": 300, "prepare_mib": 1 << 14}, {"prepare_mib": 64}], ids=["time", "memory"])
+def test_a_request_that_takes_too_much_is_given_up(folder, limit) -> None:
+    facts = FACTS._replace(max_model_len=1 << 22, num_pages=1 << 22)
+    with FakeEngine(facts=facts) as engine, serving(engine, folder, max_body_bytes=1 << 24, **limit) as server:
+        assert code(server.complete(SLOW)) == (413, "too_costly")
+        assert server.complete([7], max_tokens=1, user="u" * LARGE).status_code == 200
+
+
+def test_a_dead_process_for_jobs_is_replaced(engine, folder) -> None:
+    with serving(engine, folder) as server:
+        for _ in range(2):
+            assert server.complete([7], max_tokens=1, user="u" * LARGE).status_code == 200
+            process = server.server.app.service._queue._forks._server
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def test_large_bodies_leave_the_event_loop_alone(engine, folder) -> None:
+    """H4: bodies of many empty lists, which take seconds in all. A parser on the loop would make them its own."""
+    body = b'{"metadata":{"a":[' + b"[]," * 800_000 + b"[]]}}"
+    with serving(engine, folder, max_body_values=1 << 30) as server, ThreadPoolExecutor(4) as pool:
+        url = f"{server.url}/v1/completions"
+        before = thread_seconds(server)
+        answers = [pool.submit(httpx.post, url, content=body, headers=JSON, timeout=120) for _ in range(3)]
+        assert server.complete([7], max_tokens=60).status_code == 200
+        assert [code(answer.result(120)) for answer in answers] == [(400, "missing_required_parameter")] * 3
+        assert engine.pairs[0].epoch == 1, "the lease held"
+        computed, alone = thread_seconds(server) - before, -time.thread_time()
+        orjson.loads(body)
+        alone += time.thread_time()
+        assert computed < alone, "one of them alone takes longer than all of them on the loop"
+
+
+def thread_seconds(server: RunningServer) -> float:
+    """CPU time of the thread with the server's event loop so far."""
+    done: Future[float] = Future()
+    server.engine_client._loop.call_soon_threadsafe(lambda: done.set_result(time.thread_time()))
+    return done.result(10)
+
+
+# ---- bodies that do not end ------------------------------------------------------------------------------------------
+
+
+def test_room_goes_to_those_who_come_and_go() -> None:
+    full, gone = ApiError(503, "full"), []
+    room = ByteRoom(100, full)
+    for name in "abc":
+        room.hold(name, 30, lambda error, name=name: gone.append((name, error)))
+    room.hold("b", 35, lambda error: gone.append(("b", error)))
+    assert (room.used, gone) == (95, [])
+    room.hold("d", 10, lambda error: gone.append(("d", error)))
+    assert (room.used, room.given_up, gone) == (75, 1, [("a", full)])
+    room.release("b")
+    room.release("b")
+    assert room.used == 40
+    room.hold("c", 200, lambda error: gone.append(("c", error)))
+    assert (room.used, gone[-1]) == (10, ("c", full))
+    closing = ApiError(503, "closing")
+    room.clear(closing)
+    assert (room.used, gone[-1]) == (0, ("d", closing))
+
+
+def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
+    """The one that has taken longest is given up, and whoever sends a whole request is served."""
+    head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
+    with serving(engine, folder, body_room_mib=2, max_body_bytes=1 << 20) as server:
+        socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
+        room = server.server._room.bodies
+        for i, sock in enumerate(socks):
+            sock.sendall(head + b" " * 300_000)
+            wait_for(lambda i=i: room.used + 300_000 * room.given_up == 300_000 * (i + 1))
+            assert server.complete([7], max_tokens=1).status_code == 200
+        for sock in socks[:2]:
+            answer = sock.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after" in answer
+            assert b"too_many_bodies" in answer
+        assert room.used == 900_000
+        wait_for(lambda: 'blinkpy_bodies_given_up_total{worker="0"} 2' in server.client.get("/metrics").text)
+        socks[4].sendall(b" " * 100_000)
+        assert socks[4].recv(65536).startswith(b"HTTP/1.1 400"), "it has arrived: an empty body"
+        for sock in socks:
+            sock.close()
+        wait_for(lambda: room.used == 0)
+
+
+# ---- lengths before the tokenizer ------------------------------------------------------------------------------------
+
+
+def test_the_least_number_of_tokens_is_one(rng, folder, tmp_path) -> None:
+    """Never more than the encoder finds, and near to it for texts of long tokens."""
+    pieces = ["the", " lazy", " dog", "é", "日本", "😀", " ", "  ", "\n", "<s>", "<|start|>", "a\u0301", "ᄀ", "ᅡ", "ᆨ"]
+    fallback = Tokenizer(write_model(tmp_path / "fallback", byte_fallback_json()))
+    composing = Encoder.from_file(str(folder / "tokenizer.json"))
+    composing.normalizer = normalizers.Sequence([normalizers.NFC()])
+    composed = Tokenizer(write_model(tmp_path / "composed", composing.to_str()))
+    for tokenizer in (Tokenizer(folder), fallback, composed):
+        for _ in range(100):
+            text = "".join(rng.choice(pieces, int(rng.integers(1, 60))))
+            for parse_special in (False, True):
+                encoded = tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special)
+                assert tokenizer.least_tokens(text) <= len(encoded), text
+        assert tokenizer.least_tokens("x" * 10_000) >= 100
+
+
+def test_nothing_is_known_of_encoders_that_drop_text(folder, tmp_path) -> None:
+    assert Tokenizer(write_model(tmp_path / "words", word_piece_json())).least_tokens("x" * 10_000) == 0
+    for name, value in (("normalizer", normalizers.Strip()), ("pre_tokenizer", pre_tokenizers.WhitespaceSplit())):
+        encoder = Encoder.from_file(str(folder / "tokenizer.json"))
+        setattr(encoder, name, value)
+        assert Tokenizer(write_model(tmp_path / name, encoder.to_str())).least_tokens("x" * 10_000) == 0
+
+
+def test_a_text_beyond_the_context_is_refused_before_it_is_encoded(engine, folder, monkeypatch) -> None:
+    with FakeEngine() as small, serving(small, folder) as server:
+        monkeypatch.setattr(server.server.app.service.tokenizer, "encode", lambda *arguments, **options: 1 // 0)
+        for answer in (server.complete("x" * 60_000), server.chat("x" * 60_000)):
+            assert code(answer) == (400, "context_length_exceeded")
+            assert "at least" in answer.json()["error"]["message"]
