@@ -16,6 +16,7 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES
+from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.processes import Child
 from blinkpy.transport.handshake import new_owner
 
@@ -130,8 +131,13 @@ class Supervisor:
         self.config, self._on_ready = config, on_ready
         options = config.frontend
         self._stops = 0
-        self._sockets = listen(options.host, options.port, options.workers)
-        self.host, self.port = self._sockets[0].getsockname()[:2]
+        self._uds = config.access.uds
+        if self._uds:
+            self._sockets = listen_unix(self._uds, options.workers, BACKLOG)
+            self.host, self.port = self._uds, 0
+        else:
+            self._sockets = listen(options.host, options.port, options.workers)
+            self.host, self.port = self._sockets[0].getsockname()[:2]
         self._metrics_fd = os.memfd_create("blinkpy-metrics")
         os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
         self.workers = [WorkerProcess(i, config, folder, sock, self._metrics_fd) for i, sock in enumerate(self._sockets)]
@@ -178,4 +184,6 @@ class Supervisor:
             worker.end(deadline, lambda: self._stops > 1)
         for sock in self._sockets:
             sock.close()
+        if self._uds:
+            Path(self._uds).unlink(missing_ok=True)
         os.close(self._metrics_fd)

@@ -15,7 +15,7 @@ from types import FrameType
 
 import uvicorn
 
-from blinkpy.config import Config
+from blinkpy.config import AccessOptions, Config
 from blinkpy.dpu.api_errors import unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
@@ -24,6 +24,8 @@ from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watch.energy_meter import start_energy_meter
+from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.transport_kinds import WorkerIdentity
@@ -35,7 +37,7 @@ LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 class Server(uvicorn.Server):
     """uvicorn's server around an App, which starts and drains with it."""
 
-    def __init__(self, app: App, on_ready: Callable[[], None]):
+    def __init__(self, app: App, access: AccessOptions, on_ready: Callable[[], None]):
         options = app.options
         config = uvicorn.Config(
             app,
@@ -50,6 +52,10 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=options.keep_alive_s,
             timeout_graceful_shutdown=int(options.shutdown_s + LAST_WORDS_S) + 1,
+            ssl_certfile=access.ssl_certfile or None,
+            ssl_keyfile=access.ssl_keyfile or None,
+            ssl_ca_certs=access.ssl_ca_certs or None,
+            ssl_cert_reqs=access.ssl_cert_reqs,
         )
         super().__init__(config)
         self.app, self._on_ready = app, on_ready
@@ -88,6 +94,8 @@ class Server(uvicorn.Server):
             timer.cancel()
             await engine.close()
             app.service.close()
+            if app.tracer is not None:
+                await asyncio.to_thread(app.tracer.close)
 
 
 def make_server(
@@ -103,15 +111,17 @@ def make_server(
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
     service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
-    return Server(App(service, config.frontend), on_ready)
+    return Server(App(service, config), config.access, on_ready)
 
 
-def serve_worker(
-    config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str
-) -> int:
+def may_meter(config: Config) -> bool:
+    """Whether the engine's GPU, if it has one, is this machine's."""
+    return config.transport.transport == "shm" and config.engine.device in ("auto", "cuda")
+
+
+def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer."""
-    level = config.frontend.log_level.upper()
-    logging.basicConfig(level=level, format=f"%(asctime)s frontend/{pair} %(levelname)s %(message)s")
+    start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
     # uvicorn's notes on each start and stop are ours to write.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     allowed = allowed_connections(config.frontend.max_connections)
@@ -119,7 +129,10 @@ def serve_worker(
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
         server = make_server(config, pair, Path(folder), memory, reporter.ready, owner)
+        energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
+        if energy is not None:
+            energy.stop()
     return 1 if server.failed else 0
 
 

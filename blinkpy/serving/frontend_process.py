@@ -1,6 +1,5 @@
 """Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, print_ready
+from blinkpy.serving.addresses import check_access, print_ready
 from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
@@ -25,7 +24,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     """
     require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
     check_end(ENDS, config, given)
-    check_address(config.frontend.host, config.frontend.port)
+    check_access(config)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print_ready(config, port))
 
@@ -38,8 +37,9 @@ def frontend_child(config: Config, reporter: Reporter) -> int:
 def run_front(config: Config, on_ready: Callable[[str, int], None]) -> int:
     """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already."""
     from blinkpy.dpu.supervisor import Supervisor
+    from blinkpy.dpu.watch.log_output import start_logging
 
-    logging.basicConfig(level=config.frontend.log_level.upper(), format="%(asctime)s frontend %(levelname)s %(message)s")
+    start_logging("frontend", config.frontend.log_level, config.watch.log_format)
     supervisor = Supervisor(config, Path(config.model.model), on_ready)
     with Signals(lambda count: supervisor.stop()).caught():
         return supervisor.run()
