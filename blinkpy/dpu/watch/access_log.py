@@ -9,6 +9,7 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.log_output import FIELDS
 from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
+from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
 
 SHOWN_PATH = 200  # characters
 
@@ -86,6 +87,12 @@ def _tokens(generations: list[Generation], phases: list[RequestPhases]) -> dict[
         "generated_tokens": sum(generation.tokens for generation in generations),
         "choices": len(generations),
         "ended": ",".join(sorted({ending_of(generation) for generation in generations})),
-        "engine_request": 0 if first.request is None else first.request.request_id,
+        "engine_request": _engine_id(first),
         **{f"{name}_ms": round(seconds * 1e3, 1) for name, seconds in times if seconds is not None},
     }
+
+
+def _engine_id(generation: Generation) -> str:
+    """As recordings show it: epoch and number of a request, in the queue pair that the process is named after."""
+    request_id = 0 if generation.request is None else generation.request.request_id
+    return f"{request_id >> EPOCH_SHIFT}:{request_id & POSITION_MASK}"

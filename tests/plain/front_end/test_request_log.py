@@ -118,7 +118,8 @@ def test_a_line_for_each_request(server, lines, engine) -> None:
     assert whole["message"] == 'POST "/v1/completions"'
     expected = {"status": 200, "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 5, "choices": 1, "ended": "length"}
     assert expected.items() <= whole.items()
-    assert whole["engine_request"] == int(engine.submitted[-1].entry["request_id"])
+    request_id = int(engine.submitted[-1].entry["request_id"])
+    assert whole["engine_request"] == f"{request_id >> 32}:{request_id & 0xFFFFFFFF}"
     assert re.fullmatch(r"127\.0\.0\.1:\d+", whole["client"])
     assert post("several", prompt=[7], max_tokens=4, n=3, stream=True).items() >= {"choices": 3, "generated_tokens": 12}.items()
     wrong = post("wrong", prompt=[7], max_tokens=-1)
