@@ -4,6 +4,7 @@
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
+#   make test-browser  the live page, in a Chromium of this machine
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
@@ -55,8 +56,8 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http mutants coverage test-gpu bench
-.PHONY: paper tables measure docs clean
+.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http mutants coverage
+.PHONY: test-gpu bench paper tables measure docs clean
 
 help:
 	@sed -n 's/^#   *\(make [a-z]\)/  \1/p' Makefile
@@ -105,7 +106,7 @@ SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reor
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) $(SPREAD) --ignore=tests/gpu --ignore=tests/rdma --ignore=tests/aarch64 --ignore=tests/clients
+	@$(RUN) -m pytest $(T) $(SPREAD) $(foreach kind,gpu rdma aarch64 clients browser,--ignore=tests/$(kind))
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
@@ -122,6 +123,10 @@ build/clients/.installed: tests/clients/requirements.txt tests/clients/package-l
 
 test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
 	@BLINKPY_PYTHON=$(CURDIR)/$(RUNNER) build/clients/bin/python -m pytest -c tests/clients/pytest.ini $(if $(filter-out tests,$(T)),$(T),tests/clients)
+
+test-browser: $(call STAMP,dev)
+	@$(RUNNER) -c 'import playwright' 2>/dev/null || $(RUNNER) -m pip install -qq --disable-pip-version-check --no-input 'playwright>=1.50,<2'
+	@$(RUN) -m pytest $(if $(filter-out tests,$(T)),$(T),tests/browser)
 
 test-aarch64: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m aarch64.suite $(if $(filter-out tests,$(T)),$(T))

@@ -39,8 +39,9 @@ class Command(NamedTuple):
 class Tool(NamedTuple):
     """A subcommand that serves nobody, with a dataclass of options of its own.
 
-    argument: its field that is given without a flag, "?" after it if it may be missing. prefix: of its two modules below blinkpy:
-    prefix_options has the class NameOptions, prefix_command the function run_NAME, from an instance to the exit code.
+    argument: its field that is given without a flag, "?" after it if it may be missing, "*" if there may be any number. prefix:
+    of its two modules below blinkpy: prefix_options has the class NameOptions, prefix_command the function run_NAME, from an
+    instance to the exit code.
     """
 
     name: str
@@ -53,7 +54,8 @@ class Tool(NamedTuple):
         return kind
 
     def run(self, arguments: Mapping[str, Any]) -> int:
-        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**arguments)))
+        values = {name: " ".join(value) if isinstance(value, list) else value for name, value in arguments.items()}
+        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**values)))
 
 
 ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
@@ -69,6 +71,7 @@ TOOLS = (
     Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", CHECK),
     Tool("record", "save the last steps of a running engine", "name?", REPLAY),
     Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
+    Tool("top", "watch running servers, in a terminal", "servers*", "top.top"),
 )
 
 
@@ -139,14 +142,14 @@ def make_parser() -> Parser:
             for _, item in entries:
                 add_option(group, item)
     for tool in TOOLS:
-        argument = tool.argument.removesuffix("?")
-        optional = argument != tool.argument
-        sub = add_command(commands, tool, f"[{argument.upper()}]" if optional else argument.upper())
+        argument = tool.argument.rstrip("?*")
+        shown = {"?": f"[{argument.upper()}]", "*": f"[{argument.upper()} ...]"}.get(tool.argument[-1], argument.upper())
+        sub = add_command(commands, tool, shown)
         kind = tool.options()
         group = sub.add_argument_group("options", section_line(kind))
         for item in dataclasses.fields(kind):
             if item.name == argument:
-                nargs: dict[str, Any] = {"nargs": "?", "default": item.default} if optional else {}
+                nargs: dict[str, Any] = {"nargs": tool.argument[-1], "default": item.default} if argument != tool.argument else {}
                 sub.add_argument(item.name, metavar=argument.upper(), help=describe(item), **nargs)
             else:
                 add_option(group, item)

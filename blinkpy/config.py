@@ -6,6 +6,8 @@ wherever it comes from. Modules that this one does not know, such as transports,
 
 import dataclasses
 import difflib
+import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", 
 COMMANDS = {
     **dict.fromkeys(("model", "cache", "scheduler", "queue", "engine"), ENGINE),
     "transport": LINK,
-    "frontend": FRONT,
+    **dict.fromkeys(("frontend", "access", "watch"), FRONT),
 }
 
 
@@ -204,6 +206,68 @@ class FrontendOptions:
     log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
 
 
+# What the entries of lists of AccessOptions look like.
+ORIGIN_LISTS = {
+    "allowed_origins": r"\*|[a-z][a-z0-9+.-]*://[^\s/,\"]+",
+    "allowed_methods": r"\*|[A-Z]+",
+    "allowed_headers": r"\*|[A-Za-z0-9-]+",
+}
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who reaches the HTTP server, and how."""
+
+    uds: str = option("", "Unix socket to listen on, in place of host and port")
+    root_path: str = option("", "path below which a proxy shows the server, such as /llm")
+    ssl_certfile: str = option("", "file with the server's certificate and its chain (PEM): serve HTTPS")
+    ssl_keyfile: str = option("", "file with the certificate's private key (default: ssl_certfile has it)")
+    ssl_ca_certs: str = option("", "file with the authorities that sign clients' certificates, for ssl_cert_reqs")
+    ssl_cert_reqs: int = option(
+        0, "certificates of clients (0: not asked for, 1: checked if there is one, 2: needed)", low=0, high=2
+    )
+    allowed_origins: str = option(
+        "", "origins whose pages may call the server from a browser, as a JSON list or with commas; * is any"
+    )
+    allowed_methods: str = option("*", "methods that such pages may use")
+    allowed_headers: str = option("*", "headers that such pages may send")
+    allow_credentials: bool = option(False, "such pages may send cookies and the like")
+
+    def __post_init__(self) -> None:
+        root = self.root_path
+        if root and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root):
+            raise ConfigError(f"root_path must be a path such as /llm, without / at its end, not {root!r}")
+        for name, pattern in ORIGIN_LISTS.items():
+            for entry in listed(getattr(self, name), name):
+                if not re.fullmatch(pattern, entry):
+                    raise ConfigError(f"{name} can't hold {entry!r}")
+        if self.allow_credentials and "*" in listed(self.allowed_origins, "allowed_origins"):
+            raise ConfigError("allow_credentials needs allowed_origins by name, not *")
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
+            if getattr(self, name) and not self.ssl_certfile:
+                raise ConfigError(f"{name} needs ssl_certfile")
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs")
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What the server tells about itself."""
+
+    page: bool = option(True, "a live page at /")
+    access_log: bool = option(True, "a log line for each request, at its end; for a GET that went well at the level debug")
+    log_format: str = option("text", "how log lines look", choices=("text", "json"))
+    metrics_names: str = option(
+        "blinkpy", "names in /metrics; vllm: also vLLM's, for its dashboards", choices=("blinkpy", "vllm")
+    )
+    otlp_traces_endpoint: str = option("", "URL that gets a trace of each request, as OpenTelemetry's OTLP over HTTP")
+
+    def __post_init__(self) -> None:
+        url = self.otlp_traces_endpoint
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_traces_endpoint must begin with http:// or https://, not {url!r}")
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole tree. Sections are grouped as in the documentation; option names are unique across sections."""
@@ -215,6 +279,8 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     transport: TransportOptions = field(default_factory=TransportOptions)
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
+    access: AccessOptions = field(default_factory=AccessOptions)
+    watch: WatchOptions = field(default_factory=WatchOptions)
     extensions: Mapping[type, Any] = field(default_factory=dict)  # those that differ from their defaults
 
     def __post_init__(self) -> None:
@@ -355,6 +421,19 @@ def split_address(text: str, name: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ConfigError(f"{name} must be HOST:PORT, not {text!r}")
     return host, int(port)
+
+
+def listed(text: str, name: str) -> list[str]:
+    """The entries of a list option: a JSON list of strings, as vLLM has it, or text with commas. name: for ConfigError."""
+    if not text.startswith("["):
+        return [entry.strip() for entry in text.split(",") if entry.strip()]
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON list: {error}") from error
+    if not all(isinstance(entry, str) for entry in entries):
+        raise ConfigError(f"{name} must be a list of strings, not {text}")
+    return list(entries)
 
 
 def load_file(path: str | Path) -> dict[str, Any]:

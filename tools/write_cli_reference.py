@@ -18,6 +18,7 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
     blinkpy record [NAME] [options]      save the last steps of a running engine
     blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
+    blinkpy top [SERVERS] [options]      watch running servers, in a terminal
     blinkpy doctor [options]             look whether this machine is ready for --transport rdma
     blinkpy --version
 
@@ -54,7 +55,7 @@ def main() -> None:
         print("| option | default | bounds | meaning |\n|---|---|---|---|")
         for item in dataclasses.fields(tool.options()):
             flag, default, bounds = spelled(item)
-            shown = item.name.upper() if item.name == tool.argument.removesuffix("?") else f"`{flag}`"
+            shown = item.name.upper() if item.name == tool.argument.rstrip("?*") else f"`{flag}`"
             print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")
         print()
 

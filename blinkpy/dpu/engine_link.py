@@ -150,6 +150,7 @@ class EngineLink:
         generation, prompt, sampling = submission
         grammar: dict[str, Any] = {} if generation.grammar is None else {"grammar": generation.grammar}
         generation.request = pair.submit(prompt, sampling, generation, **grammar)
+        generation.submitted = time.monotonic()
         self._metrics.count("prompt_tokens", len(prompt))
 
     def _submit_held(self, pair: QueuePair) -> None:
@@ -251,6 +252,7 @@ class EngineLink:
             if last:
                 between.observe(now - last)
             elif generation.error is None:
+                generation.first_event = now
                 metrics.time_to_first_token.observe(now - generation.arrival)
             if generation.finish_reason is not None:
                 metrics.request_duration.observe(now - generation.arrival)
@@ -294,6 +296,7 @@ class EngineLink:
             except (EngineLostError, TransportError) as error:
                 self._lose(error)
                 continue
+            self._metrics.gauge("slots", pair.sizes.slots)
             self._metrics.gauge("requests_in_flight", pair.in_flight)
             if pair.stray_completions > stray:
                 self._metrics.count("stray_completions", pair.stray_completions - stray)

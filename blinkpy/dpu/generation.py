@@ -62,6 +62,8 @@ class Generation:
     grammar: ByteAutomaton | None = None  # of what its text may be
     request: InFlightRequest | None = None
     tokens: int = 0  # generated
+    submitted: float = 0.0  # when the engine got the request, s; 0 before
+    first_event: float = 0.0  # when its first text went out, s; 0 before
     finish_reason: str | None = None
     error: ApiError | None = None
     open: bool = True  # until the sink was told the end

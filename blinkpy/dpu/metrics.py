@@ -1,14 +1,9 @@
-"""Metrics of the front end, and the engine's from shared memory, as Prometheus text.
-
-Every worker writes its own block of float64 in memory that all workers share, so each of them can answer for all. The
-engine's counters are read from the queue segment, at no cost to the engine.
-"""
+"""Metrics of the front end: every worker writes its own block of float64 in memory that all workers share, so each of them can
+answer for all (blinkpy.dpu.watch.exposition)."""
 
 from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
-
-from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_STATE, ENGINE_STEPS, GAUGE, STATE_NAMES
 
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 COUNTERS = {
@@ -24,42 +19,57 @@ COUNTERS = {
 }
 GAUGES = {
     "requests_in_flight": "Requests that hold a slot",
+    "slots": "Requests in flight that the worker may have",
     "attached": "1 while the worker has its queue pair",
     "connections": "Open connections",
     "arriving_bytes": "Bytes of bodies that have not arrived in full",
     "unread_bytes": "Bytes of answers that clients have not taken",
     "preparing": "Requests that wait to be tokenized, or are",
 }
+METERS = {  # of the GPU, by the first worker alone; 0 where there is none to read
+    "gpu_energy_joules_total": "Energy that the GPU has used since its driver was loaded, J",
+    "gpu_power_watts": "Power that the GPU draws, W",
+}
+ENDINGS = ("stop", "length", "abort", "error")
 
 
 class HistogramShape(NamedTuple):
-    """Name, help text and upper bounds of the buckets, in seconds."""
+    """Attribute of Metrics, name, help text and upper bounds of the buckets, in seconds or tokens."""
 
+    attribute: str
     name: str
     help: str
     bounds: tuple[float, ...]
 
 
+_WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_RUNS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAPS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_SIZES = tuple(4.0**n for n in range(10))
 HISTOGRAMS = (
     HistogramShape(
+        "time_to_first_token",
         "time_to_first_token_seconds",
         "From the request's arrival to its first token",
         (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
     ),
+    HistogramShape("inter_token_latency", "inter_token_latency_seconds", "Between two events of one request", _GAPS),
+    HistogramShape("request_duration", "request_duration_seconds", "From the request's arrival to its last token", _RUNS),
     HistogramShape(
-        "inter_token_latency_seconds",
-        "Between two events of one request",
-        (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0),
+        "front_end_time", "front_end_time_seconds", "From the request's arrival to its submission to the engine", _WAITS
     ),
-    HistogramShape(
-        "request_duration_seconds",
-        "From the request's arrival to its last token",
-        (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-    ),
+    HistogramShape("queue_time", "queue_time_seconds", "In the engine until the request began to run", _WAITS),
+    HistogramShape("prefill_time", "prefill_time_seconds", "From there to the first token", _WAITS),
+    HistogramShape("inference_time", "inference_time_seconds", "From the begin of its run to the last token", _RUNS),
+    HistogramShape("decode_time", "decode_time_seconds", "From the first token to the last one", _RUNS),
+    HistogramShape("time_per_output_token", "time_per_output_token_seconds", "Mean of a request, behind its first token", _GAPS),
+    HistogramShape("prompt_length", "request_prompt_tokens", "Tokens of a prompt", _SIZES),
+    HistogramShape("output_length", "request_generated_tokens", "Tokens that were generated for a request", _SIZES),
 )
 
 # A block has one place for each of these, and then those of the histograms: one for each bucket, one above all, the sum.
-_PLACES = {name: place for place, name in enumerate((*STATUSES, "other", *COUNTERS, *GAUGES))}
+_SINGLE: tuple[int | str, ...] = (*STATUSES, "other", *COUNTERS, *GAUGES, *METERS, *ENDINGS)
+_PLACES = {name: place for place, name in enumerate(_SINGLE)}
 *_HISTOGRAM_AT, BLOCK = accumulate((len(shape.bounds) + 2 for shape in HISTOGRAMS), initial=len(_PLACES))
 BLOCK_BYTES = BLOCK * 8
 
@@ -87,63 +97,41 @@ class Metrics:
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
         for i in range(BLOCK):  # an earlier worker may have left values
             self._own[i] = 0.0
-        histograms = (Histogram(self._own, which) for which in range(len(HISTOGRAMS)))
-        self.time_to_first_token, self.inter_token_latency, self.request_duration = histograms
+        self._histograms = {shape.attribute: Histogram(self._own, which) for which, shape in enumerate(HISTOGRAMS)}
+        self.time_to_first_token = self._histograms["time_to_first_token"]
+        self.inter_token_latency = self._histograms["inter_token_latency"]
+        self.request_duration = self._histograms["request_duration"]
 
     def count(self, name: str, amount: float = 1.0) -> None:
         """Add to one of COUNTERS."""
         self._own[_PLACES[name]] += amount
 
     def gauge(self, name: str, value: float) -> None:
-        """Set one of GAUGES."""
+        """Set one of GAUGES or METERS."""
         self._own[_PLACES[name]] = value
 
     def gauge_of_all(self, name: str) -> float:
         """Sum of one of GAUGES over all workers."""
-        return sum(self._all[w * BLOCK + _PLACES[name]] for w in range(self.workers))
+        return sum(self.values(name))
 
     def response(self, status: int) -> None:
         """Count a response by its status."""
         self._own[_PLACES.get(status, _PLACES["other"])] += 1.0
 
-    def render(self, engine: list[int] | None) -> bytes:
-        """The exposition. engine: the words of the engine's block, None while there is no engine."""
-        lines: list[str] = []
+    def ending(self, reason: str) -> None:
+        """Count a choice by how it ended, one of ENDINGS."""
+        self._own[_PLACES[reason]] += 1.0
 
-        def head(name: str, kind: str, help: str) -> None:
-            lines.append(f"# HELP blinkpy_{name} {help}")
-            lines.append(f"# TYPE blinkpy_{name} {kind}")
+    def observe(self, attribute: str, value: float) -> None:
+        """Note a value in one of HISTOGRAMS."""
+        self._histograms[attribute].observe(value)
 
-        head("engine_up", "gauge", "1 while this worker has a queue pair of a running engine")
-        lines.append(f"blinkpy_engine_up {int(engine is not None)}")
-        if engine is not None:
-            head("engine_state", "gauge", "1 for the state that the engine is in")
-            for i, name in enumerate(STATE_NAMES):
-                lines.append(f'blinkpy_engine_state{{state="{name}"}} {int(engine[ENGINE_STATE] == i)}')
-            for name, index in {"heartbeats": ENGINE_HEARTBEAT, "steps": ENGINE_STEPS, **COUNTER}.items():
-                head(f"engine_{name}_total", "counter", f"The engine's count of {name.replace('_', ' ')}")
-                lines.append(f"blinkpy_engine_{name}_total {engine[index]}")
-            for name, index in GAUGE.items():
-                head(f"engine_{name}", "gauge", f"The engine's {name.replace('_', ' ')} as of its last step")
-                lines.append(f"blinkpy_engine_{name} {engine[index]}")
-        blocks = [(w, self._all[w * BLOCK : (w + 1) * BLOCK]) for w in range(self.workers)]
-        head("http_responses_total", "counter", "HTTP responses by status")
-        for w, values in blocks:
-            for status in (*STATUSES, "other"):
-                if count := values[_PLACES[status]]:
-                    lines.append(f'blinkpy_http_responses_total{{worker="{w}",status="{status}"}} {count:.0f}')
-        for kind, ending, table in (("counter", "_total", COUNTERS), ("gauge", "", GAUGES)):
-            for name, help in table.items():
-                head(f"{name}{ending}", kind, help)
-                lines.extend(f'blinkpy_{name}{ending}{{worker="{w}"}} {values[_PLACES[name]]:.0f}' for w, values in blocks)
-        for shape, start in zip(HISTOGRAMS, _HISTOGRAM_AT, strict=True):
-            head(shape.name, "histogram", shape.help)
-            for w, values in blocks:
-                total = 0.0
-                for i, bound in enumerate((*shape.bounds, "+Inf")):
-                    total += values[start + i]
-                    le = bound if isinstance(bound, str) else f"{bound:g}"
-                    lines.append(f'blinkpy_{shape.name}_bucket{{worker="{w}",le="{le}"}} {total:.0f}')
-                lines.append(f'blinkpy_{shape.name}_sum{{worker="{w}"}} {values[start + len(shape.bounds) + 1]:.9g}')
-                lines.append(f'blinkpy_{shape.name}_count{{worker="{w}"}} {total:.0f}')
-        return ("\n".join(lines) + "\n").encode()
+    def values(self, name: int | str) -> list[float]:
+        """One of COUNTERS, GAUGES, METERS, ENDINGS, or of the statuses, of each worker."""
+        return [self._all[w * BLOCK + _PLACES[name]] for w in range(self.workers)]
+
+    def histogram(self, which: int) -> list[tuple[list[float], float]]:
+        """Of each worker, one of HISTOGRAMS: the counts of its buckets with the one above all, not added up, and its sum."""
+        start, count = _HISTOGRAM_AT[which], len(HISTOGRAMS[which].bounds) + 1
+        blocks = [list(self._all[w * BLOCK + start : w * BLOCK + start + count + 1]) for w in range(self.workers)]
+        return [(values[:-1], values[-1]) for values in blocks]

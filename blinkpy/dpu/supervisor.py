@@ -14,6 +14,7 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES
+from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child
 from blinkpy.transport.handshake import new_owner
@@ -143,8 +144,13 @@ class Supervisor:
         self.config, self._on_ready = config, on_ready
         options = config.frontend
         self._stops = 0
-        self._sockets = listen(options.host, options.port, options.workers)
-        self.host, self.port = self._sockets[0].getsockname()[:2]
+        self._uds = config.access.uds
+        if self._uds:
+            self._sockets = listen_unix(self._uds, options.workers, BACKLOG)
+            self.host, self.port = self._uds, 0
+        else:
+            self._sockets = listen(options.host, options.port, options.workers)
+            self.host, self.port = self._sockets[0].getsockname()[:2]
         self._metrics_fd = os.memfd_create("blinkpy-metrics")
         os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
         self.workers = [WorkerProcess(i, config, folder, sock, self._metrics_fd) for i, sock in enumerate(self._sockets)]
@@ -199,4 +205,8 @@ class Supervisor:
             time.sleep(END_POLL_S)
         for worker in self.workers:
             worker.end()
+        for sock in self._sockets:
+            sock.close()
+        if self._uds:
+            Path(self._uds).unlink(missing_ok=True)
         os.close(self._metrics_fd)

@@ -17,7 +17,7 @@ from typing import cast
 
 import uvicorn
 
-from blinkpy.config import Config
+from blinkpy.config import AccessOptions, Config
 from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
@@ -27,6 +27,8 @@ from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watch.energy_meter import start_energy_meter
+from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.handshake import new_owner
@@ -43,7 +45,9 @@ SWEEP_S = 1.0  # between two looks at all connections
 class Server(uvicorn.Server):
     """uvicorn's server around an App, which starts and drains with it."""
 
-    def __init__(self, app: App, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None):
+    def __init__(
+        self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
+    ):
         options = app.options
         room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20)
         config = uvicorn.Config(
@@ -59,6 +63,10 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=options.keep_alive_s,
             timeout_graceful_shutdown=CLOSE_S,
+            ssl_certfile=access.ssl_certfile or None,
+            ssl_keyfile=access.ssl_keyfile or None,
+            ssl_ca_certs=access.ssl_ca_certs or None,
+            ssl_cert_reqs=access.ssl_cert_reqs,
         )
         super().__init__(config)
         self.app, self._room = app, room
@@ -126,6 +134,8 @@ class Server(uvicorn.Server):
             await self._watched.close()
             engine.close()
             app.service.close()
+            if app.tracer is not None:
+                await asyncio.to_thread(app.tracer.close)
 
     async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
         """Wait until done() or a deadline on the monotonic clock."""
@@ -147,13 +157,17 @@ def make_server(
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
     service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
-    return Server(App(service, config.frontend), on_ready, on_drained)
+    return Server(App(service, config), config.access, on_ready, on_drained)
+
+
+def may_meter(config: Config) -> bool:
+    """Whether the engine's GPU, if it has one, is this machine's."""
+    return config.transport.transport == "shm" and config.engine.device in ("auto", "cuda")
 
 
 def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer."""
-    level = config.frontend.log_level.upper()
-    logging.basicConfig(level=level, format=f"%(asctime)s frontend/{pair} %(levelname)s %(message)s")
+    start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
     # uvicorn's notes on each start and stop are ours to write.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -162,7 +176,10 @@ def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, list
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
         server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained)
+        energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
+        if energy is not None:
+            energy.stop()
     return 1 if server.failed else 0
 
 

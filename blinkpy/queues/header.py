@@ -11,7 +11,7 @@ from blinkpy.queues.logprob_record import RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 
 MAGIC = b"BLINKPYQ"
-VERSION = 4
+VERSION = 5
 
 
 class EngineFacts(NamedTuple):

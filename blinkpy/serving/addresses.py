@@ -3,8 +3,36 @@
 import json
 import shlex
 import socket
+import ssl
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import AccessOptions, Config, ConfigError
+from blinkpy.dpu.unix_socket import check_unix
+from blinkpy.packages import require_packages
+
+
+def check_access(config: Config) -> None:
+    """Notice an address, a certificate or a missing package before minutes go into loading a model. Raises ConfigError."""
+    if config.access.uds:
+        check_unix(config.access.uds)
+    else:
+        check_address(config.frontend.host, config.frontend.port)
+    check_certificates(config.access)
+    if config.watch.otlp_traces_endpoint:
+        require_packages("otlp_traces_endpoint", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", extra="otel")
+
+
+def check_certificates(access: AccessOptions) -> None:
+    """Raise ConfigError for certificates that can't be used. A key with a passphrase is one: nobody is there to type it."""
+    if not access.ssl_certfile:
+        return
+    context, used = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"ssl_certfile {access.ssl_certfile} with its key"
+    try:
+        context.load_cert_chain(access.ssl_certfile, access.ssl_keyfile or None, password=lambda: "")
+        if access.ssl_ca_certs:
+            used = f"ssl_ca_certs {access.ssl_ca_certs}"
+            context.load_verify_locations(access.ssl_ca_certs)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{used} can't be used: {getattr(error, 'strerror', None) or error}") from error
 
 
 def check_address(host: str, port: int) -> None:
@@ -18,22 +46,27 @@ def check_address(host: str, port: int) -> None:
         raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}") from error
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, scheme: str = "http") -> str:
     """Where to reach a server that listens on a host, from the same machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def print_ready(config: Config, port: int, seconds: float | None = None) -> None:
     """Print the address of a server that is ready, with a request to paste. seconds: that its start took."""
-    name, url = config.model.served_model_name, base_url(config.frontend.host, port)
+    name, access = config.model.served_model_name, config.access
+    scheme = "https" if access.ssl_certfile else "http"
+    url = f"{scheme}://localhost" if access.uds else base_url(config.frontend.host, port, scheme)
+    where = f"the Unix socket {access.uds}" if access.uds else url
+    way = f" --unix-socket {shlex.quote(access.uds)}" if access.uds else ""
+    way += " --insecure" if access.ssl_certfile else ""  # the certificate seldom names this machine's own address
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
     key = " -H 'Authorization: Bearer YOUR-KEY'" if config.frontend.api_key else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
     print(
-        f"blinkpy serves {name} on {url} ({after}Ctrl-C ends it). Try:\n\n"
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
+        f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"
+        f"curl -N{way} {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
         flush=True,
     )

@@ -1,6 +1,5 @@
 """Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, print_ready
+from blinkpy.serving.addresses import check_access, print_ready
 from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
@@ -26,7 +25,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     """
     require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
     check_end(ENDS, config, given)
-    check_address(config.frontend.host, config.frontend.port)
+    check_access(config)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print_ready(config, port))
 
@@ -40,8 +39,9 @@ def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool 
     """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
     what a second signal does."""
     from blinkpy.dpu.supervisor import Supervisor
+    from blinkpy.dpu.watch.log_output import start_logging
 
-    logging.basicConfig(level=config.frontend.log_level.upper(), format="%(asctime)s frontend %(levelname)s %(message)s")
+    start_logging("frontend", config.frontend.log_level, config.watch.log_format)
     supervisor = Supervisor(config, Path(config.model.model), on_ready)
     with Signals(lambda count: supervisor.stop(), quiet).caught():
         return supervisor.run()

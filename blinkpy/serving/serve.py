@@ -19,7 +19,7 @@ from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
-from blinkpy.serving.addresses import check_address, print_ready
+from blinkpy.serving.addresses import check_access, print_ready
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
 from blinkpy.serving.segment_names import private_name, remove_leftovers
@@ -50,7 +50,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
             progress.tick()
 
         try:
-            check_address(config.frontend.host, config.frontend.port)
+            check_access(config)
             config = find_model(config, progress)
             stack.callback(unlink_stale, config.engine.name)  # in case the engine was killed
             stack.callback(remove_dead_links)

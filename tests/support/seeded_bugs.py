@@ -158,7 +158,7 @@ SCHEDULER_BUGS = _bugs({
 # For the state machine, which compares with the rules: the client, and what no front end can see.
 FRONT_BUGS = _bugs({
     "admit": [
-        ("a hit word has another name", "requests.request_id[slot] & HIT_NAME", "requests.arrival[slot] & HIT_NAME"),
+        ("a hit word has another name", "pair[slot], requests.request_id[slot]", "pair[slot], requests.arrival[slot]"),
         ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),
     ],
     "queue_pair": [

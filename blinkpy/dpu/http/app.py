@@ -7,20 +7,24 @@ tokenize, submit, and then write what comes, whole or as server-sent events.
 import asyncio
 import hmac
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import orjson
 
-from blinkpy.config import FrontendOptions
+from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError, shutting_down, unavailable
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY
+from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
+from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.watch.access_log import AccessLog
+from blinkpy.dpu.watch.exposition import Exposition
+from blinkpy.dpu.watch.traces import make_tracer
 from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
@@ -35,10 +39,14 @@ logger = logging.getLogger("blinkpy.frontend")
 class App:
     """See the module."""
 
-    def __init__(self, service: Service, options: FrontendOptions):
-        self.service, self.options = service, options
+    def __init__(self, service: Service, config: Config):
+        self.service, self.options = service, config.frontend
         self.draining = False
         self.running = 0  # requests with a body, whose answers are not complete
+        self._root, self._cross_origin = config.access.root_path, CrossOrigin(config.access)
+        self.tracer = make_tracer(config.watch, service.model)
+        self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
+        exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm")
         self._key = service.api_key.encode()
         # Each gives content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
@@ -46,12 +54,14 @@ class App:
             "/ping": self._health,
             "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
-            "/metrics": lambda: (TEXT, service.metrics.render(service.engine.engine_words())),
-            "/openapi.json": lambda: (JSON, openapi()),
+            "/metrics": lambda: (TEXT, exposition.render(service.engine.engine_words())),
+            "/openapi.json": lambda: (JSON, openapi(self._root)),
             "/docs": lambda: (HTML, page()),
             "/version": lambda: (JSON, orjson.dumps({"version": __version__})),
             MODELS: lambda: (JSON, orjson.dumps({"object": "list", "data": [self._card()]})),
         }
+        if config.watch.page:
+            self._gets["/"] = lambda: (HTML, live_page())
         self._posts: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "/v1/chat/completions": partial(self._generate, "chat", True),
             "/v1/completions": partial(self._generate, "completion", False),
@@ -64,7 +74,7 @@ class App:
         connection = scope[SCOPE_KEY]
         try:
             async with asyncio.timeout(None) as deadline:
-                exchange = Exchange(scope, receive, send, deadline, self.service.metrics)
+                exchange = Exchange(scope, receive, send, deadline, self.service.metrics, self._cross_origin)
                 try:
                     await self._route(exchange)
                 except ApiError as error:
@@ -78,9 +88,19 @@ class App:
             connection.abort()  # the client does not read its answer
         finally:
             connection.on_lost = None
+            self._access_log.ended(exchange)
 
     async def _route(self, exchange: Exchange) -> None:
         path = exchange.path
+        if self._root and (path + "/").startswith(self._root + "/"):  # a proxy may have left it, or taken it off
+            path = path.removeprefix(self._root)
+            if not path:
+                await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
+                return
+        preflight = self._cross_origin.preflight(exchange.method, exchange.headers)
+        if preflight is not None:
+            await exchange.answer(200, TEXT, b"", *preflight)
+            return
         get = partial(self._model, path.removeprefix(f"{MODELS}/")) if path.startswith(f"{MODELS}/") else self._gets.get(path)
         if get is None and path not in self._posts:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
@@ -94,7 +114,7 @@ class App:
         if exchange.method not in allowed:
             raise ApiError(405, f"{path[:200]} allows {allowed[0]} only.", code="method_not_allowed")
         if get is not None:
-            await exchange.answer(200, *get())
+            await exchange.answer(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
             return
         self.running += 1
         try:
@@ -152,9 +172,12 @@ class App:
 
     async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
         """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""
-        arrival = time.monotonic()
         service, connection = self.service, exchange.connection
         request, prompts = await self._prepare(kind, exchange)
+        if exchange.own_id and request.request_id is None:
+            request.request_id = exchange.request_id
+        elif not exchange.own_id:
+            request.request_id = exchange.request_id = request.request_id or exchange.request_id
         if service.needs_automaton(request):
             await exchange.unless_gone(service.compile_grammar(request))
         if request.stream and exchange.http_version == "1.0":
@@ -172,7 +195,8 @@ class App:
             sink = Streamer(
                 answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")
             )
-        service.submit(request, prompts, sink, arrival)
+        service.submit(request, prompts, sink, exchange.arrival)
+        exchange.generations = sink.generations
         connection.on_lost = partial(drop, "disconnects")
         try:
             if isinstance(sink, Streamer):

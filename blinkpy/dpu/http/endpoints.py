@@ -43,6 +43,7 @@ ENDPOINTS = (
     Endpoint("GET", "/ping", "as `/health`", True),
     Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight, over all workers', True),
     Endpoint("GET", "/metrics", "Prometheus text", True),
+    Endpoint("GET", "/", "the live page: what the server does now, and a chat to try; not with `--no-page`", True),
     Endpoint("GET", "/openapi.json", "this table and those of the fields, as OpenAPI 3.1", True),
     Endpoint("GET", "/docs", "the same as a page", True),
 )
@@ -87,9 +88,10 @@ def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def openapi() -> bytes:
-    """The OpenAPI document."""
-    document = {
+def openapi(root: str = "") -> bytes:
+    """The OpenAPI document. root: the path below which a proxy shows the server."""
+    document: dict[str, Any] = {"servers": [{"url": root}]} if root else {}
+    document |= {
         "openapi": "3.1.0",
         "info": {"title": "blinkpy", "version": __version__, "description": "OpenAI's protocol. A field that is null is absent."},
         "paths": {one.path.replace("NAME", "{NAME}"): {one.method.lower(): _operation(one)} for one in ENDPOINTS},

@@ -1,12 +1,16 @@
 """One HTTP request and its answer, over ASGI and blinkpy.dpu.http.connection."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
+from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
 BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
 SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
@@ -27,12 +31,21 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out."""
+    """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out. own_id: whether the request id
+    is the client's own; status: of the answer, 0 before; generations: what the request asked for."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics):
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics, cross_origin: CrossOrigin
+    ):
+        self.arrival = time.monotonic()
         self.path, self.method, self.http_version = scope["path"], scope["method"], scope["http_version"]
         self.headers: Headers = scope["headers"]
         self.connection: Connection = scope[SCOPE_KEY]
+        self.client = "{}:{}".format(*scope["client"]) if scope["client"] else "unix"
+        self.request_id, self.own_id = request_id_of(self.headers)
+        self.status = 0
+        self.generations: list[Generation] = []
+        self.cross_origin = cross_origin
         self._receive, self._send, self._deadline, self._metrics = receive, send, deadline, metrics
 
     async def read_body(self, limit: int) -> bytearray:
@@ -102,6 +115,8 @@ class Exchange:
     async def start(self, status: int, headers: Headers) -> None:
         """Send the first part of the answer, and count it."""
         self._metrics.response(status)
+        self.status = status
+        headers = [*headers, (HEADER, self.request_id.encode()), *self.cross_origin.headers(self.headers)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def finish(self, body: bytes) -> None:

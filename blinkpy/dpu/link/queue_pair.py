@@ -28,7 +28,7 @@ from blinkpy.queues.completion import (
     TOKEN_SHIFT,
     lap_of,
 )
-from blinkpy.queues.hit_word import hits_of
+from blinkpy.queues.hit_word import hits_of, wait_of
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import NO_GRAMMAR, GrammarPlace, pack_entry
@@ -55,13 +55,14 @@ class EngineLostError(Exception):
 class InFlightRequest:
     """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. digest: of its
     grammar. records: of its completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
-    cached_tokens: of the prompt, found in the prefix cache; known from the first completion on, when it is no longer `silent`."""
+    cached_tokens: of the prompt, found in the prefix cache; waited_ns: in the engine, until it began to run, -1 if unknown. Both
+    are known from the first completion on, when it is no longer `silent`."""
 
-    __slots__ = ("after", "cached_tokens", "cancelled", "digest", "owner", "records", "request_id", "silent", "slot")
+    __slots__ = ("after", "cached_tokens", "cancelled", "digest", "owner", "records", "request_id", "silent", "slot", "waited_ns")
 
     def __init__(self, request_id: int, slot: int, owner: Any, after: int, digest: int | None = None):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
-        self.cancelled, self.silent, self.cached_tokens, self.digest = False, True, 0, digest
+        self.cancelled, self.silent, self.cached_tokens, self.waited_ns, self.digest = False, True, 0, -1, digest
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
@@ -322,7 +323,9 @@ class QueuePair:
                     continue
                 if request.silent:
                     request.silent = False
-                    request.cached_tokens = hits_of(self.transport.read_hits(slot), request.request_id) * self.facts.page_size
+                    start = self.transport.read_hits(slot)
+                    request.cached_tokens = hits_of(start, request.request_id) * self.facts.page_size
+                    request.waited_ns = wait_of(start, request.request_id)
                 flags = word >> FLAG_SHIFT & FLAG_MASK
                 if flags & FINISH_MASK:
                     live[slot] = None

@@ -6,7 +6,8 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
-from blinkpy.queues.hit_word import HIT_NAME_MASK, HIT_SHIFT
+from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
+from blinkpy.scheduler.phases.intake import MICROSECOND_NS
 from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
@@ -120,10 +121,12 @@ def start_request(limits, queues, state, slot, lane, lanes):
             page = scratch.found[hits - 1]
             requests.canonical[slot] = page
             requests.canonical_generation[slot] = pages.generation[page]
-            if requests.preemptions[slot] == 0:  # later hits are pages of its own
-                pair = requests.pair[slot]
-                word = requests.request_id[slot] & HIT_NAME_MASK | hits << HIT_SHIFT
-                store_relaxed(queues.hits, (pair, slot - pair * limits.slots_per_pair), word)
+        if requests.preemptions[slot] == 0:  # later hits are pages of its own
+            pair, request_id = requests.pair[slot], requests.request_id[slot]
+            name = (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK
+            waited_ns = state.inbox.now_ns[0] - requests.arrival_us[slot] * MICROSECOND_NS
+            word = name | min(waited_ns >> WAIT_SHIFT, WAIT_LIMIT - 1) << NAME_BITS | hits << HIT_SHIFT
+            store_relaxed(queues.hits, (pair, slot - pair * limits.slots_per_pair), word)
         state.running[counts[S.RUNNING_COUNT]] = slot
         counts[S.RUNNING_COUNT] += 1
         state.pairs.unclaimed_entries[requests.pair[slot]] -= 1

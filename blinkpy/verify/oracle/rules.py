@@ -54,10 +54,11 @@ class Oracle:
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
-        self.arrivals = self.rotation = self.turns = self.steps = 0
+        self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = 0
 
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
+        self.now_ns = now_ns
         command = int(self.queues.control[W.CONTROL_COMMAND])
         words, slots = self.queues.cancel.tolist(), self.limits.slots_per_pair
         cancelled = [r for r in self.running + self.waiting if words[r.pair][r.slot % slots] == r.request_id]
@@ -439,8 +440,8 @@ class Oracle:
         self.waiting.remove(request)
         self.running.append(request)
         self.pairs[request.pair].unclaimed -= 1
-        if hits and not request.preemptions:
-            self.hit_words[request.slot] = pack_hits(request.request_id, len(hits))
+        if not request.preemptions:
+            self.hit_words[request.slot] = pack_hits(request.request_id, len(hits), self.now_ns - request.arrival_us * 1000)
         if request.cacheable:
             self.counters["prefix_lookup_tokens"] += len(request.tokens)
             self.counters["prefix_hit_tokens"] += request.hit_tokens

@@ -48,7 +48,7 @@ class Choice:
         self.leader = self.grammar = None
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
-        self.arrival, self.last_event = 1.0, 0.0
+        self.arrival, self.last_event, self.first_event, self.submitted = 1.0, 0.0, 0.0, 0.0
 
     def push(self, token: int, flags: int) -> bool:
         self.log.append(("push", self.name, token, flags))
@@ -63,6 +63,9 @@ class Choice:
     def fail(self, error: ApiError) -> None:
         if self.open:
             self.log.append(("fail", self.name, error.status, error.message))
+
+
+GAUGES = [("gauge", "slots", 9), ("gauge", "requests_in_flight", 1)]  # of each beat
 
 
 class Stage:
@@ -84,7 +87,7 @@ class Stage:
             transport=transport, facts=SimpleNamespace(lease_ms=2000), stray_completions=0, in_flight=1, free_slots=9, epoch=4,
             state_name=lambda: "draining", poll=list, live=list, abandon=list, close=log.noted("pair.close"),
             cancel=lambda request: log.append(("cancel", request.name)),
-            heartbeat=log.noted("heartbeat"), check=log.noted("check"),
+            heartbeat=log.noted("heartbeat"), check=log.noted("check"), sizes=SimpleNamespace(slots=9),
             submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
         )  # fmt: skip
         self.link.pair = self.pair
@@ -140,6 +143,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
                 expected.append(("time_to_first_token", stage.now - 1.0))
             if choice.name in finished:
                 expected.append(("request_duration", stage.now - 1.0))
+        firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         delay = POLL_S
         if came:
             between, clumped = stage.now - last, tokens > len(touched)
@@ -152,6 +156,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         assert stage.timers == ([pytest.approx(delay)] if stage.pair.in_flight else [])
         assert (link._poll_timer is None) == (not stage.timers)
         assert all(choice.last_event == stage.now for choice in touched)
+        assert [choice.first_event for choice in choices] == [stage.now if choice in firsts else 0.0 for choice in choices]
 
 
 def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +192,7 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
             each for i, name in enumerate("abc") for each in (("submit", name, f"s{i}"), ("count", "prompt_tokens", 5 + i))
         ]
         assert log.taken() == expected
-        assert all(choice.open and choice.request.owner is choice for choice in choices)
+        assert all(choice.open and choice.request.owner is choice and choice.submitted == stage.now for choice in choices)
     else:
 
         def failing(prompt: Any, sampling: Any, owner: Any) -> Any:
@@ -360,13 +365,13 @@ def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, capl
             assert log.taken() == [("connect",), ("gauge", "attached", 1)]
             assert caplog.records[-1].message == "attached queue pair 2, epoch 4"
         else:
-            assert log.taken() == [("heartbeat",), ("check",), ("gauge", "requests_in_flight", 1)]
+            assert log.taken() == [("heartbeat",), ("check",), *GAUGES]
     for strays, counted in ((3, 3), (3, 0), (5, 2)):
         pair.stray_completions = strays
         caplog.clear()
         keeper.send(None)
         expected = [("count", "stray_completions", counted)] if counted else []
-        assert log.taken() == [("heartbeat",), ("check",), ("gauge", "requests_in_flight", 1), *expected]
+        assert log.taken() == [("heartbeat",), ("check",), *GAUGES, *expected]
         assert [record.message for record in caplog.records] == [f"{counted} completions for slots without a request"] * bool(
             counted
         )

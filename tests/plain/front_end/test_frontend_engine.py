@@ -26,6 +26,7 @@ from benchmarks.serving.systems import alive
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
 from blinkpy.dpu.supervisor import Supervisor
+from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import CONTROL_FAULT, STATE_DRAINING, STATE_FAULTED, STATE_READY
@@ -217,13 +218,13 @@ def test_workers_share_metrics() -> None:
     second.count("prompt_tokens", 4)
     second.inter_token_latency.observe(0.004)
     second.response(418)
-    text = first.render(None).decode()
+    text = Exposition(first).render(None).decode()
     assert 'blinkpy_prompt_tokens_total{worker="0"} 3' in text
     assert 'blinkpy_prompt_tokens_total{worker="1"} 4' in text
     assert 'blinkpy_inter_token_latency_seconds_bucket{worker="1",le="0.002"} 0' in text
     assert 'blinkpy_inter_token_latency_seconds_bucket{worker="1",le="0.005"} 1' in text
     assert 'status="other"} 1' in text
-    restarted = Metrics(1, 2, memory).render(None).decode()
+    restarted = Exposition(Metrics(1, 2, memory)).render(None).decode()
     assert 'blinkpy_prompt_tokens_total{worker="1"} 0' in restarted, "a restarted worker starts from nothing"
 
 

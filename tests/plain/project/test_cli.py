@@ -151,7 +151,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 
 def test_numbers_at_the_bounds_are_accepted() -> None:
-    together = ("slots", "sq_entries", "cq_entries", "page_size", *STEP_SIZES)
+    together = ("ssl_cert_reqs", "slots", "sq_entries", "cq_entries", "page_size", *STEP_SIZES)
     for section, item in options():
         command = (item.metadata["commands"] or "engine").split()[0] if section == "transport" else "serve"
         for bound in (item.metadata["low"], item.metadata["high"]):

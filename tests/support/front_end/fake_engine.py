@@ -67,8 +67,8 @@ class FakeEngine(threading.Thread):
     """Runs from start() to stop(), or within a block. step_s: time of one step, in which every running request gets one token.
 
     paused: nothing moves, heartbeat included. hold: requests are taken in and cancelled, but make no tokens.
-    script: tokens that it says in place of an echo. reject: reason for the next request, 0 for none. hit_pages: of each request
-    from now on. submitted: all requests so far.
+    script: tokens that it says in place of an echo. reject: reason for the next request, 0 for none. hit_pages, waited_ns: of
+    each request from now on. submitted: all requests so far.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FakeEngine(threading.Thread):
         self.pairs = [Pair() for _ in range(sizes.pairs)]
         self.submitted: list[Request] = []
         self.paused = self.hold = self.consume_nothing = False
-        self.reject = self.hit_pages = 0
+        self.reject = self.hit_pages = self.waited_ns = 0
         self.script: list[int] = []
         self.stalls = self.fences = self.cancels = 0
         self._stop_asked = threading.Event()
@@ -182,8 +182,7 @@ class FakeEngine(threading.Thread):
                 self.reject = 0
             else:
                 pair.requests[slot] = request
-                if self.hit_pages:
-                    views.hits[index, slot] = pack_hits(int(entry["request_id"]), self.hit_pages)
+                views.hits[index, slot] = pack_hits(int(entry["request_id"]), self.hit_pages, self.waited_ns)
                 views.engine[W.COUNTER["requests_accepted"]] += 1
         pair.sq_head += waiting
         views.pair[index, W.PAIR_SQ_HEAD] = pair.sq_head

@@ -1,0 +1,98 @@
+"""One line, a few metrics and, if asked for, a trace of each HTTP request, once it has ended: no token waits for any of them."""
+
+import json
+import logging
+import time
+from typing import Protocol
+
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watch.log_output import FIELDS
+from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
+from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
+
+SHOWN_PATH = 200  # characters
+
+logger = logging.getLogger("blinkpy.access")
+
+
+class EndedRequest(Protocol):
+    """What an HTTP request was, and what became of it. status: 0 if there was no answer; generations: its choices."""
+
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    client: str
+    request_id: str
+    arrival: float
+    status: int
+    generations: list[Generation]
+
+
+class Tracer(Protocol):
+    """Where spans go: blinkpy.dpu.watch.traces."""
+
+    def request(self, request: EndedRequest, ended: float) -> None: ...
+
+
+class AccessLog:
+    """See the module. enabled: whether there are lines; those of a GET that went well are for the level debug."""
+
+    def __init__(self, metrics: Metrics, enabled: bool, tracer: Tracer | None = None):
+        self._metrics, self._enabled, self._tracer = metrics, enabled, tracer
+
+    def ended(self, request: EndedRequest) -> None:
+        """Note a request that has just ended."""
+        now = time.monotonic()
+        phases = [phases_of(generation) for generation in request.generations]
+        for generation, spent in zip(request.generations, phases, strict=True):
+            self._measure(generation, spent)
+        if self._tracer is not None and request.generations:
+            self._tracer.request(request, now)
+        level = logging.DEBUG if request.method in ("GET", "HEAD") and request.status < 400 else logging.INFO
+        if self._enabled and logger.isEnabledFor(level):
+            fields = {
+                "request_id": request.request_id,
+                "client": request.client,
+                "status": request.status,
+                "ms": round((now - request.arrival) * 1e3, 1),
+                **_tokens(request.generations, phases),
+            }
+            path = json.dumps(request.path[:SHOWN_PATH])
+            logger.log(level, "%s %s", request.method, path, extra={FIELDS: fields})
+
+    def _measure(self, generation: Generation, spent: RequestPhases) -> None:
+        metrics = self._metrics
+        metrics.ending(ending_of(generation))
+        for attribute, seconds in zip(("front_end_time", "queue_time", "prefill_time", "decode_time"), spent, strict=True):
+            if seconds is not None:
+                metrics.observe(attribute, seconds)
+        if spent.prefill is not None and spent.decode is not None:
+            metrics.observe("inference_time", spent.prefill + spent.decode)
+        if spent.decode is not None and generation.tokens > 1:
+            metrics.observe("time_per_output_token", spent.decode / (generation.tokens - 1))
+        metrics.observe("prompt_length", generation.prompt_length)
+        metrics.observe("output_length", generation.tokens)
+
+
+def _tokens(generations: list[Generation], phases: list[RequestPhases]) -> dict[str, object]:
+    """Fields of a request that generated. Times are those of its first choice."""
+    if not generations:
+        return {}
+    first = generations[0]
+    times = zip(RequestPhases._fields, phases[0], strict=True)
+    return {
+        "prompt_tokens": first.prompt_length,
+        "cached_tokens": first.cached_tokens,
+        "generated_tokens": sum(generation.tokens for generation in generations),
+        "choices": len(generations),
+        "ended": ",".join(sorted({ending_of(generation) for generation in generations})),
+        "engine_request": _engine_id(first),
+        **{f"{name}_ms": round(seconds * 1e3, 1) for name, seconds in times if seconds is not None},
+    }
+
+
+def _engine_id(generation: Generation) -> str:
+    """As recordings show it: epoch and number of a request, in the queue pair that the process is named after."""
+    request_id = 0 if generation.request is None else generation.request.request_id
+    return f"{request_id >> EPOCH_SHIFT}:{request_id & POSITION_MASK}"

@@ -1,0 +1,89 @@
+"""How log lines look, and how they leave a worker: a thread writes them, so that a reader who stops reading stops no stream."""
+
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+
+WAITING_LINES = 4096  # lines that wait for their reader; more are dropped, and counted in the next one that gets through
+END_S = 1.0  # for the last lines to go out
+
+FIELDS = "fields"  # the attribute of a record with a table of values, for programs
+
+
+class TextFormat(logging.Formatter):
+    """Lines for people. who: the process."""
+
+    def __init__(self, who: str):
+        super().__init__(f"%(asctime)s {who} %(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, FIELDS, {})
+        return " ".join([super().format(record), *(f"{name}={value}" for name, value in fields.items())])
+
+
+class JsonFormat(logging.Formatter):
+    """A JSON object a line. who: the process."""
+
+    def __init__(self, who: str):
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._who,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+FORMATS = {"text": TextFormat, "json": JsonFormat}
+
+
+class LogThread(logging.Handler):
+    """Hands records to a thread that writes them by another handler."""
+
+    def __init__(self, target: logging.Handler):
+        super().__init__()
+        self._target, self._dropped = target, 0
+        self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(WAITING_LINES)
+        self._thread = threading.Thread(target=self._write, daemon=True, name="log")
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def _write(self) -> None:
+        while (record := self._queue.get()) is not None:
+            if self._dropped:
+                record.msg, record.args = f"[{self._dropped} lines were dropped before this one] {record.getMessage()}", ()
+                self._dropped = 0
+            self._target.handle(record)
+
+    def close(self) -> None:
+        """Write what waits, for END_S at most."""
+        try:
+            self._queue.put(None, timeout=END_S)
+            self._thread.join(END_S)
+        except queue.Full:
+            pass
+        super().close()
+
+
+def start_logging(who: str, level: str, log_format: str, on_thread: bool = False) -> None:
+    """Log to standard error. who: the process; level, log_format: of the options; on_thread: for a process with an event loop."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FORMATS[log_format](who))
+    logging.basicConfig(level=level.upper(), handlers=[LogThread(handler) if on_thread else handler])

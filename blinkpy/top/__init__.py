@@ -1,0 +1,1 @@
+"""`blinkpy top`: servers at a glance, in a terminal."""

@@ -1,0 +1,90 @@
+"""`blinkpy top`: looks at servers in turns, and shows a table until q or Ctrl-C."""
+
+import contextlib
+import select
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from blinkpy.packages import require_packages
+from blinkpy.top.server_sample import ServerSample, look
+from blinkpy.top.top_options import TopOptions
+
+WINDOW = 6  # looks that rates and waits are taken over
+PIPE_WIDTH = 240  # columns of the table where there is no terminal
+LEAVING = ("q", "Q", "\x03", "\x04", "")
+
+
+def run_top(options: TopOptions) -> int:
+    """Show the table; 1 if it was asked for once and a server did not answer."""
+    require_packages("top", "rich", extra="top")
+    with contextlib.suppress(KeyboardInterrupt), ThreadPoolExecutor(len(options.urls)) as pool:
+        watched = Watched(options, pool)
+        if options.once or not sys.stdout.isatty():
+            return _once(watched, options.interval)
+        _live(watched, options.interval)
+    return 0
+
+
+class Watched:
+    """The servers, and the last WINDOW looks at them."""
+
+    def __init__(self, options: TopOptions, pool: ThreadPoolExecutor):
+        self._options, self._pool = options, pool
+        self.looks: deque[dict[str, ServerSample]] = deque(maxlen=WINDOW)
+
+    def look(self) -> None:
+        """Ask all of them at the same time."""
+        urls = self._options.urls
+        answers = self._pool.map(look, urls, [self._options.insecure] * len(urls))
+        self.looks.append(dict(zip(urls, answers, strict=True)))
+
+
+def _once(watched: Watched, interval: float) -> int:
+    from rich.console import Console
+
+    from blinkpy.top.top_table import top_table
+
+    watched.look()
+    time.sleep(interval)
+    watched.look()
+    now = watched.looks[-1]
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(top_table(console, now, watched.looks[0]))
+    return int(any(sample.problem for sample in now.values()))
+
+
+def _live(watched: Watched, interval: float) -> None:
+    from rich.live import Live
+
+    from blinkpy.top.top_table import top_table
+
+    with keys() as ready, Live(screen=True, auto_refresh=False) as live:
+        while True:
+            begin = time.monotonic()
+            watched.look()
+            live.update(top_table(live.console, watched.looks[-1], watched.looks[0]), refresh=True)
+            while (left := begin + interval - time.monotonic()) > 0:
+                if ready and select.select([sys.stdin], [], [], left)[0]:
+                    if sys.stdin.read(1) in LEAVING:
+                        return
+                elif not ready:
+                    time.sleep(left)
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[bool]:
+    """Single keys of a terminal, without an echo; in the end the terminal is as it was. False: standard input is none."""
+    if not sys.stdin.isatty():
+        yield False
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

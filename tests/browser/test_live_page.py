@@ -1,0 +1,166 @@
+"""The live page in a real browser: figures as the server's metrics have them, and a chat that streams."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import RunningServer, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.queues import words as W
+
+WIDTHS = (320, 768, 1280)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine(step_s=0.005) as engine:
+        engine.waited_ns = 30_000_000
+        yield engine
+
+
+@pytest.fixture
+def server(engine, folder) -> Iterator[RunningServer]:
+    with serving(engine, folder) as server:
+        yield server
+
+
+def tile(page: Page, title: str):
+    return page.locator(".card", has=page.get_by_role("heading", name=title, exact=True))
+
+
+def test_figures_are_those_of_the_server(server, engine, open_page) -> None:
+    page = open_page(server.url + "/")
+    expect(page.get_by_role("status").first).to_have_text("ready")
+    expect(page.locator("#model")).to_have_text("tiny")
+    expect(tile(page, "Energy")).to_be_hidden()
+    gauges = {
+        "requests_running": 7,
+        "requests_waiting": 3,
+        "pages_held": 30,
+        "pages_cached": 50,
+        "pages_free": 20,
+        "batch_rows": 5,
+    }
+    for name, value in gauges.items():
+        engine.views.engine[W.GAUGE[name]] = value
+    server.complete([7, 8, 9], max_tokens=20)
+    server.server.app.service.metrics.gauge("gpu_power_watts", 312.0)
+    expect(tile(page, "Requests running").locator(".value")).to_have_text("7", timeout=10_000)
+    expect(tile(page, "Requests running").locator(".note")).to_have_text("3 waiting")
+    expect(tile(page, "KV cache held").locator(".value")).to_have_text("30 %")
+    expect(tile(page, "KV cache held").locator(".note")).to_have_text("of 100 pages, 50 % cached")
+    expect(tile(page, "Last batch").locator(".value")).to_have_text("5 rows")
+    expect(tile(page, "Time to first token").locator(".value")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+    expect(tile(page, "Wait in the engine").locator(".value")).to_have_text(re.compile(r"^\d+ ms$"))
+    expect(tile(page, "Generated tokens/s").locator(".value")).not_to_have_text("0")
+    expect(tile(page, "Energy").locator(".value")).to_have_text("312 W")
+
+
+def test_a_chat_streams_and_goes_on(server, engine, open_page) -> None:
+    page = open_page(server.url + "/")
+    said = page.get_by_role("log")
+    for turn, text in enumerate(("Hello", "And then?")):
+        page.get_by_label("Message").fill(text)
+        page.get_by_label("Message").press("Enter")
+        expect(page.locator("#speed")).to_contain_text("first token after", timeout=20_000)
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        expect(said.locator("p")).to_have_count(2 * turn + 2)
+        expect(said.locator("p.user").nth(turn)).to_have_text(text)
+        assert said.locator("p").nth(2 * turn + 1).text_content()
+    first, second = (len(request.prompt) for request in engine.submitted)
+    assert second > first, "the second prompt has the conversation"
+    page.get_by_role("button", name="New chat").click()
+    expect(said.locator("p")).to_have_count(0)
+
+
+def test_stop_cancels_what_runs(engine, folder, open_page) -> None:
+    engine.step_s = 0.3
+    with serving(engine, folder) as server:
+        page = open_page(server.url + "/")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_role("log").locator("p").nth(1)).not_to_be_empty(timeout=10_000)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        wait_for(lambda: engine.cancels == 1)
+
+
+def test_markup_of_an_answer_is_text(server, open_page) -> None:
+    page = open_page(server.url + "/")
+    page.get_by_label("Message").fill("<img src=x onerror=alert(1)><b>bold</b>")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#speed")).to_contain_text("first token", timeout=20_000)
+    expect(page.get_by_role("log").locator("p.user")).to_have_text("<img src=x onerror=alert(1)><b>bold</b>")
+    assert page.locator("#talk img, #talk b").count() == 0
+
+
+def test_a_key_is_asked_for(engine, folder, open_page) -> None:
+    with serving(engine, folder, api_key="secret") as server:
+        page = open_page(server.url + "/")
+        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.get_by_role("status").first).to_have_text("ready")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#talk .error")).to_have_text("The API key is missing or wrong.")
+        expect(page.get_by_label("Message")).to_have_value("Tell me a story.")
+        page.get_by_label("API key").fill("secret")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#speed")).to_contain_text("first token", timeout=20_000)
+        expect(page.locator("#model")).to_have_text("tiny")
+        assert "secret" not in page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+    refused = [problem for problem in open_page.problems if "401" in problem]
+    assert refused
+    open_page.problems[:] = [problem for problem in open_page.problems if problem not in refused]
+
+
+def test_a_server_that_is_gone_is_said_so(engine, folder, open_page) -> None:
+    with serving(engine, folder) as server:
+        page = open_page(server.url + "/")
+        expect(page.get_by_role("status").first).to_have_text("ready")
+    expect(page.get_by_role("status").first).to_have_text("the server does not answer", timeout=10_000)
+    open_page.problems.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_can_be_read_in_every_width(server, open_page, scheme) -> None:
+    """No sideways scrolling; text has the contrast of WCAG AA (4.5); all that is operated has a name and is reached by Tab."""
+    page = open_page(server.url + "/", color_scheme=scheme)
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    low = page.evaluate(CONTRASTS)
+    assert low == []
+    for role, name in (("link", "API"), ("link", "Metrics"), ("textbox", "Message"), ("button", "Send")):
+        expect(page.get_by_role(role, name=name, exact=True)).to_be_visible()
+    reached = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert [name for name in reached if name in ("API", "Metrics", "text", "send")][:4] == ["API", "Metrics", "text", "send"]
+
+
+# Elements with text whose contrast with what is behind them is below 4.5, by WCAG 2.2's formula.
+CONTRASTS = """() => {
+  const numbers = color => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const color = numbers(getComputedStyle(e).backgroundColor);
+      if (color.length < 4 || color[3] > 0) return color;
+    }
+    return [255, 255, 255];
+  };
+  return [...document.querySelectorAll("body *")].filter(e => !["SCRIPT", "NOSCRIPT"].includes(e.tagName) && e.checkVisibility()
+      && !e.disabled && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())).map(e => {
+    const [a, b] = [light(numbers(getComputedStyle(e).color)), light(behind(e))];
+    return [e.tagName + "#" + e.id, (Math.max(a, b) + .05) / (Math.min(a, b) + .05)];
+  }).filter(([, contrast]) => contrast < 4.5);
+}"""

@@ -1,0 +1,260 @@
+"""What a front end notes of a request at its end: its id, a log line, its phases, a trace."""
+
+import io
+import json
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import httpx
+import numpy as np
+import pytest
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import RunningServer, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.dpu.watch.log_output import FIELDS, WAITING_LINES, JsonFormat, LogThread, TextFormat
+from blinkpy.dpu.watch.request_id import ACCEPTED
+from blinkpy.dpu.watch.traces import RequestTracer
+
+WAITED_NS = 30 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine(step_s=0.002) as engine:
+        engine.waited_ns = WAITED_NS
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine, folder) -> Iterator[RunningServer]:
+    with serving(engine, folder) as server:
+        yield server
+
+
+@pytest.fixture
+def lines(caplog) -> pytest.LogCaptureFixture:
+    """Access lines of the test, of GETs too."""
+    caplog.set_level(logging.DEBUG, "blinkpy.access")
+    return caplog
+
+
+def access_lines(lines: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in list(lines.records) if record.name == "blinkpy.access"]
+
+
+def line_of(lines: pytest.LogCaptureFixture, request_id: str) -> dict:
+    """The one line of a request, which may come after its answer."""
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in access_lines(lines) if getattr(record, FIELDS)["request_id"] == request_id]
+
+    wait_for(found)
+    (record,) = found()
+    return {"level": record.levelname, "message": record.getMessage(), **getattr(record, FIELDS)}
+
+
+def test_an_id_comes_back_with_every_answer(server) -> None:
+    client = server.client
+    for call in (
+        lambda headers: client.get("/health", headers=headers),
+        lambda headers: client.get("/nothing", headers=headers),
+        lambda headers: client.post("/v1/completions", content=b"{", headers={"content-type": "application/json", **headers}),
+        lambda headers: client.post("/v1/completions", json={"prompt": [7], "max_tokens": 2}, headers=headers),
+        lambda headers: client.post("/v1/completions", json={"prompt": [7], "max_tokens": 2, "stream": True}, headers=headers),
+    ):
+        assert call({"x-request-id": "mine/1:a=b"}).headers["x-request-id"] == "mine/1:a=b"
+        first, second = (call({}).headers["x-request-id"] for _ in range(2))
+        assert first != second
+        assert re.fullmatch("[0-9a-f]{24}", first)
+
+
+def test_the_id_names_the_answer_too(server) -> None:
+    def ids(headers: dict, **fields: object) -> tuple[str, str]:
+        body = {"prompt": [7], "max_tokens": 1, **fields}
+        answer = server.client.post("/v1/completions", json=body, headers=headers)
+        return answer.headers["x-request-id"], answer.json()["id"]
+
+    assert ids({"x-request-id": "abc"}) == ("abc", "cmpl-abc")
+    assert ids({"x-request-id": "abc"}, request_id="of-body") == ("abc", "cmpl-of-body")
+    assert ids({}, request_id="of-body") == ("of-body", "cmpl-of-body")
+    own, answered = ids({})
+    assert answered == f"cmpl-{own}"
+
+
+def test_an_id_that_could_forge_a_line_is_replaced(server, lines, rng) -> None:
+    odd = [b"a b", b'a"b', b"a\tb", b"a\\nb", b"x" * 129, "ä".encode(), b"a,b", b"\x1b[31m", b"{}"]
+    for _ in range(20):
+        text = bytes(rng.integers(32, 256, int(rng.integers(1, 140)), np.uint8).tolist()).replace(b"\x7f", b"!").strip()
+        odd += [text] if text and not ACCEPTED.fullmatch(text) else []
+    for given in odd:
+        answer = server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: " + given + b"\r\n\r\n")
+        if answer.startswith(b"HTTP/1.1 200"):  # the parser itself may refuse a byte
+            (shown,) = re.findall(rb"x-request-id: (.*)\r\n", answer)
+            assert re.fullmatch(rb"[0-9a-f]{24}", shown), given
+        else:
+            assert answer.startswith(b"HTTP/1.1 400")
+    assert server.client.get("/health", headers={"x-request-id": "x" * 128}).headers["x-request-id"] == "x" * 128
+
+
+def test_a_line_for_each_request(server, lines, engine) -> None:
+    def post(name: str, **fields: object) -> dict:
+        server.client.post("/v1/completions", json=fields, headers={"x-request-id": name})
+        return line_of(lines, name)
+
+    whole = post("whole", prompt=[7, 8, 9], max_tokens=5)
+    assert whole["level"] == "INFO"
+    assert whole["message"] == 'POST "/v1/completions"'
+    expected = {"status": 200, "prompt_tokens": 3, "cached_tokens": 0, "generated_tokens": 5, "choices": 1, "ended": "length"}
+    assert expected.items() <= whole.items()
+    request_id = int(engine.submitted[-1].entry["request_id"])
+    assert whole["engine_request"] == f"{request_id >> 32}:{request_id & 0xFFFFFFFF}"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", whole["client"])
+    assert post("several", prompt=[7], max_tokens=4, n=3, stream=True).items() >= {"choices": 3, "generated_tokens": 12}.items()
+    wrong = post("wrong", prompt=[7], max_tokens=-1)
+    assert wrong["status"] == 400
+    assert "prompt_tokens" not in wrong
+    server.client.get("/health", headers={"x-request-id": "fine"})
+    assert line_of(lines, "fine")["level"] == "DEBUG"
+    server.client.get("/no%0A%22pe", headers={"x-request-id": "missing"})
+    assert line_of(lines, "missing").items() >= {"level": "INFO", "status": 404, "message": r'GET "/no\n\"pe"'}.items()
+
+
+def test_a_client_that_leaves_is_in_the_log(server, lines, engine) -> None:
+    engine.hold = True
+    try:
+        with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
+            body = {"prompt": [7], "max_tokens": 4}
+            client.post(f"{server.url}/v1/completions", json=body, headers={"x-request-id": "left"})
+        assert line_of(lines, "left").items() >= {"status": 0, "ended": "abort", "generated_tokens": 0}.items()
+    finally:
+        engine.hold = False
+
+
+def test_phases_add_up(server, lines, engine) -> None:
+    server.client.post("/v1/completions", json={"prompt": [7, 8], "max_tokens": 30}, headers={"x-request-id": "phases"})
+    line = line_of(lines, "phases")
+    phases = [line[f"{name}_ms"] for name in ("front_end", "queue", "prefill", "decode")]
+    assert all(value >= 0 for value in phases)
+    assert sum(phases) <= line["ms"] + 0.5
+    in_engine = line["queue_ms"] + line["prefill_ms"]
+    assert line["queue_ms"] == pytest.approx(min(WAITED_NS / 1e6, in_engine), abs=0.2)
+    assert line["decode_ms"] >= 29 * engine.step_s * 1e3 / 2
+    values = dict(re.findall(r'^blinkpy_(\w+_sum)\{worker="0"\} (\S+)$', server.client.get("/metrics").text, re.M))
+    assert float(values["queue_time_seconds_sum"]) > 0
+    assert float(values["request_prompt_tokens_sum"]) >= 2
+
+
+def test_no_lines_if_nobody_wants_them(engine, folder, lines) -> None:
+    with FakeEngine() as own, serving(own, folder, access_log=False) as server:
+        server.complete([7], max_tokens=1)
+        server.client.get("/nothing")
+        assert 'requests_ended_total{worker="0",reason="length"} 1' in server.client.get("/metrics").text, "metrics go on"
+    assert access_lines(lines) == []
+
+
+@pytest.mark.parametrize("kind", [TextFormat, JsonFormat])
+def test_lines_are_lines(kind) -> None:
+    form = kind("frontend/3")
+    fields = {"request_id": "abc", "status": 200}
+    record = logging.makeLogRecord(
+        {"name": "blinkpy.access", "msg": "%s %s", "args": ("GET", '"/a"'), "levelname": "INFO", FIELDS: fields}
+    )
+    line = form.format(record)
+    assert "\n" not in line
+    if kind is JsonFormat:
+        parsed = json.loads(line)
+        assert parsed.items() >= {"process": "frontend/3", "level": "info", "message": 'GET "/a"', **fields}.items()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", parsed["time"])
+        try:
+            raise KeyError("lost")
+        except KeyError:
+            failed = logging.makeLogRecord({"msg": "went wrong", "exc_info": sys.exc_info()})
+        assert "KeyError: 'lost'" in json.loads(form.format(failed))["exception"]
+    else:
+        assert line.endswith(' frontend/3 INFO GET "/a" request_id=abc status=200')
+
+
+def test_a_reader_of_the_log_who_stops_reading_stops_nobody() -> None:
+    gate, out = threading.Event(), io.StringIO()
+
+    class Stuck(logging.StreamHandler):
+        def emit(self, record: logging.LogRecord) -> None:
+            gate.wait(20)
+            super().emit(record)
+
+    handler = LogThread(Stuck(out))
+    count = WAITING_LINES + 500
+    begin = time.monotonic()
+    for i in range(count):
+        handler.handle(logging.makeLogRecord({"msg": f"line {i}"}))
+    assert time.monotonic() - begin < 10, "far below the gate's time"
+    gate.set()
+    handler.close()
+    written = out.getvalue().splitlines()
+    assert WAITING_LINES <= len(written) <= WAITING_LINES + 2
+    assert written[0] == "line 0"
+    dropped = [int(n) for n in re.findall(r"\[(\d+) lines were dropped", out.getvalue())]
+    assert sum(dropped) == count - len(written)
+
+
+class Spans:
+    """In place of OpenTelemetry's exporter."""
+
+    def __init__(self) -> None:
+        self.ended: list = []
+
+    def on_start(self, span: object, parent_context: object = None) -> None: ...
+    def _on_ending(self, span: object) -> None: ...
+    def on_end(self, span: object) -> None:
+        self.ended.append(span)
+
+    def shutdown(self) -> None: ...
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+def test_a_trace_of_each_request(server, engine, monkeypatch) -> None:
+    spans = Spans()
+    monkeypatch.setattr(server.server.app._access_log, "_tracer", RequestTracer(spans, "tiny"))
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "x-request-id": "traced"}
+    before = time.time_ns()
+    server.client.post("/v1/completions", json={"prompt": [7, 8], "max_tokens": 9}, headers=headers)
+    wait_for(lambda: len(spans.ended) == 5)
+    *phases, whole = spans.ended
+    assert [span.name for span in phases] == ["front_end", "queue", "prefill", "decode"]
+    assert f"{whole.context.trace_id:032x}" == trace
+    assert f"{whole.parent.span_id:016x}" == parent
+    assert all(span.parent.span_id == whole.context.span_id for span in phases)
+    assert before <= whole.start_time == phases[0].start_time <= phases[-1].end_time <= whole.end_time <= time.time_ns()
+    assert all(a.end_time == b.start_time for a, b in pairwise(phases))
+    assert (
+        whole.attributes.items()
+        >= {
+            "gen_ai.usage.input_tokens": 2,
+            "gen_ai.usage.output_tokens": 9,
+            "gen_ai.request.id": "traced",
+            "gen_ai.response.finish_reasons": ("length",),
+        }.items()
+    )
+    server.client.get("/health", headers=headers)
+    server.client.post("/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers={"traceparent": "rubbish"})
+    wait_for(lambda: len(spans.ended) == 10)
+    assert spans.ended[-1].parent is None
+    assert spans.ended[-1].resource.attributes["service.name"] == "blinkpy"
+    unsampled = {"traceparent": f"00-{trace}-{parent}-00"}
+    server.client.post("/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=unsampled)
+    time.sleep(0.05)
+    assert len(spans.ended) == 10, "who called decides what is sampled"
