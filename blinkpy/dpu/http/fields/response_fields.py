@@ -121,10 +121,11 @@ def _include(name: str, value: Any) -> bool:
     return bool(value)
 
 
-@takes(type="object", properties={"include_obfuscation": BOOLEAN}, additionalProperties=False)
+@takes(type="object", properties={"include_obfuscation": BOOLEAN, "include_usage": BOOLEAN}, additionalProperties=False)
 def _stream_options(name: str, value: Any) -> None:
     for key, option in _typed(name, value, dict).items():
-        if key != "include_obfuscation" or (option is not None and _boolean(f"{name}.{key}", option)):
+        known = key in ("include_obfuscation", "include_usage")
+        if not known or (option is not None and _boolean(f"{name}.{key}", option) and key == "include_obfuscation"):
             raise _unsupported(f"{name}.{key}")
 
 
@@ -161,7 +162,9 @@ RESPONSE_FIELDS = {
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
     "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),
     "parallel_tool_calls": CHAT_ONLY_FIELDS["parallel_tool_calls"],
-    "stream_options": Field("", _stream_options, '`{"include_obfuscation": false}`'),
+    "stream_options": Field(
+        "", _stream_options, '`{"include_obfuscation": false}`; `include_usage`: counts come at the end in any case'
+    ),
     **unsupported_fields(RESPONSES),
 }
 
