@@ -15,20 +15,27 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
+from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
 class CpuAttention:
-    """max_model_len, max_tokens: largest context and batch (tokens)."""
+    """max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
 
     def __init__(
-        self, model: DecoderDescription, layers: list[LayerWeights], cache: PagedCache, max_model_len: int, max_tokens: int
+        self,
+        model: DecoderDescription,
+        layers: list[LayerWeights],
+        cache: PagedCache,
+        max_model_len: int,
+        max_tokens: int,
+        progress: StepProgress,
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
-        self.model, self.cache, self.threads = model, cache, team_size()
+        self.model, self.cache, self.threads, self.progress = model, cache, team_size(), progress
         dtype, heads = cache.keys[0].dtype, (self.threads, model.heads)
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
@@ -61,11 +68,11 @@ class CpuAttention:
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, counts[S.ROWS], counts[S.DECODE_ROWS]
         arguments["positions"], arguments["cache_slots"] = batch.positions.ctypes.data, batch.cache_slots.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
-        arguments["page_table"] = page_table.ctypes.data
+        arguments["page_table"], arguments["progress"] = page_table.ctypes.data, self.progress.word.ctypes.data
         arguments["slots"], arguments["table_width"] = page_table.shape
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
-            (slice(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
+            (range(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
             for row in range(counts[S.DECODE_ROWS], counts[S.ROWS])
         ]
 
@@ -80,8 +87,10 @@ class CpuAttention:
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
         for tokens, context, pages in self.prompts:
-            q = qkv[tokens, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
-            out[tokens] = attend(q, keys, values, pages, context, window)
+            for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
+                some = slice(tokens[0] + part.start, tokens[0] + part.stop)
+                q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
+                out[some] = attend(q, keys, values, pages, context - len(tokens) + part.stop, window)
         return out.view(self.tokens, model.q_size)
 
 

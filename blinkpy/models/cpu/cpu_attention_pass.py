@@ -30,6 +30,7 @@ _ADDRESSES = (
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
     "scores",  # float32 [threads, heads, room], scratch
     "begun",  # int64 [2], how many threads and units of work have begun: 0 before each pass
+    "progress",  # int64, counts units of work for who watches
 )
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
@@ -99,6 +100,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
             else:
                 for g in range(first * group, last * group):
                     store(q[g], qkv[token, g])
+            take_number(a.progress)
             unit = take_number(a.begun + 8)
 
     key = (bfloat16, page_size, head_dim)

@@ -65,6 +65,12 @@ class DecoderDescription:
         return self.layers[0].attention
 
     @property
+    def default_context(self) -> int:
+        """Tokens of the longest sequence unless more is asked for: with more, longrope rotates short ones in another way, too."""
+        rope = self.attention.rope
+        return min(self.max_position, rope.original_max_position) if rope.kind == "longrope" else self.max_position
+
+    @property
     def heads(self) -> int:
         return self.attention.heads
 

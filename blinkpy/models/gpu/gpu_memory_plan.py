@@ -85,7 +85,7 @@ def plan_memory(
     """The plan for a model. free, total: bytes of the GPU; itemsize: bytes of a weight; queue_bytes: of queue pairs in the GPU's
     memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
-    length = config.model.max_model_len or model.max_position
+    length = config.model.max_model_len or model.default_context
     pages = config.cache.num_pages or total // page_bytes
     rows = min(scheduler.max_num_seqs, slots)
     parts = {

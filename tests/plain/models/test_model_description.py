@@ -122,6 +122,41 @@ def windows(config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(layer.attention.window for layer in describe_config(config).layers)
 
 
+def test_a_stated_factor_multiplies_the_context() -> None:
+    """As Qwen's and Vicuna's pages have it; where config.json states the product already, it stays."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for config, changes, context in (
+        (QWEN25_7B, {"rope_scaling": yarn}, 131072),
+        (QWEN3_8B, {"rope_scaling": yarn}, 131072),
+        (QWEN25_7B, {"rope_scaling": yarn, "max_position_embeddings": 131072}, 131072),
+        (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 2.5}}, 81920),
+        (LLAMA_31_8B, {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        (LLAMA_31_8B, {}, 131072),
+        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e300}}, 1 << 31),
+    ):
+        model = describe_config(config | changes)
+        assert model.max_position == model.default_context == context
+
+
+def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
+    model = describe_config(PHI4_MINI)
+    assert (model.max_position, model.default_context) == (131072, 4096)
+
+
+def test_dynamic_scaling_begins_beyond_the_context_and_inert_parameters_change_nothing() -> None:
+    for scaling in ({"type": "dynamic", "factor": 2.0}, {"type": "dynamic", "factor": 4.0, "finetuned": True}):
+        assert describe_config(QWEN25_7B | {"rope_scaling": scaling}) == describe_config(QWEN25_7B)
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert describe_config(QWEN25_7B | {"rope_scaling": yarn | {"finetuned": False}}) == describe_config(
+        QWEN25_7B | {"rope_scaling": yarn}
+    )
+
+
+def test_mistral_has_windows_where_its_layers_say_so() -> None:
+    types = ["full_attention", "sliding_attention"] * 16
+    assert windows(MISTRAL_7B | {"layer_types": types}) == (0, 4096) * 16
+
+
 def test_both_spellings_give_the_same() -> None:
     """rope_theta, rope_scaling, torch_dtype; or rope_parameters, dtype as transformers 5 writes them."""
 
@@ -164,7 +199,7 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         (LLAMA_31_8B, {"attention_bias": "yes"}, "attention_bias"),
         (LLAMA_31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (LLAMA_31_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*longrope"),
+        (LLAMA_31_8B, {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'.*longrope"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "factor is missing"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": float("nan")}}, "factor"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
@@ -173,7 +208,7 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 47}}, "short_factor must have 48"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "long_factor": None}}, "long_factor"),
-        (MISTRAL_7B, {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
+        (MIXTRAL_8X7B, {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 9}, "layer_types"),
         (MISTRAL_7B, {"attention_bias": True}, "attention_bias"),
         (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "linear_attention"),
         (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
@@ -213,7 +248,7 @@ def test_keys_without_an_effect_load_in_silence(name: str, caplog: pytest.LogCap
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "Ministral"])
 def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """All that transformers writes loads in silence, and what is left out means what transformers takes it for."""
     transformers = pytest.importorskip("transformers")

@@ -42,6 +42,7 @@ def _longrope(original: int) -> dict[str, Any]:
     return {"original_max_position_embeddings": original, "rope_parameters": rope | factors}
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 
 # name -> (class of the config, what differs from BASE)
@@ -54,6 +55,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralConfig", {"sliding_window": 21}),
+    "ministral": ("MinistralConfig", {"head_dim": 32, "sliding_window": 21, "layer_types": [FULL, SLIDING, FULL]}),
     "qwen2": ("Qwen2Config", {}),
     "qwen2-window-yarn": ("Qwen2Config", {**WINDOW, "tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
