@@ -44,6 +44,8 @@ class TorchDecoder:
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
+        if self.model.factors.embedding != 1:
+            x *= self.model.factors.embedding
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):

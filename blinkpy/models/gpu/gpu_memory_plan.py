@@ -63,7 +63,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
-    rope = 8 * max_model_len * model.attention.rope.rotary_dim // 2
+    rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
     return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 

@@ -32,12 +32,14 @@ class Part:
     """One of our weights, and the checkpoint's tensors that it consists of.
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
-    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:].
+    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor: our weight is
+    the stored one multiplied by it.
     """
 
     field: str
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
+    factor: float = 1.0
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -54,7 +56,13 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    """The weights of one layer."""
+    """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
+    factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias")
+    parts = _plain_layer_parts(model, layer)
+    return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
+
+
+def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
     prefix = names.layer.format(layer=layer)
 
@@ -87,11 +95,11 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 
 
 def outer_parts(model: DecoderDescription) -> list[Part]:
-    """The weights outside of the layers. Tied embeddings have no lm_head."""
+    """The weights outside of the layers. Tied embeddings have no lm_head; the last norm has the factor of the logits."""
     names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
     parts = [
         _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
-        _joined("final_norm", [(f"{names.final_norm}.weight", hidden)]),
+        replace(_joined("final_norm", [(f"{names.final_norm}.weight", hidden)]), factor=model.factors.logits),
     ]
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 

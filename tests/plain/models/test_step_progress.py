@@ -11,7 +11,7 @@ from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import Config
 from blinkpy.engine.devices import cpu_device
-from blinkpy.models.cpu import cpu_attention, cpu_speed
+from blinkpy.models.cpu import cpu_attention, cpu_speed, cpu_threads
 from blinkpy.models.cpu.step_progress import FEWEST_TOKENS, StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -46,7 +46,7 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, progress: StepProgress):
         self.progress, self.products, self.others, self.words = progress, list[int](), list[int](), list[int]()
-        linear, addmm, attention, threads = F.linear, torch.addmm, F.scaled_dot_product_attention, cpu_attention.run_on_threads
+        linear, addmm, attention, threads = F.linear, torch.addmm, F.scaled_dot_product_attention, cpu_threads.run_on_threads
 
         def note(kind: list[int], work: int) -> None:
             kind.append(work)
