@@ -111,7 +111,8 @@ class GpuDecoder:
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        new = NewTokens(qkv, *self.ropes[index], norms, model.norm.eps)
+        cos, sin = self.ropes[index]
+        new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
         if shape.mixed:  # prefill needs it done before; else decode attention rotates and caches by itself
             rope_and_cache(new, cache, self.view, heads=model.heads, pdl=pdl)
