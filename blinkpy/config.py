@@ -22,6 +22,8 @@ TOOL_CALL_PARSERS: dict[str, str] = {}
 """How models write tool calls, by name: blinkpy.dpu.tools.call_format fills it."""
 REASONING_PARSERS: dict[str, str] = {}
 """How models mark reasoning, by name: blinkpy.dpu.tools.reasoning fills it."""
+STEP_TOKENS = 2048
+"""Tokens of a step, where steps have one size and nothing speaks for less."""
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
 ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", "serve engine frontend"
@@ -106,7 +108,7 @@ class SchedulerOptions:
     max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(
         0,
-        "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU without experts, else 2048)",
+        "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU, 2048 with experts; a second's on a CPU)",
         low=0,
         high=1 << 20,
     )
@@ -393,8 +395,9 @@ def check_step_sizes(
         )
 
 
-def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[str, int]:
+def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: int = STEP_TOKENS) -> dict[str, int]:
     """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether there are any.
+    tokens: of steps that have one size.
 
     docs/tuning.md explains the sizes on a GPU. Steps have one size elsewhere, where a step of thousands of tokens
     takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
@@ -402,7 +405,7 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool) -> dict[s
     """
     rows, mixed, burst_step = options.max_num_seqs, options.mixed_step_tokens, options.burst_step_tokens
     several = gpu and not experts
-    most = options.max_num_batched_tokens or max(rows, mixed, burst_step, 8192 if several else 2048)
+    most = options.max_num_batched_tokens or max(rows, mixed, burst_step, 8192 if several else tokens)
     if several and not mixed and most > max(512, 2 * rows):
         mixed = max(512, 2 * rows)
     if gpu and mixed and not burst_step:

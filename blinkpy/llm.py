@@ -43,7 +43,7 @@ from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
+from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.segment_names import private_name, remove_leftovers
@@ -192,7 +192,7 @@ class LLM:
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
-        ids = [encode(p) if isinstance(p, str) else np.array(p, np.int32) for p in given]
+        ids = [encode(p) if isinstance(p, str) else np.array([*map(_bounded, p)], np.int32) for p in given]
         return self._run(texts, ids, self._each(sampling_params, len(ids)))
 
     def chat(
@@ -338,6 +338,11 @@ def _end_engine(child: Child, segment: str) -> None:
 def _checked(conversation: Conversation) -> list[dict[str, Any]]:
     """Messages as the server checks them. Raises ApiError."""
     return list(CHAT_FIELDS["messages"].check("messages", [dict(message) for message in conversation]))
+
+
+def _bounded(token: int) -> int:
+    """A token id, with others that are no token of any model in place of those that int32 does not hold."""
+    return min(max(token, -1), INT32_MAX)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -63,6 +63,8 @@ class SamplingParams(_Values):
             raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
         if self.max_tokens is not None and self.max_tokens > room:
             raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, and max_tokens {self.max_tokens}")
         values = {p.name: p.from_request(getattr(self, p.name)) for p in OFFLINE}
         values["max_tokens"] = room if self.max_tokens is None else self.max_tokens
         return RequestParameters(**values, stop_ids=ids)

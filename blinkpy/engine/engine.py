@@ -1,5 +1,6 @@
 """One engine: shared queues, the scheduler, and a device that runs the model; see blinkpy.engine.devices.device_contract."""
 
+import logging
 import secrets
 
 from blinkpy.config import Config, ConfigError, step_sizes
@@ -13,6 +14,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.weights.checkpoint import with_stored_head
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
@@ -23,6 +25,10 @@ from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 from blinkpy.verify.policy_check.guard import vetted_policy
+
+logger = logging.getLogger("blinkpy.engine")
+SHORT_FACTORS = "the context is that of the short rope factors, %d tokens; --max-model-len takes up to %d, with the long ones"
+LONG_FACTORS = "beyond %d tokens (of %d) the rope factors are the long ones for all requests: short prompts get other answers"
 
 
 def make_engine(config: Config, on_progress: ProgressCallback | None = None, device: Device | None = None) -> "Engine":
@@ -72,10 +78,17 @@ class Engine:
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
         model = describe_model(folder)
-        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers))
+        if weights:
+            model = with_stored_head(model, folder)
+        most = device.step_tokens(self.config, model)
+        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=most)
         config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
-        self.sizes = engine_sizes(config, model.max_position, page_bytes, cache_bytes)
+        asked = config.model.max_model_len
+        self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
+        if model.max_position > model.default_context:
+            ways = model.default_context, model.max_position
+            logger.warning(LONG_FACTORS if asked > model.default_context else SHORT_FACTORS, *ways)
         tokens = read_token_bytes(folder, model.vocab_size) if config.engine.grammar_slots else None
         facts = self._facts(model, tokens is not None)
         limits = self._make_limits(facts, 0 if tokens is None else len(tokens.words))

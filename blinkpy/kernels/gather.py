@@ -15,7 +15,7 @@ def _embed(
     out_ptr,  # [T, HIDDEN]
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    FACTOR: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -26,11 +26,21 @@ def _embed(
         known = (identity >= 0) & (identity < vocabulary)  # an id that is not in the table reads nothing and gives zeros
         at = table_ptr + identity.to(tl.int64) * HIDDEN + column
         row = tl.load(at, mask=(column < HIDDEN) & known, other=0.0)
+        if FACTOR != 1.0:
+            row = (row.to(tl.float32) * FACTOR).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token.to(tl.int64) * HIDDEN + column, row, mask=column < HIDDEN)
 
 
-def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
-    """out[t] = table[token_ids[t]] of the first counts[TOKENS] tokens; an id outside the table gives a row of zeros.
+def embed(
+    token_ids: torch.Tensor,
+    table: torch.Tensor,
+    counts: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    factor: float = 1.0,
+    pdl: bool = False,
+) -> None:
+    """out[t] = factor * table[token_ids[t]] of the first counts[TOKENS] tokens; an id outside the table gives a row of zeros.
 
     token_ids: int32 [at least T]; table: [V, hidden]; out: [T, hidden].
     """
@@ -43,8 +53,9 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, counts: torch.Tensor, ou
     )
     block = min(2048, triton.next_power_of_2(hidden))
     _embed[(tokens, triton.cdiv(hidden, block))](
-        token_ids, table, out, counts, len(table), HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2, **launch.options(pdl)
-    )
+        token_ids, table, out, counts, len(table), FACTOR=factor, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=2,
+        **launch.options(pdl),
+    )  # fmt: skip
 
 
 @triton.jit

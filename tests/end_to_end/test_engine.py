@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine_serving import collect, records_case, serving
+from support.models.model_zoo import save_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config
@@ -21,7 +22,7 @@ from blinkpy.kv.state import ARRIVALS, FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
+from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_PROGRESS, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import load_policy, short_prompts
 from blinkpy.verify.recording.dump_file import read_dump
@@ -91,6 +92,33 @@ def test_mixed_batches_chunks_hits_and_preemption_change_no_token(rng: np.random
         assert finish == FINISH_LENGTH
         assert len(tokens) == 64
         assert is_greedy(reference, prompt, tokens)
+
+
+def test_a_long_step_moves_a_word_while_the_heartbeat_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Front ends see it in the segment: a step may take longer than they wait for a silent engine."""
+    with running_engine(max_model_len=64) as (engine, client):
+        attention, seen = engine.runner.step.decoder.attention, list[tuple[int, int]]()
+        run = attention.run
+
+        def noted(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            seen.append((int(engine.views.engine[ENGINE_HEARTBEAT]), int(engine.views.engine[ENGINE_PROGRESS])))
+            return run(layer, qkv)
+
+        monkeypatch.setattr(attention, "run", noted)
+        collect(client, [client.submit(np.arange(9, dtype=np.int32), RequestParameters(max_tokens=1))])
+        beats, progress = zip(*seen, strict=True)
+        assert len(set(beats)) == 1 and len(seen) == len(set(progress)) > 1 and list(progress) == sorted(progress)
+
+
+@pytest.mark.parametrize(("asked", "context", "words"), [(0, 16, "short rope factors"), (100, 100, "the long ones for all")])
+def test_longrope_keeps_its_original_context_unless_more_is_asked_for(
+    asked: int, context: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model("phi4-mini-long", tmp_path, 1)
+    options = {"device": "null", "model": str(tmp_path), "max_model_len": asked, "grammar_slots": 0, "num_pages": 64}
+    with running_engine(**options) as (engine, client):
+        assert client.context == engine.sizes.max_model_len == context
+    assert [words in message for message in caplog.messages if "rope factors" in message] == [True]
 
 
 def test_records_are_the_models_distribution(rng: np.random.Generator, reference: torch.nn.Module) -> None:

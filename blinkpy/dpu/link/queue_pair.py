@@ -72,7 +72,7 @@ CompletionEvent = tuple[InFlightRequest, int, int]
 
 
 class QueuePair:
-    """See the module. engine_timeout_s: an engine whose heartbeat stands still for so long counts as lost."""
+    """See the module. engine_timeout_s: an engine whose heartbeat and progress stand still for so long counts as lost."""
 
     def __init__(self, transport: Transport, engine_timeout_s: float = 2.0):
         self.transport, self.facts = transport, transport.facts
@@ -150,7 +150,7 @@ class QueuePair:
         called a few times a second."""
         transport = self.transport
         words = transport.read_engine()
-        state, beat = words[W.ENGINE_STATE], words[W.ENGINE_HEARTBEAT]
+        state, beat = words[W.ENGINE_STATE], words[W.ENGINE_HEARTBEAT] + words[W.ENGINE_PROGRESS]
         now = time.monotonic()
         if transport.read_fault():
             raise EngineLostError("the host reports that the engine died")

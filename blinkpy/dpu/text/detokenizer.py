@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Encoder
 
 REPLACEMENT = "\ufffd"
 WINDOW_LIMIT = 16  # tokens that a decoder without a table may hold back; a character has at most 4 bytes
+CHARACTER_BYTES = 4  # at most
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _INCREMENTAL = codecs.getincrementaldecoder("utf-8")
 
@@ -140,8 +141,12 @@ class Detokenizer:
         self._window: list[int] = []
         self._shown = ""
         if table.texts is None:
-            self._window = (prompt_tail or [])[-WINDOW_LIMIT // 2 :]
-            self._shown = self._decode()
+            tail = (prompt_tail or [])[-WINDOW_LIMIT // 2 :]
+            for start in range(min(CHARACTER_BYTES, len(tail) + 1)):  # no character may begin before it
+                self._window = tail[start:]
+                self._shown = self._decode()
+                if not self._shown.startswith(REPLACEMENT):
+                    break
 
     def push(self, token: int) -> str:
         """The text that is certain now that `token` follows; often all of the token's, sometimes none."""
@@ -182,7 +187,12 @@ class Detokenizer:
         new = text[len(self._shown) :] if text.startswith(self._shown) else ""
         # Keep a few tokens, so that the next one is decoded in its surroundings.
         if len(self._window) >= WINDOW_LIMIT // 2:
-            self._window = self._window[-WINDOW_LIMIT // 4 :]
-            text = self._decode()
+            whole = self._window
+            for kept in range(WINDOW_LIMIT // 4, WINDOW_LIMIT // 4 + CHARACTER_BYTES):  # a character is not cut
+                self._window = whole[-kept:]
+                self._shown = self._decode()
+                if text.endswith(self._shown):
+                    return new
+            text = self._shown
         self._shown = text
         return new

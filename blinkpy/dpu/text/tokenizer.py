@@ -4,6 +4,7 @@ Encoding long texts releases the GIL, so it can run in a thread beside an event 
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,8 @@ from blinkpy.queues.submission import STOP_IDS
 
 # One text is one task: the library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+logger = logging.getLogger("blinkpy.frontend")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class Tokenizer:
         self.bos_id = self._id(special_token(self.config, "bos_token"))  # at the start of a text, if any
         model_config = read_json(folder / "config.json")
         self.model_type = str(model_config.get("model_type", ""))
+        self._eos_id = self._id(special_token(self.config, "eos_token"))  # at the end of a text, if any
         self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
         # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
         self._add_bos = self.config.get("add_bos_token")
@@ -86,12 +90,11 @@ class Tokenizer:
             if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
                 raise ConfigError(f"{self.folder}: eos_token_id is {value!r}")
             found.update(dict.fromkeys(ids))
-        own = self._id(special_token(self.config, "eos_token"))
-        if own is not None:
-            found[own] = None
-        if len(found) > STOP_IDS:
-            raise ConfigError(f"{self.folder} names {len(found)} end-of-sequence ids; blinkpy can handle {STOP_IDS}")
-        return tuple(found)
+        ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # its own is never left out
+        ids = list(dict.fromkeys(ids))
+        if len(ids) > STOP_IDS:
+            logger.warning("%s names %d end-of-sequence ids: %s do not end a text", self.folder, len(ids), ids[STOP_IDS:])
+        return tuple(ids[:STOP_IDS])
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
         """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects; text made
@@ -104,7 +107,7 @@ class Tokenizer:
         ids = self.specials.resolved(np.array(encoding.ids, np.int32))
         if explicit:
             before = [self.bos_id] if self._add_bos and self.bos_id is not None else []
-            after = [self.eos_ids[-1]] if self._add_eos and self.eos_ids else []
+            after = [self._eos_id] if self._add_eos and self._eos_id is not None else []
             ids = np.array([*before, *ids, *after], np.int32)
         return ids
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blinkpy.config import Config
+from blinkpy.config import STEP_TOKENS, Config
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 
 if TYPE_CHECKING:
     from blinkpy.models.description.decoder_description import DecoderDescription
+
+
+STEP_S = 1.0  # a step of one size, on a machine that does nothing else
+PIECE_S = 0.02  # and a piece of it, behind which front ends see progress
 
 
 class CpuDevice(HostDevice):
@@ -18,6 +22,22 @@ class CpuDevice(HostDevice):
 
     def auto_rank(self) -> int:
         return 1
+
+    def step_tokens(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.cpu.cpu_speed import tokens_within
+
+        return tokens_within(self._speed(config, model) * STEP_S, model, STEP_TOKENS)
+
+    def _speed(self, config: Config, model: DecoderDescription) -> float:
+        """Multiply-adds per second on the threads of the engine, which it sets."""
+        import torch
+
+        from blinkpy.models.cpu.cpu_speed import measured_speed
+        from blinkpy.models.weights.decoder_weights import choose_dtype
+
+        if config.engine.threads:
+            torch.set_num_threads(config.engine.threads)
+        return measured_speed(choose_dtype(model, config.model.dtype, "cpu"))
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import kv_bytes_per_page
@@ -29,23 +49,21 @@ class CpuDevice(HostDevice):
         return config.cache.cpu_cache_mib << 20
 
     def load(self, setup: Setup) -> Runner:
-        import torch
-
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.models.cpu.cpu_step import CpuStep
+        from blinkpy.models.cpu.step_progress import StepProgress
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         sizes, model = setup.sizes, setup.model
-        if setup.config.engine.threads:
-            torch.set_num_threads(setup.config.engine.threads)
+        progress = StepProgress(int(self._speed(setup.config, model) * PIECE_S))
         weights = setup.load_weights(choose_dtype(model, setup.config.model.dtype, "cpu"), "cpu")
         setup.report("preparing the model's step")
         tokens = setup.config.scheduler.max_num_batched_tokens
         state = setup.make_state()
         grammars = state.grammars if setup.limits.grammar_share else None
-        step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens, grammars)
+        step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens, grammars, progress)
         setup.report("allocating queues and pages")
-        return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step)
+        return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
 
 
 DEVICE = CpuDevice

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import STEP_TOKENS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import Runner, Setup
 from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, missing_packages
@@ -72,6 +72,9 @@ class CudaDevice:
     def auto_rank(self) -> int:
         return 2 if gpu_usable() else 0
 
+    def step_tokens(self, config: Config, model: DecoderDescription) -> int:
+        return STEP_TOKENS
+
     def unusable(self, config: Config) -> str:
         way = config.extension(RdmaOptions).queue_memory
         if way != HOST and config.engine.control == "host":
@@ -108,7 +111,7 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info()
         asked, page_bytes = config.model.max_model_len, self.page_bytes(config, model)
         way = config.extension(RdmaOptions).queue_memory
-        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.max_position)))
+        queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
         self.plan = plan_memory(config, model, self._dtype(config, model).itemsize, page_bytes, free, total, queues)
         pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         self.plan.require(pages * page_bytes)

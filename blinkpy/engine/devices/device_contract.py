@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from blinkpy.config import Config
+from blinkpy.config import STEP_TOKENS, Config
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
@@ -115,6 +115,9 @@ class Device(Protocol):
     def unusable(self, config: Config) -> str:
         """Why it can't be used with these options on this machine; "" when it can."""
 
+    def step_tokens(self, config: Config, model: DecoderDescription) -> int:
+        """Tokens of a step where steps have one size and --max-num-batched-tokens is left open; more where sequences need it."""
+
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
@@ -134,6 +137,9 @@ class HostDevice:
     name: str
     gpu = False
     start_errors = nullcontext
+
+    def step_tokens(self, config: Config, model: DecoderDescription) -> int:
+        return STEP_TOKENS
 
     def unusable(self, config: Config) -> str:
         way = config.extension(RdmaOptions).queue_memory

@@ -13,6 +13,7 @@ from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.policy_fault_log import PolicyFaultLog
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
+from blinkpy.queues.words import ENGINE_PROGRESS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import Segment
 
@@ -26,23 +27,27 @@ class HostLoop:
     """See blinkpy.engine.devices.device_contract.Runner.
 
     state: the scheduler's, on the host, with its recorder. step: run(batch, requests) writes keys and values of the batch's
-    tokens, and batch.sampled for the rows that emit. Without one, whoever makes the loop sets `compute`.
+    tokens, and batch.sampled for the rows that emit. Without one, whoever makes the loop sets `compute`. progress: what moves its
+    word while a step computes.
     """
 
     faults: tuple[type[BaseException], ...] = (BaseException,)
     pair_memory: QueueMemory | None = None
 
-    def __init__(self, setup: Setup, state: State, step: Any = None):
+    def __init__(self, setup: Setup, state: State, step: Any = None, progress: Any = None):
         self.setup, self.state, self._recorder, self._when = setup, state, setup.recorder, setup.config.engine.check_integrity
         setup.report("compiling the scheduler")
         self.scheduler = Scheduler(setup.limits, self.state, setup.policy)
-        self.step = step
+        self.step, self.progress = step, progress
         self.compute: Compute = lambda began_ns: self.step.run(self.state.batch, self.state.requests)
         self._integrity_due = 0
 
     def attach(self, segment: Segment) -> None:
+        words = segment.views().engine
         self.scheduler.attach(segment.views())
-        self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, segment.views().engine)
+        self._fault_log = PolicyFaultLog(self.setup.config.scheduler.policy, self.setup.policy, words)
+        if self.progress is not None:
+            self.progress.word = words[ENGINE_PROGRESS : ENGINE_PROGRESS + 1]
         self.scheduler.turn(time.monotonic_ns())  # the first call loads what was compiled
         if self._when != "never":
             require_integrity(self.check())  # so does the first check, which would hold up the loop

@@ -15,38 +15,47 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
+from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
 class CpuAttention:
-    """max_model_len, max_tokens: largest context and batch (tokens)."""
+    """max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
 
     def __init__(
-        self, model: DecoderDescription, layers: list[LayerWeights], cache: PagedCache, max_model_len: int, max_tokens: int
+        self,
+        model: DecoderDescription,
+        layers: list[LayerWeights],
+        cache: PagedCache,
+        max_model_len: int,
+        max_tokens: int,
+        progress: StepProgress,
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
-        self.model, self.cache, self.threads = model, cache, team_size()
+        self.model, self.cache, self.threads, self.progress = model, cache, team_size(), progress
         dtype, heads = cache.keys[0].dtype, (self.threads, model.heads)
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
         self.out = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
         self.begun = np.zeros(2, np.int64)
-        cos, sin = map(torch.from_numpy, model.attention.rope.tables(max_model_len))
+        ropes = {rope: [torch.from_numpy(table) for table in rope.tables(max_model_len)] for rope in model.ropes}
         queries, sums = torch.empty(2, *heads, model.head_dim)
-        tensors = {"cos": cos, "sin": sin, "queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
+        tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
-        self.kept = (layers, tensors)  # the arguments point into them
+        self.kept = (layers, tensors, ropes)  # the arguments point into them
         for name, tensor in tensors.items():
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
-        arguments["max_positions"], arguments["half"] = cos.shape
+        arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
         for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
+            cos, sin = ropes[block.attention.rope]
+            own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = weights.q_norm.data_ptr(), weights.k_norm.data_ptr()
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
@@ -61,11 +70,11 @@ class CpuAttention:
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, counts[S.ROWS], counts[S.DECODE_ROWS]
         arguments["positions"], arguments["cache_slots"] = batch.positions.ctypes.data, batch.cache_slots.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
-        arguments["page_table"] = page_table.ctypes.data
+        arguments["page_table"], arguments["progress"] = page_table.ctypes.data, self.progress.word.ctypes.data
         arguments["slots"], arguments["table_width"] = page_table.shape
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
-            (slice(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
+            (range(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
             for row in range(counts[S.DECODE_ROWS], counts[S.ROWS])
         ]
 
@@ -80,18 +89,22 @@ class CpuAttention:
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
         for tokens, context, pages in self.prompts:
-            q = qkv[tokens, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
-            out[tokens] = attend(q, keys, values, pages, context, window)
+            for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
+                some = slice(tokens[0] + part.start, tokens[0] + part.stop)
+                q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
+                scale = model.attention.score_scale
+                out[some] = attend(q, keys, values, pages, context - len(tokens) + part.stop, window, scale)
         return out.view(self.tokens, model.q_size)
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, context: int, window: int
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, context: int, window: int, scale: float
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
     pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
+    scale: of the scores.
     """
     page_size, first = keys.shape[2], context - len(q)
     skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
@@ -105,6 +118,6 @@ def attend(
         if window:
             mask &= key_at > query_at - window
     result = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
     return result[0].transpose(0, 1)

@@ -30,6 +30,7 @@ _ADDRESSES = (
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
     "scores",  # float32 [threads, heads, room], scratch
     "begun",  # int64 [2], how many threads and units of work have begun: 0 before each pass
+    "progress",  # int64, counts units of work for who watches
 )
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
@@ -37,7 +38,9 @@ _SIZES = (
     "room",  # tokens of the largest context, in whole pages
     "window",  # how many of the last tokens a token sees, itself included; 0: all
 )
-ARGUMENTS = np.dtype([*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("eps", np.float32)], align=True)
+ARGUMENTS = np.dtype(
+    [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("eps", np.float32), ("scale", np.float32)], align=True
+)
 """What the pass is told about one layer of one step."""
 
 inlined = njit(inline="always")
@@ -93,12 +96,13 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
                 store(qkv[token, heads + kv_heads + h], values[page, h, offset])
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
-                attend(q, keys, values, pages, context, window, first, last, scores, sums)
+                attend(q, keys, values, pages, context, window, a.scale, first, last, scores, sums)
                 for g in range(first * group, last * group):
                     store(sums[g], out[token, g])
             else:
                 for g in range(first * group, last * group):
                     store(q[g], qkv[token, g])
+            take_number(a.progress)
             unit = take_number(a.begun + 8)
 
     key = (bfloat16, page_size, head_dim)
@@ -130,15 +134,15 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
 
 
 @inlined
-def attend(q, keys, values, pages, context, window, first, last, scores, sums):  # type: ignore[no-untyped-def]
+def attend(q, keys, values, pages, context, window, scale, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
-    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included.
+    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included. scale: of
+    the scores.
     scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
     group = len(q) // keys.shape[1]
-    scale = np.float32(1) / np.sqrt(np.float32(D))
     start = max(context - window, 0) if window > 0 else 0
     start_page = start // P
     base = start_page * P  # scores are stored from this token on

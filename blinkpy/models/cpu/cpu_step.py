@@ -7,6 +7,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.cpu import cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
+from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -18,7 +19,7 @@ class CpuStep:
     """A model with its KV cache, ready to run batches.
 
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
-    the scheduler's state, if requests may have some.
+    the scheduler's state, if requests may have some. progress: moves with the work.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class CpuStep:
         max_model_len: int,
         max_tokens: int,
         grammars: Grammars | None = None,
+        progress: StepProgress | None = None,
     ):
         self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
-        self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens)
+        self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars = grammars
         warm_up()
         if grammars is not None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
+from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -18,12 +19,20 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 
 class TorchDecoder:
-    """All layers of one model. max_model_len: largest context, tokens. max_tokens: largest batch, tokens."""
+    """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
 
-    def __init__(self, model: DecoderDescription, weights: Weights, cache: PagedCache, max_model_len: int, max_tokens: int):
+    def __init__(
+        self,
+        model: DecoderDescription,
+        weights: Weights,
+        cache: PagedCache,
+        max_model_len: int,
+        max_tokens: int,
+        progress: StepProgress | None = None,
+    ):
         model.require_blocks(BLOCKS, "the CPU's decoder")
-        self.model, self.weights = model, weights
-        self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens)
+        self.model, self.weights, self.progress = model, weights, progress or StepProgress()
+        self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -35,6 +44,8 @@ class TorchDecoder:
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
+        if self.model.factors.embedding != 1:
+            x *= self.model.factors.embedding
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
@@ -44,46 +55,50 @@ class TorchDecoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
-        return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head).float()
+        return self.progress.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head).float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self.model.hidden_size,), weight, self.model.norm.eps)
 
     def _pre_norm_layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
         """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
-        attended = self.attention.run(index, F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
+        attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]
         if len(x) == 0:
             return x
-        x = _add_linear(x, attended, layer.o, layer.o_bias)
+        x = self.progress.add_linear(x, attended, layer.o, layer.o_bias)
         mlp = self.model.layers[index].mlp
-        return BLOCKS[type(mlp)](x, self._norm(x, layer.post_norm), layer, mlp)
+        return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
 
+    def _mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
+        """x + the MLP's result. x, normed: [tokens, hidden]."""
+        inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
+        return self.progress.add_linear(x, inner, layer.down, layer.down_bias)
 
-def _mlp(x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
-    """x + the MLP's result. x, normed: [tokens, hidden]."""
-    return _add_linear(x, _gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation), layer.down, layer.down_bias)
+    def _experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+        """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
+        if layer.router is None:
+            raise ValueError("an expert layer without a router")
+        shares, chosen = BLOCKS[experts.router](self.progress.linear(normed, layer.router), experts)  # [tokens, top_k]
+        order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
+        tokens = order // experts.top_k
+        assignments = torch.bincount(order_of, minlength=experts.number).tolist()
+        results = torch.empty(len(order), x.shape[1], dtype=x.dtype)
+        start = 0
+        for expert, count in enumerate(assignments):
+            if count:
+                part = slice(start, start + count)
+                inner = self._gated(normed[tokens[part]], layer.gate_up[expert], None, experts.activation)
+                results[order[part]] = self.progress.linear(inner, layer.down[expert])
+                start += count
+        # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
+        return x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), shares.to(x.dtype))
 
-
-def _experts(x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
-    """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
-    if layer.router is None:
-        raise ValueError("an expert layer without a router")
-    shares, chosen = BLOCKS[experts.router](F.linear(normed, layer.router), experts)  # [tokens, top_k]
-    order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
-    tokens = order // experts.top_k
-    assignments = torch.bincount(order_of, minlength=experts.number).tolist()
-    results = torch.empty(len(order), x.shape[1], dtype=x.dtype)
-    start = 0
-    for expert, count in enumerate(assignments):
-        if count:
-            part = slice(start, start + count)
-            inner = _gated(normed[tokens[part]], layer.gate_up[expert], None, experts.activation)
-            results[order[part]] = F.linear(inner, layer.down[expert])
-            start += count
-    # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
-    return x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), shares.to(x.dtype))
+    def _gated(self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up, where both come from one product."""
+        gate, up = self.progress.linear(x, gate_up, bias).chunk(2, dim=-1)
+        return BLOCKS[activation](gate).mul_(up)
 
 
 def _softmax_top_k(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,22 +113,10 @@ def _top_k_softmax(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor
     return scores.softmax(dim=-1, dtype=torch.float32), chosen
 
 
-def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x + inner @ weight.T + bias."""
-    x = torch.addmm(x, inner, weight.t())
-    return x if bias is None else x.add_(bias)
-
-
-def _gated(x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> torch.Tensor:
-    """activation(gate) * up, where both come from one product."""
-    gate, up = F.linear(x, gate_up, bias).chunk(2, dim=-1)
-    return BLOCKS[activation](gate).mul_(up)
-
-
 BLOCKS: dict[BlockType, Callable[..., Any]] = {
     NormPlacement.PRE: TorchDecoder._pre_norm_layer,
-    Mlp: _mlp,
-    Experts: _experts,
+    Mlp: TorchDecoder._mlp,
+    Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,

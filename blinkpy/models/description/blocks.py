@@ -41,6 +41,7 @@ class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
     window: how many of the last tokens a token sees, itself included (0: all). qk_norm: each head of queries and keys has a norm.
+    scale: of the scores; 0 stands for head_dim ** -0.5.
     """
 
     heads: int
@@ -51,6 +52,24 @@ class Attention(NamedTuple):
     qk_norm: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
+    scale: float = 0.0
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        return self.scale or float(self.head_dim**-0.5)
+
+
+class Factors(NamedTuple):
+    """Constants of a family. embedding: what a token's embedding is multiplied by. residual: what attention and MLP add to the
+    residual stream. logits: the logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_FACTORS = Factors()
 
 
 class Mlp(NamedTuple):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Attention, BlockType, Experts, Layer, Mlp, Norm, NormPlacement
+from blinkpy.models.description.blocks import NO_FACTORS, Attention, BlockType, Experts, Factors, Layer, Mlp, Norm, NormPlacement
+from blinkpy.models.description.rope_tables import Rope
 
 
 class TensorNames(NamedTuple):
@@ -36,7 +37,8 @@ HF_NAMES = TensorNames()
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """What both decoders interpret: the torch decoder and the GPU's. Layers differ in windows, and in whether they have experts.
+    """What both decoders interpret: the torch decoder and the GPU's. Layers differ in windows, in their rotary
+    embedding, and in whether they have experts.
 
     name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint.
     """
@@ -51,18 +53,30 @@ class DecoderDescription:
     tied_embeddings: bool
     dtype: str
     tensors: TensorNames = HF_NAMES
+    factors: Factors = NO_FACTORS
 
     def __post_init__(self) -> None:
-        attention = {layer.attention._replace(window=0) for layer in self.layers}
+        rope = self.layers[0].attention.rope
+        attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}):
             if len(kinds) > 1:
-                raise ConfigError(f"{self.name}: layers that differ by more than the window are not supported: {kinds}")
+                raise ConfigError(f"{self.name}: layers that differ by more than window and rope are not supported: {kinds}")
 
     @property
     def attention(self) -> Attention:
-        """Of all layers, but for the window."""
+        """Of all layers, but for the window and the rotary embedding."""
         return self.layers[0].attention
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different rotary embeddings of the layers, in their order."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
+    @property
+    def default_context(self) -> int:
+        """Tokens of the longest sequence unless more is asked for: with more, longrope rotates short ones in another way, too."""
+        return min([self.max_position, *(rope.original_max_position for rope in self.ropes if rope.kind == "longrope")])
 
     @property
     def heads(self) -> int:

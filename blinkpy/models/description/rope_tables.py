@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+NONE = "none"  # the kind of layers whose heads are not rotated
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -47,6 +49,8 @@ class Rope:
             stretch = self.long_factor if max_model_len > self.original_max_position else self.short_factor
             return np.float32(1) / (np.array(stretch, np.float32) * period)
         plain = np.float32(1) / period
+        if self.kind == NONE:
+            return np.zeros_like(plain)
         if self.kind == "linear":
             return plain / np.float32(self.factor)
         if self.kind == "llama3":

@@ -1,12 +1,25 @@
 """Blocks from a config.json, as most families spell them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, Norm, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import (
+    NO_FACTORS,
+    Activation,
+    Attention,
+    Experts,
+    Factors,
+    Layer,
+    Mlp,
+    Norm,
+    NormPlacement,
+    RouterKind,
+)
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
+from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.hf_config import HfConfig
-from blinkpy.models.families.rope_reader import read_rope
+from blinkpy.models.families.rope_reader import context_of, read_rope
 
 MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
 DTYPES = ("float32", "bfloat16", "float16")
@@ -41,17 +54,18 @@ def no_windows(c: HfConfig) -> tuple[int, ...]:
     return (0,) * layers
 
 
-def sliding_windows(c: HfConfig, *, gated: bool = False, upper: bool = False) -> tuple[int, ...]:
+def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, upper: bool = False) -> tuple[int, ...]:
     """Of each layer: `sliding_window`, or 0.
 
-    gated: only with `use_sliding_window`. upper: only in the layers from `max_window_layers` on, or as `layer_types` says.
+    gated: only with `use_sliding_window`. typed: as `layer_types` says, if it is there. upper: or else only in the layers from
+    `max_window_layers` on.
     """
     window, gate = c.get("sliding_window"), not gated or c.flag("use_sliding_window")
     if window is None or not gate:
         return no_windows(c)
     layers = c.integer("num_hidden_layers")
     window, types = c.integer("sliding_window"), _layer_types(c, layers)
-    if upper and types is not None:
+    if typed and types is not None:
         return tuple(window if name == "sliding_attention" else 0 for name in types)
     if upper:
         first = c.integer("max_window_layers", default=28, low=0)
@@ -85,9 +99,13 @@ def pre_norm_decoder(
     mlp: Mlp | Experts | list[Mlp | Experts],
     windows: tuple[int, ...] = (),
     tensors: TensorNames = HF_NAMES,
+    *,
+    ropes: Sequence[Rope] = (),
+    factors: Factors = NO_FACTORS,
 ) -> DecoderDescription:
-    """A decoder with norms before attention and MLP. mlp: of all layers, or of each. windows: of each layer."""
+    """A decoder with norms before attention and MLP. mlp: of all layers, or of each. windows, ropes: of each layer."""
     windows = windows or no_windows(c)
+    ropes = ropes or [attention.rope] * len(windows)
     dtype = str(c.get("dtype") or c.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
         raise ConfigError(f"config.json: dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
@@ -96,11 +114,12 @@ def pre_norm_decoder(
         name=c.name,
         vocab_size=c.integer("vocab_size", high=MAX_VOCAB),
         hidden_size=c.integer("hidden_size"),
-        layers=tuple(Layer(attention._replace(window=w), m) for w, m in zip(windows, mlps, strict=True)),
+        layers=tuple(Layer(attention._replace(window=w, rope=r), m) for w, r, m in zip(windows, ropes, mlps, strict=True)),
         norm=Norm(c.number("rms_norm_eps", below=1)),
         placement=NormPlacement.PRE,
-        max_position=c.integer("max_position_embeddings"),
+        max_position=context_of(c, attention.rope),
         tied_embeddings=c.flag("tie_word_embeddings"),
         dtype=dtype,
         tensors=tensors,
+        factors=factors,
     )

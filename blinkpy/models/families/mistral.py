@@ -1,11 +1,14 @@
-"""Mistral."""
+"""Mistral and Ministral."""
 
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
 
+DEFAULTS = {"max_position_embeddings": 131072, "sliding_window": 4096}
 
-@family("MistralForCausalLM", model_type="mistral", defaults={"max_position_embeddings": 131072, "sliding_window": 4096})
+
+@family("MinistralForCausalLM", model_type="ministral", defaults=DEFAULTS)
+@family("MistralForCausalLM", model_type="mistral", defaults=DEFAULTS)
 def mistral(c: HfConfig) -> DecoderDescription:
-    return pre_norm_decoder(c, grouped_attention(c), gated_mlp(c), sliding_windows(c))
+    return pre_norm_decoder(c, grouped_attention(c), gated_mlp(c), sliding_windows(c, typed=True))

@@ -8,5 +8,5 @@ from blinkpy.models.families.hf_config import HfConfig
 
 @family("Qwen2ForCausalLM", model_type="qwen2", defaults={"sliding_window": 4096}, ignores=("attention_bias",))
 def qwen2(c: HfConfig) -> DecoderDescription:
-    windows = sliding_windows(c, gated=True, upper=True)
+    windows = sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qkv_bias=True), gated_mlp(c), windows)

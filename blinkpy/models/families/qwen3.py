@@ -12,7 +12,7 @@ EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size"
 
 @family("Qwen3ForCausalLM", model_type="qwen3", defaults={"head_dim": 128, "sliding_window": 4096})
 def qwen3(c: HfConfig) -> DecoderDescription:
-    bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, upper=True)
+    bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qk_norm=True, qkv_bias=bias, o_bias=bias), gated_mlp(c), windows)
 
 

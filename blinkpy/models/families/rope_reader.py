@@ -17,7 +17,9 @@ KNOWN_PARAMETERS = {
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
-KINDS = ("default", "linear", "llama3", "longrope", "yarn")
+MAX_CONTEXT = 1 << 31  # of what a config.json may state
+INERT_PARAMETERS = {"finetuned"}  # how the weights were made
+KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
 def _section(c: HfConfig) -> HfConfig:
@@ -28,7 +30,7 @@ def _section(c: HfConfig) -> HfConfig:
         raise ConfigError(f"{where} must be an object, not {values!r}")
     if any(isinstance(value, Mapping) for value in values.values()):
         raise ConfigError(f"{where}: different rotary embeddings per layer type are not supported")
-    unknown = sorted(set(values) - KNOWN_PARAMETERS)
+    unknown = sorted(set(values) - KNOWN_PARAMETERS - INERT_PARAMETERS)
     if unknown:
         raise ConfigError(f"{where}: {', '.join(unknown)} not supported (known: {', '.join(sorted(KNOWN_PARAMETERS))})")
     return HfConfig(c.name, values, {}, where)
@@ -60,8 +62,8 @@ def read_rope(
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")
     rope = Rope(kind, theta, rotary_dim)
-    if kind == "default":
-        return rope
+    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, where no sequence gets here
+        return replace(rope, kind="default")
     if kind == "linear":
         return replace(rope, factor=section.number("factor"))
 
@@ -74,6 +76,13 @@ def read_rope(
         return _read_llama3(section, rope)
     rope = replace(rope, factor=section.number("factor", max_position / original))
     return _read_longrope(section, rope) if kind == "longrope" else _read_yarn(section, rope)
+
+
+def context_of(c: HfConfig, rope: Rope) -> int:
+    """The longest context that a config.json means, tokens: of scaling by a factor it may state what there was before it."""
+    stated = c.integer("max_position_embeddings")
+    before = {"linear": stated, "yarn": rope.original_max_position}.get(rope.kind, 0)
+    return max(stated, min(int(rope.factor * before), MAX_CONTEXT))
 
 
 def _read_llama3(section: HfConfig, rope: Rope) -> Rope:

@@ -60,7 +60,8 @@ class GpuDecoder:
         self.shapes, self.table, self.pdl, self.view = shapes, table, pdl, BatchView.of(batch)
         device, dtype = str(weights.device), weights.dtype
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count if weights.device.type == "cuda" else 132
-        self.cos, self.sin = (torch.from_numpy(some).to(device) for some in model.attention.rope.tables(max_model_len))
+        ropes = {rope: [torch.from_numpy(some).to(device) for some in rope.tables(max_model_len)] for rope in model.ropes}
+        self.ropes = [ropes[layer.attention.rope] for layer in model.layers]  # cosines and sines
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
         self.buffers = Buffers(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
@@ -82,7 +83,8 @@ class GpuDecoder:
         the rows' last tokens, and the others stay as they entered its attention."""
         counts, layers = self.batch.counts, self.weights.layers
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
-        embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, pdl=self.pdl)
+        factor = self.model.factors.embedding
+        embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
         for index, layer in enumerate(layers):
             last = shape.last_tokens_only and index == len(layers) - 1
             BLOCKS[self.model.placement](self, shape, layer, index, last_tokens_only=last)
@@ -109,7 +111,8 @@ class GpuDecoder:
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
-        new = NewTokens(qkv, self.cos, self.sin, norms, model.norm.eps)
+        cos, sin = self.ropes[index]
+        new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
         if shape.mixed:  # prefill needs it done before; else decode attention rotates and caches by itself
             rope_and_cache(new, cache, self.view, heads=model.heads, pdl=pdl)
@@ -121,7 +124,7 @@ class GpuDecoder:
             self.view,
             self.buffers.attended[: self.stream.rows],
             shape.rows,
-            model.head_dim**-0.5,
+            model.attention.score_scale,
             model.layers[index].attention.window,
             self.attention_workspace,
             None if shape.mixed else new,

@@ -63,7 +63,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
-    rope = 8 * max_model_len * model.attention.rope.rotary_dim // 2
+    rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
     return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 
@@ -85,7 +85,7 @@ def plan_memory(
     """The plan for a model. free, total: bytes of the GPU; itemsize: bytes of a weight; queue_bytes: of queue pairs in the GPU's
     memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
-    length = config.model.max_model_len or model.max_position
+    length = config.model.max_model_len or model.default_context
     pages = config.cache.num_pages or total // page_bytes
     rows = min(scheduler.max_num_seqs, slots)
     parts = {

@@ -5,9 +5,10 @@ dtype, shape and byte range; the data. Headers are read and checked in full befo
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,6 +20,10 @@ MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
+SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
+COMPARED_BYTES = 16 << 20  # at a time
+logger = logging.getLogger("blinkpy.engine")
 Source = tuple[str, tuple[int, ...], int, int]
 
 
@@ -27,12 +32,14 @@ class Part:
     """One of our weights, and the checkpoint's tensors that it consists of.
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
-    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:].
+    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor: our weight is
+    the stored one multiplied by it.
     """
 
     field: str
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
+    factor: float = 1.0
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -49,7 +56,13 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    """The weights of one layer."""
+    """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
+    factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias")
+    parts = _plain_layer_parts(model, layer)
+    return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
+
+
+def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
     prefix = names.layer.format(layer=layer)
 
@@ -82,11 +95,11 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 
 
 def outer_parts(model: DecoderDescription) -> list[Part]:
-    """The weights outside of the layers. Tied embeddings have no lm_head."""
+    """The weights outside of the layers. Tied embeddings have no lm_head; the last norm has the factor of the logits."""
     names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
     parts = [
         _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
-        _joined("final_norm", [(f"{names.final_norm}.weight", hidden)]),
+        replace(_joined("final_norm", [(f"{names.final_norm}.weight", hidden)]), factor=model.factors.logits),
     ]
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
@@ -165,19 +178,63 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name, after checking that they are just those that the model needs.
+def _spare(name: str, model: DecoderDescription) -> bool:
+    """Whether a tensor changes nothing that the model computes with this config.json: a value head, layers that predict further
+    tokens, or a bias that is switched off."""
+    layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
+    number = name.removeprefix(layers).split(".")[0]
+    beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
+    return beyond or name.startswith(SPARE) or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
-    Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
-    which file is truncated or malformed.
-    """
+
+def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
+    """All that the files hold, by the names of a model with its head: a checkpoint without one may lack their first part."""
     found: dict[str, StoredTensor] = {}
     for path in weight_files(Path(folder)):
         for name, tensor in _read_header(path):
             if name in found:
                 raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
             found[name] = tensor
-    expected = expected_tensors(model)
+    base, _, embedding = f"{model.tensors.embedding}.weight".partition(".")
+    if f"{base}.{embedding}" not in found and embedding in found:
+        found = {name if name.startswith((f"{base}.", "lm_head.")) else f"{base}.{name}": found[name] for name in found}
+    return found
+
+
+def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
+    if (first.dtype, first.shape) != (second.dtype, second.shape) or first.dtype not in ITEM_BYTES:
+        return False
+    left = math.prod(first.shape) * ITEM_BYTES[first.dtype]
+    with open(first.path, "rb") as one, open(second.path, "rb") as other:
+        one.seek(first.offset)
+        other.seek(second.offset)
+        while left > 0:
+            size = min(left, COMPARED_BYTES)
+            if one.read(size) != other.read(size):
+                return False
+            left -= size
+    return True
+
+
+def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
+    """The description; without tied embeddings where the checkpoint has another head beside them, whatever config.json says.
+    Raises ConfigError."""
+    found = _stored_tensors(model, folder) if model.tied_embeddings else {}
+    head, embedding = (found.get(f"{name}.weight") for name in (model.tensors.lm_head, model.tensors.embedding))
+    if head is None or embedding is None or _same_data(head, embedding):
+        return model
+    logger.warning("%s: the stored head is another matrix than the embedding, so it is used: they are not tied", folder)
+    return replace(model, tied_embeddings=False)
+
+
+def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint by name, after checking that they are just those that the model needs.
+
+    Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
+    which file is truncated or malformed.
+    """
+    found, expected = _stored_tensors(model, folder), expected_tensors(model)
+    silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see with_stored_head
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -185,13 +242,12 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     missing = [name for name in expected if name not in found]
     if missing:
         raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json")
-    # Not parameters: old checkpoints store the frequencies of the rotary embedding, some a copy of tied embeddings.
-    ignored = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
-    if model.tied_embeddings:
-        ignored.add(f"{model.tensors.lm_head}.weight")
-    surplus = [name for name in found if name not in expected and name not in ignored]
+    surplus = [name for name in found if name not in expected and name not in silent and not name.endswith(FREQUENCIES)]
+    foreign = [name for name in surplus if not _spare(name, model)]
+    if foreign:
+        raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:
-        raise ConfigError(f"{folder}: the checkpoint has {listed(surplus)}, unknown to {model.name} with this config.json")
+        logger.warning("%s: tensors without a use are left out: %s", folder, listed(surplus))
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:

@@ -92,17 +92,21 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places = []
+    places, scaled = [], list[tuple[torch.Tensor, float]]()
 
     def make(part: Part) -> torch.Tensor:
         result = torch.empty(part.shape, dtype=dtype, device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
+        if part.factor != 1:
+            scaled.append((result, part.factor))
         return result
 
     weights = _assemble(model, make)
     load_tensors(places, torch.device(device), progress)
+    for tensor, factor in scaled:
+        tensor.mul_(factor)
     return weights
 
 

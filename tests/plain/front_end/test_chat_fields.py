@@ -23,6 +23,7 @@ def test_a_typical_template() -> None:
 def test_conventions() -> None:
     assert render("{{ messages[0] | tojson }}", [{"role": "user", "content": "é<"}]) == '{"role": "user", "content": "é<"}'
     assert render("{{ messages | tojson(indent=2) }}", []) == "[]"
+    assert render("{{ messages | tojson(true) }}", [{"content": "é"}]) == '[{"content": "\\u00e9"}]', "it is ensure_ascii"
     assert render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }},{% endfor %}") == "Yo,Bye,"
     assert render("{% generation %}{{ messages[1].content }}{% endgeneration %}!") == "Yo!"
     assert len(render("{{ strftime_now('%Y') }}")) == 4

@@ -165,8 +165,8 @@ def test_a_heart_that_stands_still_is_noticed_after_its_time(time: Time) -> None
     transport.engine[W.ENGINE_HEARTBEAT] = -1
     time.now = 42.0
     pair.check()
-    for beat in (0, 1, -1):
-        transport.engine[W.ENGINE_HEARTBEAT] = beat
+    for word, beat in ((W.ENGINE_HEARTBEAT, 0), (W.ENGINE_PROGRESS, 1), (W.ENGINE_PROGRESS, 2), (W.ENGINE_HEARTBEAT, -1)):
+        transport.engine[word] = beat
         time.now += 3.0
         pair.check()
         time.now += 2.0

@@ -1,6 +1,7 @@
 """config.json to DecoderDescription: published models in their own spelling, and everything that has to be refused."""
 
 import json
+import re
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Activation, Attention, Experts, Layer, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import Activation, Attention, Experts, Factors, Layer, Mlp, NormPlacement, RouterKind
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.families.family import families
 from blinkpy.models.weights.checkpoint import weight_elements
@@ -69,6 +70,20 @@ PHI4_MINI = config(
 )  # fmt: skip
 PHI4 = config("Phi3", 5120, 17920, 40, 40, 10, 100352, 16384, rope_theta=250000, rope_scaling=None, sliding_window=None, **PHI3)
 MIXTRAL_8X7B = config("Mixtral", 4096, 14336, 32, 32, 8, 32000, 32768, rope_theta=1000000.0, sliding_window=None, **MIXTRAL)
+SMOLLM3_3B = config(
+    "SmolLM3", 2048, 11008, 36, 16, 4, 128256, 65536, rms_norm_eps=1e-6, rope_theta=5e6, rope_scaling=None, mlp_bias=False,
+    attention_bias=False, no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, layer_types=["full_attention"] * 36,
+    use_sliding_window=False, sliding_window=None, max_window_layers=28, tie_word_embeddings=True,
+)  # fmt: skip
+GRANITE_31_8B = config(
+    "Granite", 4096, 12800, 40, 32, 8, 49155, 131072, rope_theta=1e7, rope_scaling=None, attention_bias=False, mlp_bias=False,
+    attention_multiplier=0.0078125, embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=16.0,
+    tie_word_embeddings=True,
+)  # fmt: skip
+GRANITE4 = config(
+    "GraniteMoeHybrid", 2560, 8192, 8, 40, 8, 100352, 131072, num_local_experts=0, shared_intermediate_size=8192,
+    layer_types=["attention"] * 8, position_embedding_type="rope",
+)  # fmt: skip
 PUBLISHED = {  # name -> config, parameters
     "Llama-3.1-8B": (LLAMA_31_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
@@ -79,6 +94,8 @@ PUBLISHED = {  # name -> config, parameters
     "Phi-4-mini": (PHI4_MINI, 3_836_021_760),
     "Phi-4": (PHI4, 14_659_507_200),
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46_702_792_704),
+    "SmolLM3-3B": (SMOLLM3_3B, 3_075_098_624),
+    "Granite-3.1-8B": (GRANITE_31_8B, 8_170_848_256),
 }
 
 
@@ -113,6 +130,11 @@ def test_fields_of_published_models() -> None:
     assert model.experts == Experts(8, 2, 14336, RouterKind.TOP_K_SOFTMAX, Activation.SILU, normalize=True)
     assert (model.attention.rope.theta, windows(MIXTRAL_8X7B)) == (1e6, (0,) * 32)
     assert windows(PHI3_MINI) == (2047,) * 32
+    model = describe_config(SMOLLM3_3B)
+    assert [layer.attention.rope.kind for layer in model.layers] == ["default", "default", "default", "none"] * 9
+    assert describe_config({k: v for k, v in SMOLLM3_3B.items() if k != "no_rope_layers"}) == model
+    model = describe_config(GRANITE_31_8B)
+    assert (model.attention.score_scale, model.factors) == (1 / 128, Factors(12.0, 0.22, 1 / 16))
     rope = describe_config(PHI4_MINI).attention.rope
     assert (rope.kind, rope.rotary_dim, rope.original_max_position, rope.factor) == ("longrope", 96, 4096, 32.0)
     assert abs(rope.attention_factor - 1.1902380714238083) < 1e-9
@@ -120,6 +142,41 @@ def test_fields_of_published_models() -> None:
 
 def windows(config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(layer.attention.window for layer in describe_config(config).layers)
+
+
+def test_a_stated_factor_multiplies_the_context() -> None:
+    """As Qwen's and Vicuna's pages have it; where config.json states the product already, it stays."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for config, changes, context in (
+        (QWEN25_7B, {"rope_scaling": yarn}, 131072),
+        (QWEN3_8B, {"rope_scaling": yarn}, 131072),
+        (QWEN25_7B, {"rope_scaling": yarn, "max_position_embeddings": 131072}, 131072),
+        (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 2.5}}, 81920),
+        (LLAMA_31_8B, {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        (LLAMA_31_8B, {}, 131072),
+        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e300}}, 1 << 31),
+    ):
+        model = describe_config(config | changes)
+        assert model.max_position == model.default_context == context
+
+
+def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
+    model = describe_config(PHI4_MINI)
+    assert (model.max_position, model.default_context) == (131072, 4096)
+
+
+def test_dynamic_scaling_begins_beyond_the_context_and_inert_parameters_change_nothing() -> None:
+    for scaling in ({"type": "dynamic", "factor": 2.0}, {"type": "dynamic", "factor": 4.0, "finetuned": True}):
+        assert describe_config(QWEN25_7B | {"rope_scaling": scaling}) == describe_config(QWEN25_7B)
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert describe_config(QWEN25_7B | {"rope_scaling": yarn | {"finetuned": False}}) == describe_config(
+        QWEN25_7B | {"rope_scaling": yarn}
+    )
+
+
+def test_mistral_has_windows_where_its_layers_say_so() -> None:
+    types = ["full_attention", "sliding_attention"] * 16
+    assert windows(MISTRAL_7B | {"layer_types": types}) == (0, 4096) * 16
 
 
 def test_both_spellings_give_the_same() -> None:
@@ -164,7 +221,7 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         (LLAMA_31_8B, {"attention_bias": "yes"}, "attention_bias"),
         (LLAMA_31_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (LLAMA_31_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*longrope"),
+        (LLAMA_31_8B, {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'.*longrope"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "factor is missing"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": float("nan")}}, "factor"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
@@ -173,7 +230,7 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 47}}, "short_factor must have 48"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "long_factor": None}}, "long_factor"),
-        (MISTRAL_7B, {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
+        (MIXTRAL_8X7B, {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 9}, "layer_types"),
         (MISTRAL_7B, {"attention_bias": True}, "attention_bias"),
         (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "linear_attention"),
         (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
@@ -181,6 +238,13 @@ def test_both_spellings_give_the_same() -> None:
         (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "mlp_only_layers"),
         (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
         (MIXTRAL_8X7B, {"attention_bias": True}, "attention_bias is not supported by MixtralForCausalLM"),
+        (SMOLLM3_3B, {"no_rope_layers": [1] * 35}, "no_rope_layers must be a list of 36 zeros and ones"),
+        (SMOLLM3_3B, {"no_rope_layers": [2] * 36}, "no_rope_layers"),
+        (GRANITE_31_8B, {"residual_multiplier": 0}, "residual_multiplier"),
+        (LLAMA_31_8B, {"residual_multiplier": 0.5}, "residual_multiplier is not supported by LlamaForCausalLM"),
+        (GRANITE4, {"layer_types": ["mamba", "attention"] * 4}, "attention in all layers"),
+        (GRANITE4, {"num_local_experts": 62}, "without experts"),
+        (GRANITE4, {"position_embedding_type": "alibi"}, "alibi"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
     ],
 )
@@ -213,7 +277,10 @@ def test_keys_without_an_effect_load_in_silence(name: str, caplog: pytest.LogCap
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral"])
+NAMES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "SmolLM3", "Granite"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """All that transformers writes loads in silence, and what is left out means what transformers takes it for."""
     transformers = pytest.importorskip("transformers")
@@ -256,15 +323,28 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
         Layer(plain.attention._replace(heads=8), plain.layers[0].mlp),
         Layer(plain.attention, Mlp(99)),
     ):
-        with pytest.raises(ConfigError, match="layers that differ by more than the window"):
+        with pytest.raises(ConfigError, match="layers that differ by more than window and rope"):
             replace(plain, layers=(plain.layers[0], other))
     replace(plain, layers=(plain.layers[0], Layer(plain.attention._replace(window=7), Experts(8, 2, 16))))
 
 
 def test_model_type_stands_in_for_a_missing_class() -> None:
     for name, family in families().items():
-        config = {k: v for k, v in QWEN3_30B_A3B.items() if k != "architectures"} | {"model_type": family.model_type}
+        base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B
+        config = {k: v for k, v in base.items() if k != "architectures"} | {"model_type": family.model_type}
         assert describe_config(config).name == name
+
+
+def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
+    """What the page says runs is compared with transformers."""
+    pytest.importorskip("transformers")
+    from support.models.model_zoo import ZOO
+
+    table = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    listed = re.findall(r"`(\w+ForCausalLM)`", table)
+    assert sorted(listed) == sorted(families())
+    zoo = {f"{kind.removesuffix('Config')}ForCausalLM" for kind, _ in ZOO.values()}
+    assert zoo == set(listed)
 
 
 def test_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
 from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint
+from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint, with_stored_head
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
 from blinkpy.models.weights.tensor_loader import load_tensors
@@ -109,7 +111,9 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
     ("tensor", "change", "words"),
     [
         ("model.layers.1.self_attn.k_proj.weight", None, r"lacks model\.layers\.1\.self_attn\.k_proj\.weight"),
-        ("model.layers.0.self_attn.q_proj.bias", {}, r"has model\.layers\.0\.self_attn\.q_proj\.bias, unknown to LlamaForC"),
+        ("model.layers.0.self_attn.q_proj.scale", {}, r"has model\.layers\.0\.self_attn\.q_proj\.scale, unknown to LlamaForC"),
+        ("model.layers.0.self_attn.q_norm.bias", {}, r"has model\.layers\.0\.self_attn\.q_norm\.bias, unknown to LlamaForC"),
+        ("model.layers.2.extra.weight", {}, r"has model\.layers\.2\.extra\.weight, unknown"),
         ("model.norm.weight", {"dtype": "F8_E4M3"}, r"model\.norm\.weight is F8_E4M3"),
         ("model.norm.weight", {"dtype": 7}, "7"),
         ("model.norm.weight", {"shape": [-1, 64]}, "bytes"),
@@ -132,6 +136,56 @@ def test_wrong_header(model: Path, tensor: str, change: dict | None, words: str)
     text = json.dumps(header).encode()
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
     refused(model, words)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Save a checkpoint again, with other tensors."""
+    path = folder / "model.safetensors"
+    safetensors.torch.save_file(change(safetensors.torch.load_file(path)), path)
+
+
+def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A bias that config.json switches off, a value head, layers behind the last one."""
+    names = ["model.layers.1.mlp.down_proj.bias", "model.layers.3.eh_proj.weight", "mtp.fc.weight", "score.weight", "v_head.bias"]
+    before = load_weights(describe_model(model), model, torch.float32)
+    silent = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(model, lambda tensors: tensors | {name: torch.ones(3) for name in (*names, silent)})
+    after = load_weights(describe_model(model), model, torch.float32)
+    for ours, theirs in zip(layers_of(before), layers_of(after), strict=True):
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 2 more"]
+
+
+def test_a_checkpoint_saved_without_its_head_has_shorter_names(saved: Path, tmp_path: Path, model: Path) -> None:
+    folder = Path(shutil.copytree(saved / "tied", tmp_path / "bare"))
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "base")
+    shutil.copy(tmp_path / "base" / "model.safetensors", folder)
+    assert "norm.weight" in safetensors.torch.load_file(folder / "model.safetensors")
+    bare, whole = (load_weights(describe_model(f), f, torch.float32) for f in (folder, saved / "tied"))
+    for ours, theirs in zip(layers_of(bare), layers_of(whole), strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert torch.equal(bare.lm_head, whole.lm_head)
+    rewrite(model, lambda tensors: {name.removeprefix("model."): value for name, value in tensors.items()})
+    load_weights(describe_model(model), model, torch.float32)
+    rewrite(model, lambda tensors: {name: value for name, value in tensors.items() if name != "lm_head.weight"})
+    refused(model, r"lacks lm_head\.weight")
+
+
+def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers."""
+    folder = Path(shutil.copytree(saved / "tied", tmp_path / "tied"))
+    embedding = safetensors.torch.load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": embedding.clone()})
+    description = describe_model(folder)
+    assert with_stored_head(description, folder) is description and caplog.messages == []
+    other = embedding.clone()
+    other[-1, -1] += 1
+    rewrite(folder, lambda tensors: tensors | {"lm_head.weight": other})
+    untied = with_stored_head(description, folder)
+    assert not untied.tied_embeddings and "they are not tied" in caplog.text
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(reference.lm_head.weight, other)
+    assert torch.equal(load_weights(untied, folder, torch.float32).lm_head, other)
 
 
 def test_other_shape(model: Path) -> None:

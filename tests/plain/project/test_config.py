@@ -99,6 +99,9 @@ def test_step_sizes_that_are_left_open_fit_device_and_model_and_the_rest(
         sizes = step_sizes(config.scheduler, gpu=gpu, experts=experts)
         assert tuple(sizes.values()) == expected
         config.with_options(sizes)  # they fit each other
+    for tokens in (1, 512):
+        chosen = step_sizes(config.scheduler, gpu=False, experts=False, tokens=tokens)["max_num_batched_tokens"]
+        assert chosen == (max(tokens, *elsewhere[1:], config.scheduler.max_num_seqs) if elsewhere[0] == 2048 else elsewhere[0])
 
 
 def test_a_size_for_bursts_needs_a_smaller_one() -> None:

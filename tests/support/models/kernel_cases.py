@@ -325,8 +325,9 @@ def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, to
     table = draw(rng, 50, hidden, dtype=dtype, device=device)
     ids = ints(rng.integers(0, 50, bucket), device)
     out = poison(bucket, hidden, dtype=dtype, device=device)
-    embed(ids, table, header(tokens, tokens, 0, device), out)
-    assert torch.equal(out[:tokens], table[ids[:tokens].long()])
+    for factor in (float(rng.uniform(0.1, 50)), 1.0):
+        embed(ids, table, header(tokens, tokens, 0, device), out, factor=factor)
+        assert torch.equal(out[:tokens], (table[ids[:tokens].long()].float() * factor).to(dtype))
     untouched(out[tokens:], "embedding")
     ids[0] = 50  # outside the table
     embed(ids, table, header(tokens, tokens, 0, device), out)

@@ -42,6 +42,9 @@ def _longrope(original: int) -> dict[str, Any]:
     return {"original_max_position_embeddings": original, "rope_parameters": rope | factors}
 
 
+GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 0.7}
+HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
+FULL, SLIDING = "full_attention", "sliding_attention"
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 
 # name -> (class of the config, what differs from BASE)
@@ -54,6 +57,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "mistral-window": ("MistralConfig", {"sliding_window": 21}),
+    "ministral": ("MinistralConfig", {"head_dim": 32, "sliding_window": 21, "layer_types": [FULL, SLIDING, FULL]}),
     "qwen2": ("Qwen2Config", {}),
     "qwen2-window-yarn": ("Qwen2Config", {**WINDOW, "tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
@@ -62,6 +66,12 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]}),
     "qwen3-moe-stride": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_experts_per_tok": 1}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False}),
+    "smollm3-window": ("SmolLM3Config", {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 18}),
+    "granite": ("GraniteConfig", {**GRANITE, "logits_scaling": 0.5, "tie_word_embeddings": True}),
+    "granite-biased": ("GraniteConfig", {**GRANITE, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "granite4-micro": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "position_embedding_type": "rope"}),
+    "granite4-nope": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "tie_word_embeddings": True}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),

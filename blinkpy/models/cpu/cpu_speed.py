@@ -1,0 +1,44 @@
+"""How fast this machine computes, and how many tokens of a model it computes in a given time."""
+
+import math
+import time
+
+import torch
+import torch.nn.functional as F
+
+from blinkpy.models.description.blocks import Experts
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.checkpoint import layer_parts
+
+TOKENS, INPUTS, OUTPUTS = 128, 1024, 3072  # of the product that is measured
+TRIALS = 4  # the best one counts: others share the machine
+
+
+def measured_speed(dtype: torch.dtype) -> float:
+    """Multiply-adds per second of a product in dtype, on torch's threads."""
+    x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
+    best = math.inf
+    with torch.inference_mode():
+        for _ in range(TRIALS):
+            began = time.perf_counter()
+            F.linear(x, weight)
+            best = min(best, time.perf_counter() - began)
+    return TOKENS * INPUTS * OUTPUTS / max(best, 1e-9)
+
+
+def work_per_token(model: DecoderDescription) -> int:
+    """Multiply-adds of one token in the products of all layers; of its experts, where there are some."""
+    work = 0
+    for number, layer in enumerate(model.layers):
+        for part in layer_parts(model, number):
+            size = math.prod(part.shape) if len(part.shape) > 1 else 0
+            if isinstance(layer.mlp, Experts) and len(part.shape) == 3:
+                size = size // layer.mlp.number * layer.mlp.top_k
+            work += size
+    return work
+
+
+def tokens_within(work: float, model: DecoderDescription, most: int) -> int:
+    """How many tokens of a model that many multiply-adds compute: a power of two from 1 to `most`, which is one."""
+    tokens = int(min(work / work_per_token(model), most))
+    return 1 << max(tokens.bit_length() - 1, 0)

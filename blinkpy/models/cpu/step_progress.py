@@ -1,0 +1,37 @@
+"""A step in pieces, each of which takes a fraction of a second: a word that moves after each tells "computing" from "dead"."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+PIECE = 1 << 30  # multiply-adds
+FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
+
+
+class StepProgress:
+    """piece: the most multiply-adds between two moves of the word, but for products with FEWEST_TOKENS tokens."""
+
+    def __init__(self, piece: int = PIECE):
+        self.piece = piece
+        self.word = np.zeros(1, np.int64)  # what front ends see, once the engine has attached
+
+    def pieces(self, tokens: int, work: int) -> Iterator[slice]:
+        """Slices of `tokens` tokens, each of which takes `work` multiply-adds. The word moves when one is done."""
+        size = max(FEWEST_TOKENS, self.piece // max(work, 1))
+        for start in range(0, tokens, size):
+            yield slice(start, min(start + size, tokens))
+            self.word += 1
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
+        parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
+
+    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
+        out = torch.empty_like(x)
+        for part in self.pieces(len(x), weight.numel()):
+            torch.addmm(x[part], inner[part], weight.t(), out=out[part])
+        return out if bias is None else out.add_(bias)

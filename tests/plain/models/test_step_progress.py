@@ -1,0 +1,127 @@
+"""A long step on the CPU shows that it computes, and how long a step is."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.models.model_zoo import BASE, MOE
+from support.models.paged_batch import PagedBatches
+
+from blinkpy.config import Config
+from blinkpy.engine.devices import cpu_device
+from blinkpy.models.cpu import cpu_attention, cpu_speed, cpu_threads
+from blinkpy.models.cpu.step_progress import FEWEST_TOKENS, StepProgress
+from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import dummy_weights
+
+PAGE, PAGES, CONTEXT, TOKENS = 8, 100, 256, 256
+SHAPES = {
+    "dense": {**BASE, "architectures": ["LlamaForCausalLM"], "mlp_bias": True},
+    "experts": {**BASE, **MOE, "architectures": ["Qwen3MoeForCausalLM"]},
+}
+
+
+def test_products_in_pieces_are_the_products(rng: np.random.Generator) -> None:
+    for tokens in (0, 1, int(rng.integers(2, 200))):
+        width, out = (int(n) for n in rng.integers(1, 40, 2))
+        x, weight, bias, before = (
+            torch.from_numpy(rng.normal(size=s)) for s in ((tokens, width), (out, width), out, (tokens, out))
+        )
+        progress = StepProgress(int(rng.integers(1, 60 * width * out)))
+        size = max(FEWEST_TOKENS, progress.piece // (width * out))
+        for some in (None, bias):
+            added = 0 if some is None else bias
+            assert torch.allclose(progress.linear(x, weight, some), x @ weight.T + added)
+            assert torch.allclose(progress.add_linear(before, x, weight, some), before + x @ weight.T + added)
+        assert progress.word[0] == 4 * -(-tokens // size)
+
+
+class Watched:
+    """Work of each product and each attention that torch computes, in multiply-adds, and the word when it begins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, progress: StepProgress):
+        self.progress, self.products, self.others, self.words = progress, list[int](), list[int](), list[int]()
+        linear, addmm, attention, threads = F.linear, torch.addmm, F.scaled_dot_product_attention, cpu_threads.run_on_threads
+
+        def note(kind: list[int], work: int) -> None:
+            kind.append(work)
+            self.words.append(int(progress.word[0]))
+
+        def noted_linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+            note(self.products, len(x) * weight.numel())
+            return linear(x, weight, bias)
+
+        def noted_addmm(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+            note(self.products, len(x) * weight.numel())
+            return addmm(x, inner, weight, **options)
+
+        def noted_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+            note(self.others, 2 * q.numel() * k.shape[2])
+            return attention(q, k, v, **options)
+
+        def noted_threads(*arguments: Any) -> None:
+            note(self.others, 0)
+            threads(*arguments)
+
+        monkeypatch.setattr(F, "linear", noted_linear)
+        monkeypatch.setattr(torch, "addmm", noted_addmm)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", noted_attention)
+        monkeypatch.setattr(cpu_attention, "run_on_threads", noted_threads)
+
+
+def decoder_of(shape: str, progress: StepProgress) -> tuple[DecoderDescription, TorchDecoder]:
+    model = describe_config(SHAPES[shape])
+    weights = dummy_weights(model, 7, torch.float32, spread=0.2)
+    return model, TorchDecoder(model, weights, PagedCache(model, PAGES, PAGE, torch.float32), CONTEXT, TOKENS, progress)
+
+
+def all_logits(decoder: TorchDecoder, seed: int, lengths: list[int]) -> torch.Tensor:
+    """Of prompts in two chunks: the first token alone, then the others."""
+    rng = np.random.default_rng(seed)
+    batches = PagedBatches(rng, page_size=PAGE, num_pages=PAGES, slots=4, max_model_len=CONTEXT, max_tokens=TOKENS, max_rows=4)
+    sequences = [batches.add(rng.integers(0, 199, length).tolist()) for length in lengths]
+    seen = []
+    for counts in ([1] * len(lengths), [length - 1 for length in lengths]):
+        batch = batches.batch([(s, count) for s, count in zip(sequences, counts, strict=True) if count])
+        seen.append(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
+        batches.commit(batch)
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_word_moves_between_pieces_of_bounded_work(
+    shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, piece = int(rng.integers(2**31)), 200_000
+    expected = all_logits(decoder_of(shape, StepProgress())[1], seed, [120, 40])
+    model, decoder = decoder_of(shape, StepProgress(piece))
+    watched = Watched(monkeypatch, decoder.progress)
+    assert torch.allclose(all_logits(decoder, seed, [120, 40]), expected, atol=1e-4)
+    assert max(watched.others) <= max(piece, FEWEST_TOKENS * 2 * model.q_size * 120)
+    assert max(watched.products) <= max(piece, FEWEST_TOKENS * max(199, model.q_size + 2 * model.kv_size) * model.hidden_size)
+    assert len(watched.products) > 60 and all(a < b for a, b in zip(watched.words, watched.words[1:], strict=False))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_work_of_a_token_is_that_of_its_products(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, decoder = decoder_of(shape, StepProgress())
+    watched = Watched(monkeypatch, decoder.progress)
+    all_logits(decoder, 5, [2])
+    head = 199 * model.hidden_size
+    assert cpu_speed.work_per_token(model) == sum(watched.products) // 2 - head
+
+
+def test_steps_fit_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = describe_config(SHAPES["dense"])
+    work = cpu_speed.work_per_token(model)
+    for share, tokens in ((0.4, 1), (1.0, 1), (100.5, 64), (1e9, 2048)):
+        assert cpu_speed.tokens_within(share * work, model, 2048) == tokens
+        monkeypatch.setattr(cpu_speed, "measured_speed", lambda dtype, share=share: share * work)
+        assert cpu_device.CpuDevice().step_tokens(Config(), model) == tokens
+    monkeypatch.undo()
+    assert 1e6 < cpu_speed.measured_speed(torch.float32) < 1e15
