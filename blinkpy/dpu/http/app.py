@@ -178,7 +178,7 @@ class App:
                 connection.abort()
 
         answer = service.answer(request, chat)
-        sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
+        sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None)
         if request.stream:
             sink = Streamer(
                 answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")
@@ -192,7 +192,8 @@ class App:
                 await sink.done
                 if sink.error is not None:
                     raise sink.error
-                await exchange.answer(200, JSON, sink.body())
+                scored = sum(map(len, prompts)) if request.scores_prompts else 0
+                await exchange.answer(200, JSON, await service.run(scored, Collector.body, sink))
         finally:
             self._drop(sink)  # nothing to do unless something failed
 

@@ -10,6 +10,7 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
+from blinkpy.queues.token_rules import MARK, MARK_WORD
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, guarded_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
@@ -106,7 +107,8 @@ class SecondOpinion:
         for i, pair in enumerate(self.oracle.pairs):
             slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
             slots.sort(key=lambda s: int(grammars.used[s]))
-            yield [(int(grammars.epoch[s]), int(grammars.digest[s])) for s in slots], list(pair.grammars)
+            keys = [(int(grammars.epoch[s]), int(grammars.digest[s]), bool(grammars.words[s, MARK_WORD] == MARK)) for s in slots]
+            yield keys, list(pair.grammars)
 
     def _policy_fault(self) -> tuple[Any, str] | None:
         fault = int(self.queues.engine[W.ENGINE_POLICY_FAULT])
