@@ -476,6 +476,8 @@ def sampling_case(
         )
         if max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
+        if automata.ruled[slot] >= 0:  # of banned tokens few would have been sampled
+            np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), adjusted, rtol=1e-4, atol=1e-4)
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = kernel_reference.uniform(int(words.view(np.int64)[E.LONG_SEED]), length)
         expected = kernel_reference.sample_span(adjusted, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number, slack)

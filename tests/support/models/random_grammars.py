@@ -85,11 +85,12 @@ class RandomGrammars:
 
 
 def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
-    """Biases of either sign, sequences of any length, and most often a set of allowed tokens. Of few different tokens in the
-    sequences, so that short ones are met."""
+    """Biases of either sign, sequences of any length, and most often a set of allowed tokens. Before the banned token
+    stand few different ones, so that short sequences are met."""
     biased = rng.choice(vocabulary, rng.integers(0, min(vocabulary, 700) + 1), replace=False).tolist()
     lengths = rng.choice([1, 2, 2, 3, SEQUENCE_TOKENS], rng.integers(0, 40)).tolist()
-    banned = [rng.integers(0, min(vocabulary, 4), length).tolist() for length in lengths]
+    few = min(vocabulary, 4)
+    banned = [[*rng.integers(0, few, length - 1).tolist(), int(rng.integers(vocabulary))] for length in lengths]
     allowed = rng.choice(vocabulary, rng.integers(vocabulary // 4, vocabulary), replace=False).tolist()
     biases = {token: float(rng.normal() * 4) for token in biased}
     return TokenRules(vocabulary, biases, allowed if rng.random() < 0.6 else None, banned)
