@@ -156,9 +156,9 @@ class EngineOptions:
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
     grammar_slots: int = option(
-        64, "different grammars that requests may have at a time; each worker has an even share (0: none)", low=0, high=4096
+        64, "different grammars and token rules of requests at a time; each worker has an even share (0: none)", low=0, high=4096
     )
-    grammar_kib: int = option(256, "largest grammar, as an automaton, KiB", low=1, high=1 << 14)
+    grammar_kib: int = option(256, "largest grammar, as an automaton, or token rules, KiB", low=1, high=1 << 14)
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
     record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
     record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")

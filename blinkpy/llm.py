@@ -32,6 +32,7 @@ from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, Request
 from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
+from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
@@ -44,6 +45,7 @@ from blinkpy.progress import Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.segment_names import private_name, remove_leftovers
@@ -60,7 +62,8 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class _Work:
-    """One output of a prompt on its way; the sink of its text. leader: that of the prompt's first output."""
+    """One output of a prompt on its way; the sink of its text. leader: that of the prompt's first output. rules: of its tokens.
+    scores: of the prompt, which this output brings."""
 
     def __init__(
         self,
@@ -71,10 +74,14 @@ class _Work:
         tokenizer: Tokenizer,
         leader: Generation | None,
         showing: tuple[str, ...],
+        rules: TokenRules | None,
+        scores: PromptScores | None,
     ):
-        self.ids, self.sampling, self.grammar = ids, sampling, params.grammar
+        self.ids, self.grammar, self.rules = ids, params.grammar, rules
+        self.asked, self.sampling = sampling.logprobs >= 0, sampling if scores is None else scoring_parameters(sampling)
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
+        self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -98,19 +105,30 @@ class _Work:
         generation = self.generation
         if generation.finish_reason is not None:
             return False  # what the engine had sent before it saw the cancel word
+        if generation.scoring and flags & HAS_TOKEN:
+            generation.push_score()
+            return False
         if flags & HAS_TOKEN:
             self.tokens.append(token)
         return generation.push(token, flags)
 
+    def prompt_logprobs(self, spell: TokenSpeller) -> list[dict[int, Logprob] | None] | None:
+        """Those that it brought, for RequestOutput."""
+        scores = self.generation.scores
+        if scores is None:
+            return None
+        return [None if entry.logprob is None else _table(entry, spell) for entry in scores.entries]
+
     def output(self, index: int, spell: TokenSpeller) -> CompletionOutput:
         """The result, once the request has ended. spell: of the tokenizer."""
-
-        def table(entry: TokenLogprobs) -> dict[int, Logprob]:
-            pairs = (*entry.top, (entry.token, entry.logprob))
-            return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
-
-        logprobs = None if self.sampling.logprobs < 0 else [table(entry) for entry in self._logprobs]
+        logprobs = [_table(entry, spell) for entry in self._logprobs] if self.asked else None
         return CompletionOutput(index, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
+
+
+def _table(entry: TokenLogprobs, spell: TokenSpeller) -> dict[int, Logprob]:
+    """The log probabilities at one place, by token id."""
+    pairs = entry.top if entry.logprob is None else (*entry.top, (entry.token, entry.logprob))
+    return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
 
 
 class LLM:
@@ -267,7 +285,10 @@ class LLM:
                 [replace(one, message=message_of(one.text, may)) for one in several]
                 for several, may in zip(outputs, expected, strict=True)
             ]
-        return [RequestOutput(str(i), texts[i], ids[i].tolist(), done) for i, done in enumerate(outputs)]
+        scores = [of_prompt[0].prompt_logprobs(spell) for of_prompt in works]
+        return [
+            RequestOutput(str(i), texts[i], ids[i].tolist(), done, prompt_logprobs=scores[i]) for i, done in enumerate(outputs)
+        ]
 
     def _attach(self) -> None:
         """Claim a new epoch: whatever an interrupted call left is revoked, and no thread has to keep a lease meanwhile."""
@@ -291,14 +312,16 @@ class LLM:
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
-            if params.grammar is not None:
-                self._pair.require_room(params.grammar)
+            rules = params.token_rules(self._pair.facts.vocab_size, partial(self.tokenizer.encode, add_special_tokens=False))
+            self._pair.require_room(params.grammar, rules)
+            scores = None if params.prompt_logprobs is None else PromptScores(ids.tolist(), params.prompt_logprobs)
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from error
         works: list[_Work] = []
         for variant in sampling.variants(params.n):
             leader = works[0].generation if works and len(ids) > self._pair.facts.page_size else None
-            works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing))
+            shown = None if works else scores
+            works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing, rules, shown))
         return works
 
     def _drive(self, works: Iterable[_Work]) -> None:
@@ -310,7 +333,7 @@ class LLM:
             with contextlib.suppress(NoRoomError):
                 while waiting and waiting[0].may_start:
                     work = waiting[0]
-                    work.generation.request = pair.submit(work.ids, work.sampling, work, work.grammar)
+                    work.generation.request = pair.submit(work.ids, work.sampling, work, work.grammar, work.rules)
                     waiting.popleft()
                     running += 1
             events = pair.poll()

@@ -28,10 +28,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with what was generated for it. prompt is None when token ids were given."""
+    """A prompt with what was generated for it. prompt is None when token ids were given. prompt_logprobs: for each of
+    prompt_token_ids as CompletionOutput.logprobs, and None for the first; None unless asked for."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

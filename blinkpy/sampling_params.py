@@ -1,14 +1,18 @@
 """How `LLM` generates: vLLM's names for the parameters of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from typing import Any
 
+from blinkpy.dpu.banned_words import MOST_BAD_WORDS, banned_sequences
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.token_rules import TokenRules
 
 OFFLINE = tuple(p for p in PARAMETERS if p.offline)
 
@@ -25,6 +29,10 @@ _OWN: list[Any] = [
     ("stop_token_ids", Sequence[int], field(default=())),
     ("ignore_eos", bool, field(default=False)),
     ("grammar", ByteAutomaton | None, field(default=None)),
+    ("prompt_logprobs", int | None, field(default=None)),
+    ("logit_bias", Mapping[int, float] | None, field(default=None)),
+    ("allowed_token_ids", Sequence[int] | None, field(default=None)),
+    ("bad_words", Sequence[str] | None, field(default=None)),
 ]
 _Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace={"__post_init__": lambda self: None})
 
@@ -35,8 +43,10 @@ class SamplingParams(_Values):
     n: outputs for each prompt, which is computed once; their seeds count up. max_tokens None: up to the model's context. seed
     None: a random one. logprobs: of the generated tokens and of this number (0 to 20) of most likely ones, from the model's
     distribution before penalties and temperature; None: of none. temperature 0 is greedy; top_k 0 or -1 is off. grammar: of the
-    byte strings that the output may be; log probabilities are of what it allows. Raises ValueError for a value outside its
-    range.
+    byte strings that the output may be; log probabilities are of what it allows. prompt_logprobs: of the prompt's tokens, and of
+    this number (0 to 20) of most likely ones at each place; such a prompt takes a step for each token. logit_bias: added to the
+    logits, -100 to 100, by token id. allowed_token_ids: no other token is generated. bad_words: texts that are not generated, at
+    the start of a text or behind a space. Raises ValueError for a value outside its range.
     """
 
     def __post_init__(self) -> None:
@@ -49,12 +59,29 @@ class SamplingParams(_Values):
                 raise ValueError(f"{parameter.name} is {value!r}")
         if type(self.n) is not int or not 1 <= self.n <= MAX_CHOICES:
             raise ValueError(f"n must be 1 to {MAX_CHOICES}, not {self.n!r}")
+        if self.prompt_logprobs is not None and not (
+            type(self.prompt_logprobs) is int and 0 <= self.prompt_logprobs <= TOP_LOGPROBS
+        ):
+            raise ValueError(f"prompt_logprobs must be 0 to {TOP_LOGPROBS}, not {self.prompt_logprobs!r}")
+        words = self.bad_words or ()
+        if isinstance(words, str) or len(words) > MOST_BAD_WORDS or not all(word.strip() for word in words):
+            raise ValueError(f"bad_words must be at most {MOST_BAD_WORDS} texts that are not spaces alone, not {words!r}")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must not be empty")
         stops = self.stops()
         if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def token_rules(self, vocab_size: int, encode: Callable[[str], Int32]) -> TokenRules | None:
+        """logit_bias, allowed_token_ids and bad_words for a model; None without any. encode: without special tokens. Raises
+        ValueError for what is not the model's."""
+        if not self.logit_bias and self.allowed_token_ids is None and not self.bad_words:
+            return None
+        banned = banned_sequences(self.bad_words or (), encode)
+        return TokenRules(vocab_size, self.logit_bias or {}, self.allowed_token_ids, banned)
 
     def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
         """What the engine gets. room: tokens that the context leaves for the output."""

@@ -168,7 +168,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
 
 
 def meta_grammars(vocabulary: int = 128256) -> GrammarView:
-    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), meta(SLOTS))
+    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), meta(SLOTS), meta(SLOTS))
 
 
 def meta_requests() -> RequestView:

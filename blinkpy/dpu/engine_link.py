@@ -148,8 +148,9 @@ class EngineLink:
 
     def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
         generation, prompt, sampling = submission
-        grammar: dict[str, Any] = {} if generation.grammar is None else {"grammar": generation.grammar}
-        generation.request = pair.submit(prompt, sampling, generation, **grammar)
+        both = {"grammar": generation.grammar, "rules": generation.rules}
+        given: dict[str, Any] = {name: one for name, one in both.items() if one is not None}
+        generation.request = pair.submit(prompt, sampling, generation, **given)
         generation.submitted = time.monotonic()
         self._metrics.count("prompt_tokens", len(prompt))
 
@@ -232,6 +233,9 @@ class EngineLink:
         tokens = 0
         for request, token, flags in completions:
             generation: Generation = request.owner
+            if generation.scoring and flags & HAS_TOKEN:
+                generation.push_score()
+                continue
             if flags & HAS_TOKEN:
                 tokens += 1
             if not generation.open or generation.finish_reason is not None:

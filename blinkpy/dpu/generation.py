@@ -5,12 +5,14 @@ from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
 from blinkpy.dpu.link.queue_pair import InFlightRequest
+from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues import completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
+from blinkpy.queues.token_rules import TokenRules
 
 STOP, LENGTH = "stop", "length"
 MAX_CHOICES = 128  # of one prompt
@@ -60,6 +62,11 @@ class Generation:
     top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
     leader: "Generation | None" = None  # of the same prompt: once its first token came, the prompt's pages are in the cache
     grammar: ByteAutomaton | None = None  # of what its text may be
+    rules: TokenRules | None = None
+    scores: PromptScores | None = None  # of its prompt; the choices of a prompt have them in common
+    scoring: bool = False  # its request brings them: the completions before its first token are the prompt's
+    echo: str | None = None  # the prompt's text, before its own
+    echo_only: bool = False  # it ends before its first token, which the engine generates in any case
     request: InFlightRequest | None = None
     tokens: int = 0  # generated
     submitted: float = 0.0  # when the engine got the request, s; 0 before
@@ -83,13 +90,28 @@ class Generation:
         """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
         return 0 if self.request is None else self.request.cached_tokens
 
+    def push_score(self) -> None:
+        """Take a completion of the prompt's."""
+        if self.scores is not None and self.request is not None:
+            self.scores.push(self.request.records.popleft())
+            self.scoring = not self.scores.complete
+
     def push(self, token: int, flags: int) -> bool:
         """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""
         finish = flags & FINISH_MASK
+        if self.echo is not None and flags & HAS_TOKEN:
+            self._text, self._characters, self.echo = self.echo, len(self.echo), None
+            if self.scores is not None and self.top_logprobs >= 0:
+                self._logprobs += self.scores.first(self.top_logprobs)
+        if self.echo_only and flags & HAS_TOKEN:
+            self.finish_reason = LENGTH
+            return not finish
         if flags & HAS_TOKEN:
             self.tokens += 1
-            if flags & HAS_LOGPROBS and self.request is not None and self.top_logprobs >= 0:
-                self._logprobs.append(token_logprobs(self.request.records.popleft(), self.top_logprobs, self._characters))
+            if flags & HAS_LOGPROBS and self.request is not None:
+                record = self.request.records.popleft()
+                if self.top_logprobs >= 0:
+                    self._logprobs.append(token_logprobs(record, self.top_logprobs, self._characters))
             if finish != FINISH_STOP or self.include_stop:
                 text = self.detokenizer.push(token)
                 self._characters += len(text)

@@ -1,9 +1,9 @@
 """The engine's grammars: byte automata that say what the output of a request may be, and the bytes of every token.
 
-An automaton (its packed form: blinkpy/queues/byte_automaton.py) lies in a slot of State.grammars. Each queue pair has a share of
-the slots, so what one front end sends takes nothing from another one. A request has a slot and a state of its automaton;
-commit advances the state by the bytes of each sampled token, and the samplers mask the tokens that lead nowhere. The state after
-a token is a pure function of the state before it.
+An automaton (its packed form: blinkpy/queues/byte_automaton.py) lies in a slot of State.grammars, and so do token rules
+(blinkpy/kv/packed_rules.py). Each queue pair has a share of the slots: what one front end sends takes nothing from another one.
+A request has a slot and a state of its automaton; commit advances the state by the bytes of each sampled token, and the samplers
+mask the tokens that lead nowhere. The state after a token is a pure function of the state before it.
 
 A slot is in use while a request that waits or runs has it. That is looked up when a slot is needed, which is rare; nothing is
 counted when requests end.
@@ -11,9 +11,9 @@ counted when requests end.
 
 from blinkpy.device.portable import barrier, block_max, device, strided
 from blinkpy.kv import state as S
+from blinkpy.kv.packed_rules import holds_rules
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.completion import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP
-from blinkpy.queues.submission import STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 
 ILLEGAL = -1  # in place of a state: the grammar does not allow this token
 STATE_MASK = (1 << 15) - 1
@@ -87,38 +87,23 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
     return finish, following & STATE_MASK
 
 
-@device
-def nearest_legal(grammars, requests, slot, token, vocab_size):
-    """The first token from `token` on, past the end from 0, that the grammar of a request allows next; `token` if it allows none.
-    For models that are synthetic."""
-    counts = requests.length[slot] + 1 - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]
-    for i in range(vocab_size):
-        candidate = (token + i) % vocab_size
-        stops = False
-        for k in range(STOP_IDS):
-            stops = stops or (counts and requests.entry[slot, WORD_STOP_IDS + k] == candidate)
-        if follow(grammars, requests.grammar[slot], requests.grammar_state[slot], candidate, stops) >= 0:
-            return candidate
-    return token
-
-
 # ---- all lanes ----------------------------------------------------------------------------------------------------------
 
 
 @device
-def find_grammar(limits, grammars, pair, epoch, digest, lane, lanes):
-    """The slot in a queue pair's share that has a grammar of this epoch, or -1."""
+def find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes):
+    """The slot in a queue pair's share that has a grammar of this epoch, or if `rules` is true token rules; -1 for none."""
     first, found = pair * limits.grammar_share, -1
     for slot in strided(first + lane, first + limits.grammar_share, lanes):
-        if grammars.epoch[slot] == epoch and grammars.digest[slot] == digest:
+        if grammars.epoch[slot] == epoch and grammars.digest[slot] == digest and holds_rules(grammars.words, slot) == rules:
             found = slot
     return block_max(found, lane, lanes)
 
 
 @device
-def unused_grammar(limits, requests, grammars, scratch, pair, lane, lanes):
+def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes):
     """The slot in a queue pair's share that no request has, or of several the one that was used last the longest ago; -1 for
-    none."""
+    none. kept: a slot that is in use all the same, or -1."""
     first, first_slot = pair * limits.grammar_share, pair * limits.slots_per_pair
     for i in strided(lane, limits.grammar_share, lanes):
         scratch.found[i] = 0
@@ -127,6 +112,10 @@ def unused_grammar(limits, requests, grammars, scratch, pair, lane, lanes):
         lives = requests.status[slot] == S.WAITING or requests.status[slot] == S.RUNNING
         if lives and requests.grammar[slot] >= 0:
             scratch.found[requests.grammar[slot] - first] = 1  # by whichever lane
+        if lives and requests.rules[slot] >= 0:
+            scratch.found[requests.rules[slot] - first] = 1
+    if lane == 0 and kept >= 0:
+        scratch.found[kept - first] = 1
     barrier(lanes)
     oldest = -1
     for i in strided(lane, limits.grammar_share, lanes):

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     sq_entries: int  # a power of two
     cq_entries: int  # a power of two
     cq_shift: int  # log2(cq_entries)
-    prompt_tokens: int  # of a pair's prompt arena, automata included
+    prompt_tokens: int  # of a pair's prompt arena, automata and token rules included
     hash_entries: int  # of a pair's hash arena
     hash_multiplier_1: int
     hash_multiplier_2: int
@@ -41,11 +41,11 @@ class Limits(NamedTuple):
     lease_ns: int
     claim_ns: int  # from one grant of a queue pair to the next, at least
     intake_entries: int  # submission entries consumed in one turn
-    intake_tokens: int  # prompt tokens and words of automata after which intake stops for this turn
+    intake_tokens: int  # prompt tokens, words of automata and of token rules after which intake stops for this turn
     index_items: int  # pages put into the prefix index in one turn
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
-    grammar_share: int  # slots of one pair for grammars; 0: there are none
+    grammar_share: int  # slots of one pair for grammars and token rules; 0: there are none
     grammar_words: int  # of a slot
     token_words: int  # of the bytes of all tokens
     record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
@@ -80,9 +80,7 @@ def make_limits(
     require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
     share, words = facts.grammar_share, facts.grammar_words
     require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
-    require(
-        (share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes"
-    )
+    require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
@@ -127,7 +125,7 @@ def make_limits(
 def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:
     """Words for `turns` turns that decode with all rows, and for two that take in as much as one can."""
     fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
-    longest = facts.max_model_len + facts.grammar_words
+    longest = facts.max_model_len + 2 * facts.grammar_words  # with token rules
     taken = min(tokens + longest, entries * longest)  # prompt tokens and words of one turn
     prompts = taken // 2 + taken // facts.page_size
     largest = fixed + rows + entries * S.RECORD_ENTRY + prompts + sizes.pairs * sizes.slots + 2

@@ -53,7 +53,7 @@ BATCH_COUNTS = 8
     FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
-    FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR
+    FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR, FORECAST_SCORES
     FORECAST_STOPS,  # number of leading stop ids that count
 ) = range(8)
 FORECAST_STOP_IDS = 8
@@ -62,6 +62,7 @@ FORECAST_LAP_SHIFT = 16
 FORECAST_IS_LAST = 1  # the request ends with the token, whatever it is
 FORECAST_RECORD = 2  # the token goes out with its log probabilities
 FORECAST_GRAMMAR = 4  # the request has a grammar
+FORECAST_SCORES = 8  # the token must be the next one of the prompt
 
 # State.counters: the engine's counters, in the order of words.COUNTER_NAMES
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
@@ -72,8 +73,8 @@ FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 
 # The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
-# hashes and automaton.
-RECORD_HEADER, RECORD_ENTRY = 8, 5 + SQ_ENTRY_WORDS // 2
+# hashes, automaton and token rules.
+RECORD_HEADER, RECORD_ENTRY = 8, 6 + SQ_ENTRY_WORDS // 2
 RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
@@ -105,7 +106,7 @@ class Requests(NamedTuple):
     cache_salt: Int64
     tokens: Int32  # [S, max_model_len] prompt and generated tokens
     prompt_length: Int32
-    length: Int32  # tokens known: prompt and generated
+    length: Int32  # tokens known: prompt and generated; of a prompt that is scored, what was published and the first one
     computed: Int32  # tokens whose keys and values are in the cache
     page_table: Int32  # [S, K] pages of the sequence, -1 past num_pages
     num_pages: Int32
@@ -123,6 +124,7 @@ class Requests(NamedTuple):
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
     grammar: Int32  # slot of its automaton in Grammars, -1: its output is free
     grammar_state: Int32  # of the automaton, after all generated tokens
+    rules: Int32  # slot of its token rules in Grammars, or -1
 
 
 class Pages(NamedTuple):
@@ -148,13 +150,13 @@ class Pages(NamedTuple):
 
 
 class Grammars(NamedTuple):
-    """Automata of the requests' grammars, and the bytes of all tokens: see kv/grammars.py. G slots, of which each pair has a
-    share, W words of a slot, V tokens."""
+    """Automata of the requests' grammars, their token rules, and the bytes of all tokens: see kv/grammars.py. G slots, of which
+    each pair has a share, W words of a slot, V tokens."""
 
-    epoch: Int64  # [G] of the queue pair that the grammar came from; 0: the slot is empty
+    epoch: Int64  # [G] of the queue pair that the words came from; 0: the slot is empty
     digest: Int64  # [G] as its front end says
-    used: Int64  # [G] requests accepted, with the last one that came with the grammar; 0: the slot is empty
-    words: Int32  # [G, W] byte_automaton's packed form
+    used: Int64  # [G] grammars and rules that were taken, with the last time of this one; 0: the slot is empty
+    words: Int32  # [G, W] the packed form of byte_automaton or token_rules
     token_place: Int32  # [V, 2] token_bytes.TokenBytes
     token_bytes: Int32  # [n]
 
@@ -194,6 +196,7 @@ class Forecast(NamedTuple):
     published: Int64  # [Q] completions of the step for each pair
     max_context: Int64  # [1] longest context of the next step, if no request ends
     unpublished: Int64  # [1] rows whose completion words the fast path has left in Scratch.word
+    scores: Int64  # [1] rows whose tokens are the prompt's
 
 
 class Batch(NamedTuple):

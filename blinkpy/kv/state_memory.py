@@ -33,7 +33,7 @@ def make_state(
     requests = _arrays(
         kinds.Requests,
         (S,),
-        none=("page_table", "canonical", "grammar"),
+        none=("page_table", "canonical", "grammar", "rules"),
         entry=(S, SQ_ENTRY_WORDS),
         tokens=(S, limits.max_model_len),
         page_table=(S, K),

@@ -12,7 +12,6 @@ Its packed form, int32 words, crosses a queue pair and lies in the engine's memo
                                 state for each class, DEAD_CELL for none
 """
 
-import hashlib
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.content_digest import digest_of
 
 BYTES = 256
 MOST_STATES = (1 << 15) - 1
@@ -31,7 +31,6 @@ CELL_BITS, CELL_MASK = 16, 0xFFFF
 DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language goes on this way
 STATE_ACCEPTING = 1  # the output may end here
 STATE_ENDING = 2  # it must: no byte leads on
-DIGEST_BITS = 62
 
 
 def packed_words(states: int, classes: int) -> int:
@@ -102,7 +101,7 @@ class ByteAutomaton:
 
     @cached_property
     def _digest(self) -> int:
-        return int.from_bytes(hashlib.blake2b(self._words.tobytes(), digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)
+        return digest_of(self._words)
 
     @classmethod
     def of_words(cls, words: Int32) -> Self:

@@ -28,7 +28,8 @@ REJECT_HASHES = 5  # page hashes outside their arena, or not one for each full p
 REJECT_TOKEN = 6  # a prompt token is outside the vocabulary
 REJECT_PARAMETER = 7  # max_tokens below 1, or a value outside its range
 REJECT_GRAMMAR = 8  # no byte automaton, or too large
-REJECT_SHARE = 9  # the queue pair's requests have as many different grammars as its share holds
+REJECT_SHARE = 9  # the queue pair's requests have as many different grammars and token rules as its share holds
+REJECT_RULES = 10  # no token rules, or too long
 
 
 def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:

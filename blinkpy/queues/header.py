@@ -26,8 +26,8 @@ class EngineFacts(NamedTuple):
     num_pages: int
     max_num_seqs: int
     lease_ms: int
-    grammar_share: int = 0  # different grammars that the requests of one queue pair may have at a time; 0: none
-    grammar_words: int = 0  # of the largest packed automaton
+    grammar_share: int = 0  # different grammars and token rules that the requests of a queue pair may have at a time; 0: none
+    grammar_words: int = 0  # of the largest packed automaton or token rules
 
 
 _LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2")

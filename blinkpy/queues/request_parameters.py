@@ -22,6 +22,7 @@ FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
 SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
+SUBMIT_SCORE_PROMPT = 2  # begin with the first token of the prompt; the others follow as if they were sampled, one a step
 
 
 class Parameter(NamedTuple):
@@ -107,7 +108,7 @@ PARAMETERS = (
         offline=False,
         kind="a string",
     ),
-    Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE), http="", offline=False),
+    Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
 

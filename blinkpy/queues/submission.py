@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from blinkpy.queues.request_parameters import INT32_MAX, INT64_MAX, INT64_RANGE, PARAMETERS, Parameter, RequestParameters
 from blinkpy.queues.request_parameters import SUBMIT_NO_PREFIX_CACHE as SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT as SUBMIT_SCORE_PROMPT
 
 STOP_IDS = 8
 SQ_ENTRY_BYTES = 256
@@ -23,6 +24,7 @@ _PARAMETERS = sorted(PARAMETERS, key=lambda p: p.dtype != "i8")  # a stable orde
 _SCALARS = [
     ("request_id", "<i8"),  # epoch << 32 | counter: never used twice
     ("grammar_digest", "<i8"),  # of its content: see byte_automaton
+    ("rules_digest", "<i8"),  # see token_rules
     *((p.name, f"<{p.dtype}") for p in _PARAMETERS),
     ("epoch", "<i4"),
     ("slot", "<i4"),  # of this queue pair; free again once the final completion was read
@@ -32,6 +34,8 @@ _SCALARS = [
     ("hash_count", "<i4"),  # full pages of the prompt
     ("grammar_offset", "<i4"),  # words into the prompt arena
     ("grammar_words", "<i4"),  # of the packed automaton; 0: the output is free
+    ("rules_offset", "<i4"),  # words into the prompt arena
+    ("rules_words", "<i4"),  # of the packed token rules; 0: there are none
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
@@ -65,15 +69,15 @@ def neutral_entries(count: int) -> NDArray[np.void]:
 # ---- packing -----------------------------------------------------------------------------------------------------------
 
 
-class GrammarPlace(NamedTuple):
-    """A packed automaton in the prompt arena."""
+class ArenaPlace(NamedTuple):
+    """A packed automaton, or packed token rules, in the prompt arena."""
 
     digest: int
     offset: int
     words: int
 
 
-NO_GRAMMAR = GrammarPlace(0, 0, 0)
+NOWHERE = ArenaPlace(0, 0, 0)
 
 _CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
 _PACKED = struct.Struct("<" + "".join(_CODES[dtype] for _, dtype in _SCALARS) + f"{STOP_IDS}i{SQ_ENTRY_BYTES - _USED}x")
@@ -81,7 +85,9 @@ _values_of = attrgetter(*(p.name for p in _PARAMETERS))
 _SEED = [p.name for p in _PARAMETERS].index("seed")
 
 
-def pack_entry(parameters: RequestParameters, request_id: int, *place: int, grammar: GrammarPlace = NO_GRAMMAR) -> bytes:
+def pack_entry(
+    parameters: RequestParameters, request_id: int, *place: int, grammar: ArenaPlace = NOWHERE, rules: ArenaPlace = NOWHERE
+) -> bytes:
     """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
     Raises ValueError when there are more stop ids than an entry holds, or a value overflows."""
     stops = parameters.stop_ids
@@ -91,8 +97,8 @@ def pack_entry(parameters: RequestParameters, request_id: int, *place: int, gram
     if values[_SEED] is None:
         values[_SEED] = secrets.randbits(63)
     try:
-        digest, *words = grammar
-        return _PACKED.pack(request_id, digest, *values, *place, *words, *stops, *(-1,) * (STOP_IDS - len(stops)))
+        digests, places = (grammar.digest, rules.digest), (*place, *grammar[1:], *rules[1:])
+        return _PACKED.pack(request_id, *digests, *values, *places, *stops, *(-1,) * (STOP_IDS - len(stops)))
     except (struct.error, OverflowError) as error:
         raise ValueError(f"a request parameter does not fit into a submission entry: {error}") from error
 

@@ -10,20 +10,23 @@ from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
-from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
 
 class ExpectedRequest:
-    """grammar: of its output, over tokens whose bytes are `pieces`. expected, finish: tokens that it must get, and how it must
-    end. got, ended: so far; reason: of a rejection."""
+    """grammar: of its output, over tokens whose bytes are `pieces`; rules: of its tokens. expected, finish: tokens that it
+    must get, those of a scored prompt included, and how it must end. got, ended: so far; reason: of a rejection."""
 
     def __init__(
         self, limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None = None,
-        pieces: Sequence[bytes] = (),
+        rules: TokenRules | None = None, pieces: Sequence[bytes] = (),
     ) -> None:  # fmt: skip
-        self.prompt, self.sampling, self.grammar = prompt, sampling, grammar
-        self.expected, self.finish = _generate(limits, prompt, sampling, grammar, pieces)
+        self.prompt, self.sampling, self.grammar, self.rules = prompt, sampling, grammar, rules
+        self.expected, self.finish = _generate(limits, prompt, sampling, grammar, rules, pieces)
+        scored = prompt[1:] if sampling.flags & SUBMIT_SCORE_PROMPT else []
+        self.expected, self.context = scored + self.expected, len(prompt) - len(scored)  # before the first of these
         self.got: list[int] = []
         self.cancelled, self.ended, self.reason = False, C.FINISH_NONE, 0
 
@@ -36,7 +39,7 @@ class ExpectedRequest:
             assert self.got == self.expected[: len(self.got)], (self.got, self.expected)
         assert bool(flags & C.HAS_LOGPROBS) == bool(flags & C.HAS_TOKEN and self.sampling.logprobs >= 0)
         if flags & C.HAS_LOGPROBS:
-            context = len(self.prompt) + len(self.got) - 1
+            context = self.context + len(self.got) - 1
             record = np.array([record_word(token, context, k) for k in range(LOGPROB_ENTRIES)])
             assert records.popleft() == record.view(LOGPROB_ENTRY).tolist(), "the log probabilities of another token"
         late = not finish and len(self.got) == len(self.expected) and self.finish != C.FINISH_ERROR
@@ -50,8 +53,9 @@ class ExpectedRequest:
 
 
 def _generate(
-    limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None, pieces: Sequence[bytes]
-) -> tuple[list[int], int]:
+    limits: Limits, prompt: list[int], sampling: RequestParameters, grammar: ByteAutomaton | None, rules: TokenRules | None,
+    pieces: Sequence[bytes],
+) -> tuple[list[int], int]:  # fmt: skip
     """All tokens of a request, and its end."""
     total = value = 0
     for i, token in enumerate(prompt):
@@ -71,6 +75,8 @@ def _generate(
             if not legal:
                 return tokens, C.FINISH_ERROR
             token = legal[0]
+        elif rules is not None and rules.allowed is not None:
+            token = min(rules.allowed, key=lambda other: (other - token) % limits.vocab_size)
         position = len(prompt) + len(tokens)
         tokens.append(token)
         value = value_of(value, token, position, sampling.cache_salt)

@@ -15,7 +15,8 @@ from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.byte_automaton import STATES_WORD
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.token_rules import MARK, MARK_WORD
 
 Wrong = Iterator[tuple[int, int]]  # fault code, place
 
@@ -50,14 +51,15 @@ def _lists(limits: Limits, state: Any) -> Wrong:
 
 def _requests(limits: Limits, state: Any) -> Wrong:
     r, total, page = state.requests, limits.pages_per_sequence, limits.page_size
-    grammars = np.array(r.entry, np.int32).view(SQ_ENTRY)[["grammar_words", "grammar_digest"]].reshape(-1).tolist()
+    entries = np.array(r.entry, np.int32).view(SQ_ENTRY).reshape(-1)
     for slot, status in enumerate(r.status):
         running, waiting = status == S.RUNNING, status == S.WAITING
         computed, length, held, table = r.computed[slot], r.length[slot], r.num_pages[slot], r.page_table[slot]
-        live_tokens = set(r.tokens[slot][: max(0, length)]) if running or waiting else set()
+        scored, prompt = bool(entries["flags"][slot] & SUBMIT_SCORE_PROMPT), r.prompt_length[slot]
+        live_tokens = set(r.tokens[slot][: max(0, length, prompt)]) if running or waiting else set()
         for code, broken in {
-            R.PROMPT_LONGER: (running or waiting) and r.prompt_length[slot] not in range(1, length + 1),
-            R.CONTEXT_EXCEEDED: (running or waiting) and length > limits.max_model_len,
+            R.PROMPT_LONGER: (running or waiting) and (prompt < 1 or length < 1 or (prompt > length and not scored)),
+            R.CONTEXT_EXCEEDED: (running or waiting) and (length > limits.max_model_len or prompt > limits.max_model_len),
             R.NOTHING_TO_COMPUTE: computed < 0 or (running and computed >= length),
             R.IDLE_CACHE: computed != 0 and status in (S.WAITING, S.FINISHING),
             R.IDLE_PAGES: held != 0 and not running,
@@ -72,23 +74,38 @@ def _requests(limits: Limits, state: Any) -> Wrong:
             if broken:
                 yield code, slot
         if running or waiting:
-            yield from _grammar(limits, state, slot, *grammars[slot])
+            yield from _grammar(limits, state, slot, entries[slot])
+            yield from _rules(limits, state, slot, entries[slot])
     if sum(r.stalled) != state.counts[S.STALLED_COUNT]:
         yield R.STALLED_WRONG, 0
 
 
-def _grammar(limits: Limits, state: Any, slot: int, words: int, digest: int) -> Wrong:
-    """words, digest: of the request's entry."""
-    r, g, share = state.requests, state.grammars, limits.grammar_share
-    own, pair = r.grammar[slot], r.pair[slot]
-    if (own == -1) != (words == 0):
+def _grammar(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:
+    r, own = state.requests, state.requests.grammar[slot]
+    if (own == -1) != (entry["grammar_words"] == 0):
         yield R.GRAMMAR_LOST, slot
     if own == -1:
         return
-    if own not in range(pair * share, (pair + 1) * share) or (g.epoch[own], g.digest[own]) != (state.pairs.epoch[pair], digest):
+    if not _owns(limits, state, slot, own, entry["grammar_digest"]):
         yield R.GRAMMAR_FOREIGN, slot
-    if r.grammar_state[slot] not in range(g.words[own][STATES_WORD]):
+    if r.grammar_state[slot] not in range(state.grammars.words[own][STATES_WORD]):
         yield R.GRAMMAR_STATE, slot
+
+
+def _rules(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:
+    own = state.requests.rules[slot]
+    if (own == -1) != (entry["rules_words"] == 0):
+        yield R.RULES_LOST, slot
+    if own == -1:
+        return
+    if not _owns(limits, state, slot, own, entry["rules_digest"]) or state.grammars.words[own][MARK_WORD] != MARK:
+        yield R.RULES_FOREIGN, slot
+
+
+def _owns(limits: Limits, state: Any, slot: int, own: int, digest: int) -> bool:
+    """Whether a request's queue pair has something of this name in a slot for grammars."""
+    g, share, pair = state.grammars, limits.grammar_share, state.requests.pair[slot]
+    return own in range(pair * share, (pair + 1) * share) and (g.epoch[own], g.digest[own]) == (state.pairs.epoch[pair], digest)
 
 
 def _pages(limits: Limits, state: Any) -> Wrong:

@@ -20,6 +20,7 @@ from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
@@ -41,7 +42,7 @@ def case_sizes(
 ) -> WorldSizes:  # fmt: skip
     """Small sizes, so that everything runs out. share: of grammars. options: of make_limits."""
     sq, words = max(2, 1 << (slots - 1).bit_length()), GRAMMAR_WORDS if share else 0
-    arena = max(16, sq * (max_model_len + words))
+    arena = max(16, sq * (max_model_len + 2 * words))
     queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
     facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, share, words)
     return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
@@ -119,14 +120,14 @@ class Case:
 
     def submit(
         self, prompt: list[int], max_tokens: int = 4, pair: int = 0, *, rejected: bool = False, entry: Any = (),
-        grammar: ByteAutomaton | None = None, **sampling: Any,
+        grammar: ByteAutomaton | None = None, rules: TokenRules | None = None, **sampling: Any,
     ) -> ExpectedRequest:  # fmt: skip
         """A request, which is in the engine's memory on return. rejected: it must be. entry: fields of its entry with other
         values than the client wrote."""
         parameters = RequestParameters(**{"max_tokens": max_tokens, "seed": 5} | sampling)
-        request = ExpectedRequest(self.limits, prompt, parameters, grammar, self.pieces)
+        request = ExpectedRequest(self.limits, prompt, parameters, grammar, rules, self.pieces)
         client = self.clients[pair]
-        sent = client.submit(np.array(prompt, np.int32), request.sampling, request, grammar)
+        sent = client.submit(np.array(prompt, np.int32), request.sampling, request, grammar, rules)
         client.transport.deliver(1 << 30)
         for name in entry:
             self.views.sq[pair, sent.after - 1 & self.limits.sq_entries - 1].view(SQ_ENTRY)[name] = entry[name]

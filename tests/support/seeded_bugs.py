@@ -65,6 +65,16 @@ SCHEDULER_BUGS = _bugs({
         ("the output may end anywhere", "& A.STATE_ACCEPTING != 0\n\n", "& A.STATE_ACCEPTING >= 0\n\n"),
         ("the output goes on behind its end", "elif following & ENDING != 0:", "elif following < 0:"),
         ("the last byte of a token is not looked at", "for i in range(length):", "for i in range(max(1, length - 1)):"),
+        ("token rules of a waiting request are written over",
+         "requests.rules[slot] - first] = 1", "requests.rules[slot] - first] = 0"),
+        ("token rules take the place of their request's grammar", "if lane == 0 and kept >= 0:", "if lane == 0 and kept < 0:"),
+        ("an automaton is taken for token rules", " and holds_rules(grammars.words, slot) == rules:", ":"),
+    ],
+    "packed_rules": [
+        ("a bias of no number is accepted", "_MAGNITUDE > R.HIGHEST_BIAS_BITS:", "_MAGNITUDE > _MAGNITUDE:"),
+        ("a banned token of no vocabulary is accepted",
+         "R.ANY_TOKEN or token >= limits.vocab_size", "R.ANY_TOKEN or token > limits.vocab_size"),
+        ("rules that allow nothing are accepted", "(mask == 0 or allowed > 0)", "(mask == 0 or allowed >= 0)"),
     ],
     "commit": [
         ("a grammar stays in its state", "requests.grammar_state[slot] = following", "requests.grammar_state[slot] += 0"),
@@ -120,6 +130,8 @@ SCHEDULER_BUGS = _bugs({
         ("a request that can't fit is accepted", "> limits.page_shift > limits.pages", "> limits.page_shift > limits.pages + 1"),
         ("a prompt token of no vocabulary is accepted", "< 0 or token >= limits.vocab_size", "< 0 or token > limits.vocab_size"),
         ("the last prompt token is not copied", "[E.WORD_PROMPT_LENGTH], lanes)", "[E.WORD_PROMPT_LENGTH] - 1, lanes)"),
+        ("a scored prompt begins with its last token",
+         "= 1 if entry[E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT != 0 else length", "= length"),
         ("intake ignores its bound", "entries < min(pending, limits.intake_entries)", "entries < pending"),
         ("claims stop intake", "if pending == 0 or", "if pending == 0 or counts[S.VERDICT_COUNT] > 0 or"),
         ("intake stays with the first pair", "counts[S.ROTATION] = pair", "counts[S.ROTATION] = 0"),
@@ -157,6 +169,13 @@ SCHEDULER_BUGS = _bugs({
 
 # For the state machine, which compares with the rules: the client, and what no front end can see.
 FRONT_BUGS = _bugs({
+    "commit": [
+        ("tokens of a prompt count as generated",
+         "!= 0 and requests.length[slot] > requests.prompt_length[slot] else", "!= 0 else"),
+    ],
+    "fast_path": [
+        ("a usual turn counts a prompt's tokens as generated", "+ rows - state.forecast.scores[0]", "+ rows"),
+    ],
     "admit": [
         ("a hit word has another name", "pair[slot], requests.request_id[slot]", "pair[slot], requests.arrival[slot]"),
         ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),

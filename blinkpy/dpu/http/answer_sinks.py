@@ -18,11 +18,11 @@ BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the num
 
 class Collector:
     """Gathers the choices of one request. choices: of each prompt; `n` of them are the answer, the likeliest if there are
-    more. with_logprobs: whether the answer shows them. done: set when all have ended, or with the first error, which error
-    then is. awaited: all that somebody may wait for."""
+    more. with_logprobs: whether the answer shows them; shows_prompt: and those of the prompts, as a field. done: set when all
+    have ended, or with the first error, which error then is. awaited: all that somebody may wait for."""
 
-    def __init__(self, answer: Answer | ResponseAnswer, n: int = 1, with_logprobs: bool = True):
-        self.answer, self._n, self._with_logprobs = answer, n, with_logprobs
+    def __init__(self, answer: Answer | ResponseAnswer, n: int = 1, with_logprobs: bool = True, shows_prompt: bool = False):
+        self.answer, self._n, self._with_logprobs, self.shows_prompt = answer, n, with_logprobs, shows_prompt
         self.choices = n
         self.generations: list[Generation] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -56,7 +56,8 @@ class Collector:
     def body(self) -> bytes:
         """The whole answer, once done without an error."""
         ended = [(g.index, g.finish_reason or "") for g in self.generations]
-        choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i]) for i, reason in ended]
+        scores = {g.index: g.scores if self.shows_prompt else None for g in self.generations}
+        choices = [Choice(i, "".join(self._texts[i]), reason, self._logprobs[i], scores[i]) for i, reason in ended]
         if self.choices > self._n:
             choices = likeliest(choices, self.choices, self._n)
         if not self._with_logprobs:

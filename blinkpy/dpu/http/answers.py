@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs
+from blinkpy.dpu.prompt_scores import PromptScores
+from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,19 +44,20 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished choice. finish_reason: stop or length. logprobs: of all its tokens, if asked for."""
+    """One finished choice. finish_reason: stop or length. logprobs: of its tokens, if asked for, behind an echo's."""
 
     index: int
     text: str
     finish_reason: str
     logprobs: Sequence[TokenLogprobs] = ()
+    prompt_scores: PromptScores | None = None  # if the answer shows them
 
 
 def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]:
     """Of each prompt's `generated` choices, which follow each other, the n with the highest mean log probability, best first."""
 
     def mean(choice: Choice) -> float:
-        return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
+        return sum(entry.logprob or 0.0 for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
     kept: list[Choice] = []
     for first in range(0, len(choices), generated):
@@ -123,10 +125,17 @@ class Answer:
     def _entry(self, choice: Choice) -> dict[str, Any]:
         content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
         logprobs = self._logprobs(choice.logprobs)
-        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        scores = {} if self.chat else self._prompt_logprobs(choice)
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        """The field for them, if they are asked for: of a choice, or of a whole chat."""
+        scores = choice.prompt_scores
+        return {} if scores is None else {"prompt_logprobs": prompt_logprobs(scores.entries, scores.ranks, self._spell)}
 
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
         entries = [self._entry(choice) for choice in choices]
         head = self._head("chat.completion" if self.chat else "text_completion")
-        return head + orjson.dumps({"choices": entries, "usage": usage.table()})[1:]
+        scores = self._prompt_logprobs(choices[0]) if self.chat else {}
+        return head + orjson.dumps({"choices": entries, "usage": usage.table(), **scores})[1:]

@@ -32,6 +32,7 @@ HTML = b"text/html; charset=utf-8"
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
+LONG_SCORES = 2048  # tokens of scored prompts whose answer is written in a thread: a millisecond
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -190,7 +191,7 @@ class App:
                 connection.abort()
 
         answer = service.answer(request, chat)
-        sink = Collector(answer, request.n, request.parameters.logprobs >= 0)
+        sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None)
         if request.stream:
             sink = Streamer(
                 answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")
@@ -205,7 +206,9 @@ class App:
                 await sink.done
                 if sink.error is not None:
                     raise sink.error
-                await exchange.answer(200, JSON, sink.body())
+                scored = sum(map(len, prompts)) if request.scores_prompts else 0
+                body = await asyncio.to_thread(sink.body) if scored > LONG_SCORES else sink.body()
+                await exchange.answer(200, JSON, body)
         finally:
             self._drop(sink)  # nothing to do unless something failed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config
-from blinkpy.dpu.api_errors import bad_request, busy
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
@@ -20,6 +20,7 @@ from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
@@ -84,6 +85,14 @@ class Service:
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
 
+    @staticmethod
+    def _unfit(request: Request, error: ValueError) -> ApiError:
+        """The error for a grammar or token rules that never fit."""
+        if request.grammar is not None:
+            return bad_request(f"'{request.grammar.param}': {error}.", request.grammar.param, "invalid_grammar")
+        param = next(name for name in ("logit_bias", "allowed_token_ids", "bad_words") if getattr(request, name))
+        return bad_request(f"'{param}': {error}.", param, "invalid_value")
+
     def answer(self, request: Request, chat: bool | None) -> Answer | ResponseAnswer:
         """The envelope of a request's answer, once it has its prompts. chat: None for /v1/responses."""
         spell = self.tokenizer.spell
@@ -114,6 +123,7 @@ class Service:
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
             parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
+            scores, echo = self._prompt_scores(request, prompt, index)
             if choices > request.n:  # they are compared by their log probabilities
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
             leader = None
@@ -125,16 +135,40 @@ class Service:
                 generation = Generation(
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
-                generation.grammar = request.automaton
+                generation.grammar, generation.rules = request.automaton, request.rules
+                generation.scores, generation.echo, generation.echo_only = scores, echo, request.max_tokens == 0
+                if scores is not None and choice == 0 and not scores.complete:
+                    generation.scoring, sampling = True, scoring_parameters(sampling)
                 work.append((generation, prompt, sampling))
-                if len(prompt) > pair.facts.page_size:  # a whole page is there to share
+                if len(prompt) > pair.facts.page_size or generation.scoring:  # a whole page is there to share, or scores are
                     leader = leader or generation
         sink.choices = choices
         sink.generations = [generation for generation, _, _ in work]
         try:
             self.engine.submit(work)
-        except ValueError as error:  # of a grammar that the engine never takes
-            if request.grammar is None:
+        except ValueError as error:  # of a grammar or token rules that the engine never takes
+            if request.grammar is None and request.rules is None:
                 raise
-            param = request.grammar.param
-            raise bad_request(f"'{param}': {error}.", param, "invalid_grammar") from error
+            raise self._unfit(request, error) from error
+
+    def _prompt_scores(self, request: Request, prompt: Int32, index: int) -> tuple[PromptScores | None, str | None]:
+        """What the answer shows of a prompt: its log probabilities, and its text."""
+        if not (request.echo or request.scores_prompts):
+            return None, None
+        tokens, text, offsets = prompt.tolist(), "", list[int]()
+        if request.echo:
+            detokenizer = self.tokenizer.detokenizer(None, request.skip_special_tokens)
+            for token in tokens:
+                offsets.append(len(text))
+                text += detokenizer.push(token)
+            given = request.prompts[index]
+            text = given if isinstance(given, str) else text + detokenizer.finish()
+        scores = None
+        if request.scores_prompts:
+            count = max(request.prompt_logprobs or 0, request.parameters.logprobs if request.echo else 0)
+            try:
+                scores = PromptScores(tokens, count, offsets or None)
+            except ValueError as error:
+                name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+                raise bad_request(f"'{name}': {error}.", name, "invalid_value") from error
+        return scores, text if request.echo else None

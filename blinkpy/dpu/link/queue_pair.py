@@ -31,7 +31,8 @@ from blinkpy.queues.completion import (
 from blinkpy.queues.hit_word import hits_of, wait_of
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.submission import NO_GRAMMAR, GrammarPlace, pack_entry
+from blinkpy.queues.submission import NOWHERE, ArenaPlace, pack_entry
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.transport.contract import Transport, TransportError
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
@@ -53,16 +54,19 @@ class EngineLostError(Exception):
 
 
 class InFlightRequest:
-    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. digest: of its
-    grammar. records: of its completions with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left.
-    cached_tokens: of the prompt, found in the prefix cache; waited_ns: in the engine, until it began to run, -1 if unknown. Both
-    are known from the first completion on, when it is no longer `silent`."""
+    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. digests: of its
+    grammar and its token rules. records: of its completions with HAS_LOGPROBS, in their order; who takes such a completion takes
+    one from the left. cached_tokens: of the prompt, found in the prefix cache; waited_ns: in the engine, until it began to run,
+    -1 if unknown. Both are known from the first completion on, when it is no longer `silent`."""
 
-    __slots__ = ("after", "cached_tokens", "cancelled", "digest", "owner", "records", "request_id", "silent", "slot", "waited_ns")
+    __slots__ = (
+        *("after", "cached_tokens", "cancelled", "digests", "owner", "records", "request_id", "silent", "slot"),
+        "waited_ns",
+    )
 
-    def __init__(self, request_id: int, slot: int, owner: Any, after: int, digest: int | None = None):
+    def __init__(self, request_id: int, slot: int, owner: Any, after: int, digests: tuple[int, ...] = ()):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
-        self.cancelled, self.silent, self.cached_tokens, self.waited_ns, self.digest = False, True, 0, -1, digest
+        self.cancelled, self.silent, self.cached_tokens, self.waited_ns, self.digests = False, True, 0, -1, digests
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
@@ -207,11 +211,16 @@ class QueuePair:
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
     def submit(
-        self, prompt: Int32, sampling: RequestParameters, owner: Any = None, grammar: ByteAutomaton | None = None
+        self,
+        prompt: Int32,
+        sampling: RequestParameters,
+        owner: Any = None,
+        grammar: ByteAutomaton | None = None,
+        rules: TokenRules | None = None,
     ) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be. Raises
-        NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, and ValueError for a prompt or a grammar
-        that can never fit."""
+        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be. rules: of its
+        tokens. Raises NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, and ValueError for what can
+        never fit."""
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
@@ -221,39 +230,46 @@ class QueuePair:
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         length, count = len(prompt), len(prompt) // self.facts.page_size
         automaton = NO_WORDS if grammar is None else grammar.words()
-        if grammar is not None:
-            self.require_room(grammar)
+        rule_words = NO_WORDS if rules is None else rules.words()
+        behind, total = length + len(automaton), length + len(automaton) + len(rule_words)
+        self.require_room(grammar, rules)
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
-        if length + len(automaton) > self.sizes.prompt_tokens:
-            raise ValueError(f"a prompt of {length} tokens and this grammar do not fit into the prompt arena together")
+        if total > self.sizes.prompt_tokens:
+            what = "this grammar" if rules is None else "these token rules" if grammar is None else "this grammar and token rules"
+            raise ValueError(f"a prompt of {length} tokens and {what} do not fit into the prompt arena together")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
             raise NoRoomError("all slots are in use")
-        if grammar is not None and not self._has_place(grammar.digest):
+        digests = tuple(part.digest for part in (grammar, rules) if part is not None)
+        if digests and not self._has_place(digests):
             raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         self._consume()
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        digest = None if grammar is None else grammar.digest
-        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, digest)
+        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, digests)
         try:
-            prompt_offset, hash_offset = self._prompts.take(length + len(automaton)), self._hashes.take(count)
+            prompt_offset, hash_offset = self._prompts.take(total), self._hashes.take(count)
             if prompt_offset is None or hash_offset is None:
                 raise NoRoomError("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
             place = slot, prompt_offset, length, hash_offset, count
-            behind = NO_GRAMMAR if digest is None else GrammarPlace(digest, prompt_offset + length, len(automaton))
-            entry = pack_entry(sampling, request.request_id, self.epoch, *place, grammar=behind)
+            named: dict[str, ArenaPlace] = {}
+            if digests:
+                named["grammar"] = _place(grammar, prompt_offset + length)
+                named["rules"] = _place(rules, prompt_offset + behind)
+            entry = pack_entry(sampling, request.request_id, self.epoch, *place, **named)
         except (NoRoomError, ValueError):
             self._prompts.undo(before[0])
             self._hashes.undo(before[1])
             raise
         transport = self.transport
         transport.write_prompt(prompt_offset, prompt)
-        if digest is not None:
+        if grammar is not None:
             transport.write_prompt(prompt_offset + length, automaton)
+        if rules is not None:
+            transport.write_prompt(prompt_offset + behind, rule_words)
         if count:
             transport.write_hashes(hash_offset, self._hasher.hashes(prompt, sampling.cache_salt))
         transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)
@@ -265,18 +281,24 @@ class QueuePair:
         self._ring()
         return request
 
-    def require_room(self, grammar: ByteAutomaton) -> None:
-        """Raise ValueError for a grammar that the engine never takes."""
-        words, most = len(grammar.words()), self.facts.grammar_words
-        if self.facts.grammar_share == 0:
-            raise ValueError("the engine takes no grammars")
-        if words > most:
+    def require_room(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
+        """Raise ValueError for a grammar, or token rules, that the engine never takes."""
+        most, share = self.facts.grammar_words, self.facts.grammar_share
+        if share == 0 and (grammar is not None or rules is not None):
+            raise ValueError(f"the engine takes no {'grammars' if rules is None else 'token rules'}")
+        if grammar is not None and (words := len(grammar.words())) > most:
             raise ValueError(f"the grammar takes {words * 4} bytes as an automaton, and the engine has room for {most * 4}")
+        if rules is not None and (words := len(rules.words())) > most:
+            raise ValueError(f"the token rules take {words * 4} bytes, and the engine has room for {most * 4}")
+        if rules is not None and rules.vocab_size != self.facts.vocab_size:
+            raise ValueError(f"the token rules are for {rules.vocab_size} tokens, and the model has {self.facts.vocab_size}")
+        if share == 1 and grammar is not None and rules is not None:
+            raise ValueError("the engine has room for a grammar or for token rules, and not for both")
 
-    def _has_place(self, digest: int) -> bool:
-        """Whether the engine has a place for one more request with this grammar in this queue pair's share."""
-        digests = {request.digest for request in self._live if request is not None and request.digest is not None}
-        return len(digests | {digest}) <= self.facts.grammar_share
+    def _has_place(self, digests: tuple[int, ...]) -> bool:
+        """Whether the engine has places for one more request with this grammar and these rules in this queue pair's share."""
+        known = {digest for request in self._live if request is not None for digest in request.digests}
+        return len(known.union(digests)) <= self.facts.grammar_share
 
     def _consume(self) -> None:
         """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
@@ -352,3 +374,8 @@ class QueuePair:
         records = self.transport.read_logprobs(position + first, last - first + 1)
         for request, at in asked:
             request.records.append(records[at - first].tolist())
+
+
+def _place(packed: ByteAutomaton | TokenRules | None, offset: int) -> ArenaPlace:
+    """Where the words of a grammar or of token rules lie in the prompt arena."""
+    return NOWHERE if packed is None else ArenaPlace(packed.digest, offset, len(packed.words()))

@@ -13,7 +13,7 @@ from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import nearest_legal
+from blinkpy.kv.synthetic_choice import synthetic_choice
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
@@ -38,8 +38,7 @@ def fill_sampled(state, low, high, even):
         slot = batch.row_slots[row]
         seed = entry[slot, WORD_SEED + 1] << 32 | (entry[slot, WORD_SEED] & 0xFFFFFFFF)
         token = synthetic_token(seed, batch.context_lengths[row], low, high)
-        if requests.grammar[slot] >= 0:
-            token = nearest_legal(state.grammars, requests, slot, token, high)
+        token = synthetic_choice(state.grammars, requests, slot, token, high)
         batch.sampled[row] = token
         if entry[slot, WORD_LOGPROBS] >= 0:
             batch.logprobs[row, 0] = even | batch.sampled[row]

@@ -25,18 +25,20 @@ BYTES_AT_ONCE = tl.constexpr(4)
 
 
 class GrammarView(NamedTuple):
-    """What the mask reads of the grammars, G slots of W words, and of the S requests. See `blinkpy.kv.state.Grammars`."""
+    """What the sampler reads of grammars and token rules, G slots of W words, and of S requests: see kv/state.py."""
 
-    words: torch.Tensor  # int32 [G, W] packed automata
+    words: torch.Tensor  # int32 [G, W] packed automata and token rules
     token_place: torch.Tensor  # int32 [V, 2] first word and number of bytes of each token
     token_bytes: torch.Tensor  # int32 [n]
     slot: torch.Tensor  # int32 [S] slot of the request's automaton
     state: torch.Tensor  # int32 [S] its state
+    rules: torch.Tensor  # int32 [S] slot of the request's token rules
 
     @classmethod
     def of(cls, grammars: Any, requests: Any) -> Self:
         """The view of a `kv.state.Grammars` and a `kv.state.Requests` of tensors."""
-        return cls(grammars.words, grammars.token_place, grammars.token_bytes, requests.grammar, requests.grammar_state)
+        own = requests.grammar, requests.grammar_state, requests.rules
+        return cls(grammars.words, grammars.token_place, grammars.token_bytes, *own)
 
 
 @triton.jit

@@ -50,7 +50,7 @@ def write_record(
         finite += exists.to(tl.int32)
     log_sum = tl.log(tl.sum(weight, 0))
     token = tl.load(sampled_ptr + row)
-    sampled_value = tl.load(row_ptr + token) - maximum - log_sum
+    sampled_value = tl.load(row_ptr + token, mask=token >= 0, other=float("-inf")) - maximum - log_sum
     # Narrow the bracket until it ends at or behind the last one wanted, with few enough up to there.
     nothing = tl.full([], NO_KEY, tl.int64)
     low = nothing

@@ -27,6 +27,7 @@ def check_call(call: SamplingCall) -> None:
         (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
         (call.grammars.slot, "grammar", (slots,), torch.int32),
         (call.grammars.state, "grammar_state", (slots,), torch.int32),
+        (call.grammars.rules, "rules", (slots,), torch.int32),
         (call.grammars.words, "grammar words", (None, None), torch.int32),
         (call.grammars.token_place, "token_place", (None, 2), torch.int32),
         (call.grammars.token_bytes, "token_bytes", (None,), torch.int32),

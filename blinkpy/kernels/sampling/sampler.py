@@ -1,13 +1,13 @@
 """Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of the vocabulary: it masks what a grammar does not allow, applies the penalties, masks the
-stop ids before min_tokens, and finds their maxima. The second takes one row per program: greedy rows end there with the best
-chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not enough (a flat
-distribution without filters), the boundaries are searched in the whole row (candidates.py).
+Two kernels. The first works on chunks of the vocabulary: it masks what a grammar does not allow, applies token rules and
+penalties, masks the stop ids before min_tokens, and finds their maxima. The second takes one row per program: greedy rows end
+there with the best chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not
+enough (a flat distribution without filters), the boundaries are searched in the whole row (candidates.py).
 
-A row's token depends on its own logits, history, grammar, seed and position alone. Order of the filters: grammar, repetition,
-presence and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to the largest
-probability).
+A row's token depends on its own logits, history, grammar, rules, seed and position alone. Order of the filters: grammar, token
+rules, repetition, presence and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to
+the largest probability). Where rules leave no token, it is -1. A row whose prompt is scored gets the prompt's next token.
 """
 
 import torch
@@ -16,6 +16,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.launch import COUNT_ROWS
+from blinkpy.kernels.sampling.apply_rules import apply_rules
 from blinkpy.kernels.sampling.draw import draw
 from blinkpy.kernels.sampling.mask_illegal import MASK_BLOCK, mask_illegal
 from blinkpy.kernels.sampling.sampling_call import SamplingCall, SamplingVariant
@@ -34,6 +35,9 @@ WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
 WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
 WORD_GRAMMAR_WORDS = tl.constexpr(submission.WORD_GRAMMAR_WORDS)
+WORD_RULES_WORDS = tl.constexpr(submission.WORD_RULES_WORDS)
+WORD_FLAGS = tl.constexpr(submission.WORD_FLAGS)
+SUBMIT_SCORE_PROMPT = tl.constexpr(submission.SUBMIT_SCORE_PROMPT)
 
 HISTORY_BLOCK = tl.constexpr(512)
 
@@ -60,6 +64,13 @@ def has_penalty(entry_ptr):
 
 
 @triton.jit
+def scores_prompt(entry_ptr, prompt_length_ptr, slot, length):
+    """Is the next token of this request one of its prompt? length: tokens before it. Costs others as is_before_min_tokens."""
+    asked = (tl.load(entry_ptr + WORD_FLAGS) & SUBMIT_SCORE_PROMPT) != 0
+    return asked & (length < tl.load(prompt_length_ptr + slot, mask=asked, other=0))
+
+
+@triton.jit
 def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
     """Are the stop ids of this request impossible yet? length: tokens before the new one. Costs those without min_tokens
     one load of a line that is there already."""
@@ -80,7 +91,7 @@ def _adjust(
     row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] tokens before the new one
     counts_ptr,  # int64 [8] batch header
-    grammar_ptr, grammar_state_ptr,  # int32 [S]
+    grammar_ptr, grammar_state_ptr, rules_ptr,  # int32 [S]
     grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr,  # int32 [G, W], and the same memory as uint8 and as int16
     token_place_ptr,  # int64 [V]
     token_bytes_ptr,  # int32 [n]
@@ -98,20 +109,29 @@ def _adjust(
     entry = entry_ptr + slot * ENTRY_WORDS
     # The entry of a row was there before the step, as the batch was.
     constrained = tl.load(entry + WORD_GRAMMAR_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
+    ruled = tl.load(entry + WORD_RULES_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
     launch.wait_for_predecessor(PDL)
     if emitting:
         first_id = chunk * VOCAB_CHUNK
+        length = tl.load(context_lengths_ptr + row)
         if constrained:
-            mask_illegal(
-                logits_ptr + row.to(tl.int64) * logits_stride, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
-                tl.load(grammar_state_ptr + slot), grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
-                token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
-            )  # fmt: skip
+            if scores_prompt(entry, prompt_length_ptr, slot, length) == 0:
+                mask_illegal(
+                    logits_ptr + row.to(tl.int64) * logits_stride, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
+                    tl.load(grammar_state_ptr + slot), grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
+                    token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
+                )  # fmt: skip
         ids = first_id + tl.arange(0, VOCAB_CHUNK)
         inside = ids < vocabulary
-        logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + ids, mask=inside, other=float("-inf"))
+        row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
+        if ruled:
+            source, row_ptr = row_ptr, adjusted_ptr + row.to(tl.int64) * adjusted_stride
+            apply_rules(
+                source, row_ptr, first_id, vocabulary, grammar_words_ptr + tl.load(rules_ptr + slot).to(tl.int64) * grammar_width,
+                tokens_ptr + slot * history_stride, tl.load(prompt_length_ptr + slot), length, VOCAB_CHUNK,
+            )  # fmt: skip
+        logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
         logit = tl.where(logit == logit, logit, float("-inf"))
-        length = tl.load(context_lengths_ptr + row)
         penalized = has_penalty(entry)
         masked = is_before_min_tokens(entry, prompt_length_ptr, slot, length)
         if penalized:
@@ -134,7 +154,7 @@ def _adjust(
         if masked:
             for i in tl.static_range(STOP_IDS):
                 logit = tl.where(ids == tl.load(entry + WORD_STOP_IDS + i), float("-inf"), logit)
-        if penalized | masked:
+        if penalized | masked | ruled:
             tl.store(adjusted_ptr + row.to(tl.int64) * adjusted_stride + ids, logit, mask=inside)
         best, best_index = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)
         at = row.to(tl.int64) * tl.num_programs(0) + chunk
@@ -151,12 +171,14 @@ def _sample_tokens(
     keys_ptr,  # int64 [B, MAX_CANDIDATES] scratch
     sampled_ptr,  # int32 [B] output
     entry_ptr,  # int32 [S, 64]
+    tokens_ptr,  # int32 [S, L] prompt and generated tokens
     prompt_length_ptr,  # int32 [S]
     row_slots_ptr, emits_ptr,  # int32 [B]
     context_lengths_ptr,  # int32 [B] position of the new token
     counts_ptr,  # int64 [8] batch header
     vocabulary,  # V
     chunks, logits_stride, adjusted_stride,
+    history_stride,  # L
     CHUNKS: tl.constexpr,  # power of two >= chunks
     MAX_CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -173,9 +195,11 @@ def _sample_tokens(
         maximum, best = tl.max(maxima, 0, return_indices=True, return_indices_tie_break_left=True)
         token = tl.load(chunk_id_ptr + row.to(tl.int64) * chunks + best)
         temperature = float_word(entry, WORD_TEMPERATURE)
+        position = tl.load(context_lengths_ptr + row)
+        ruled = tl.load(entry + WORD_RULES_WORDS) != 0
+        token = tl.where(ruled & (maximum == float("-inf")), -1, token)
         if (temperature > 0.0) & (maximum > float("-inf")) & (maximum < float("inf")):
-            position = tl.load(context_lengths_ptr + row)
-            if has_penalty(entry) | is_before_min_tokens(entry, prompt_length_ptr, slot, position):
+            if has_penalty(entry) | ruled | is_before_min_tokens(entry, prompt_length_ptr, slot, position):
                 row_ptr = adjusted_ptr + row.to(tl.int64) * adjusted_stride
             else:
                 row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
@@ -185,6 +209,8 @@ def _sample_tokens(
             uniform = tl.rand((seed_high << 32) | seed_low, position)
             scratch = keys_ptr + row.to(tl.int64) * MAX_CANDIDATES
             token = draw(row_ptr, vocabulary, maximum, temperature, top_k, top_p, min_p, uniform, scratch, MAX_CANDIDATES, BLOCK)
+        if scores_prompt(entry, prompt_length_ptr, slot, position):
+            token = tl.load(tokens_ptr + slot * history_stride + position)
         tl.store(sampled_ptr + row, token)
 
 
@@ -192,7 +218,7 @@ def search(call: SamplingCall) -> None:
     """The uniform of a token is Philox4x32-10 of the request's seed at the token's position, as triton.language.rand."""
     logits, (entry, tokens, prompt_length), batch, scratch, pdl = call.logits, call.requests, call.batch, call.workspace, call.pdl
     (rows, vocabulary), chunks, g = logits.shape, scratch.chunk_max.shape[1], call.grammars
-    automata = (g.slot, g.state, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))
+    automata = (g.slot, g.state, g.rules, g.words, g.words.view(torch.uint8), g.words.view(torch.int16))
     by_row = (batch.row_slots, batch.emits, batch.context_lengths)
     _adjust[(chunks, rows)](
         logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, entry, tokens, prompt_length, *by_row, batch.counts,
@@ -202,8 +228,8 @@ def search(call: SamplingCall) -> None:
         PDL=pdl, num_warps=8, maxnreg=64, **launch.options(pdl),
     )  # fmt: skip
     _sample_tokens[(rows,)](
-        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, prompt_length,
-        *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0),
+        logits, scratch.adjusted, scratch.chunk_max, scratch.chunk_id, scratch.keys, call.sampled, entry, tokens, prompt_length,
+        *by_row, batch.counts, vocabulary, chunks, logits.stride(0), scratch.adjusted.stride(0), tokens.shape[1],
         CHUNKS=triton.next_power_of_2(chunks), MAX_CANDIDATES=scratch.keys.shape[1], BLOCK=scratch.block,
         PDL=pdl, num_warps=8, **launch.options(pdl),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.kv.packed_rules import holds_rules
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import submission as E
 
@@ -57,7 +58,7 @@ def check_lists(limits, state, seen):
     return 0
 
 
-PROMPT_LONGER = fault_code("slot {}: its prompt is longer than its request, or empty")
+PROMPT_LONGER = fault_code("slot {}: its prompt is longer than its request and not scored, or empty")
 CONTEXT_EXCEEDED = fault_code("slot {}: its request is longer than the context")
 NOTHING_TO_COMPUTE = fault_code("slot {} runs and has nothing to compute")
 IDLE_CACHE = fault_code("slot {} does not run and has a cache")
@@ -73,6 +74,8 @@ VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
 GRAMMAR_LOST = fault_code("slot {}: its request has a grammar and no automaton, or the other way round")
 GRAMMAR_FOREIGN = fault_code("slot {}: the automaton of its request is another one, or another queue pair's")
 GRAMMAR_STATE = fault_code("slot {}: its automaton has no such state")
+RULES_LOST = fault_code("slot {}: its request has token rules in its entry and none in the engine, or the other way round")
+RULES_FOREIGN = fault_code("slot {}: the token rules of its request are other ones, or another queue pair's")
 
 
 @device
@@ -81,9 +84,10 @@ def check_request(limits, r, slot):
     running = r.status[slot] == S.RUNNING
     live = running or r.status[slot] == S.WAITING
     computed, length, held = r.computed[slot], r.length[slot], r.num_pages[slot]
-    if live and not 1 <= r.prompt_length[slot] <= length:
+    scored = r.entry[slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT != 0
+    if live and (r.prompt_length[slot] < 1 or length < (1 if scored else r.prompt_length[slot])):
         return fault_at(PROMPT_LONGER, slot)
-    if live and length > limits.max_model_len:
+    if live and max(length, r.prompt_length[slot]) > limits.max_model_len:
         return fault_at(CONTEXT_EXCEEDED, slot)
     if computed < 0 or (running and computed >= length):
         return fault_at(NOTHING_TO_COMPUTE, slot)
@@ -108,7 +112,7 @@ def check_request(limits, r, slot):
     if r.stalled[slot] != 0 and not running:
         return fault_at(IDLE_STALLED, slot)
     if live:
-        for i in range(length):
+        for i in range(max(length, r.prompt_length[slot])):
             if r.tokens[slot, i] < 0 or r.tokens[slot, i] >= limits.vocab_size:
                 return fault_at(VOCABULARY, slot)
     return 0
@@ -117,18 +121,36 @@ def check_request(limits, r, slot):
 @device
 def check_grammar(limits, state, slot):
     """The automaton of a live request."""
-    r, g = state.requests, state.grammars
-    pair, own = r.pair[slot], r.grammar[slot]
+    r, own = state.requests, state.requests.grammar[slot]
     if (own != -1) != (r.entry[slot, E.WORD_GRAMMAR_WORDS] != 0):
         return fault_at(GRAMMAR_LOST, slot)
     if own == -1:
         return 0
+    if not is_own(limits, state, slot, own, E.WORD_GRAMMAR_DIGEST):
+        return fault_at(GRAMMAR_FOREIGN, slot)
+    states = state.grammars.words[own, A.STATES_WORD]  # of token rules: MARK
+    return 0 if 0 <= r.grammar_state[slot] < states else fault_at(GRAMMAR_STATE, slot)
+
+
+@device
+def check_rules(limits, state, slot):
+    """The token rules of a live request."""
+    own = state.requests.rules[slot]
+    if (own != -1) != (state.requests.entry[slot, E.WORD_RULES_WORDS] != 0):
+        return fault_at(RULES_LOST, slot)
+    if own == -1:
+        return 0
+    fine = is_own(limits, state, slot, own, E.WORD_RULES_DIGEST) and holds_rules(state.grammars.words, own)
+    return 0 if fine else fault_at(RULES_FOREIGN, slot)
+
+
+@device
+def is_own(limits, state, slot, own, digest_word):
+    """Whether the slot `own` for grammars belongs to the queue pair of a request, and has what its entry names."""
+    r, g, pair = state.requests, state.grammars, state.requests.pair[slot]
     if own < 0 or own // limits.grammar_share != pair or g.epoch[own] != state.pairs.epoch[pair]:
-        return fault_at(GRAMMAR_FOREIGN, slot)
-    low, high = r.entry[slot, E.WORD_GRAMMAR_DIGEST] & 0xFFFFFFFF, r.entry[slot, E.WORD_GRAMMAR_DIGEST + 1]
-    if g.digest[own] != high << 32 | low:
-        return fault_at(GRAMMAR_FOREIGN, slot)
-    return 0 if 0 <= r.grammar_state[slot] < g.words[own, A.STATES_WORD] else fault_at(GRAMMAR_STATE, slot)
+        return False
+    return g.digest[own] == r.entry[slot, digest_word + 1] << 32 | (r.entry[slot, digest_word] & 0xFFFFFFFF)
 
 
 @device
@@ -138,6 +160,7 @@ def check_requests(limits, state):
         fault = check_request(limits, state.requests, slot)
         if fault == 0 and (state.requests.status[slot] == S.RUNNING or state.requests.status[slot] == S.WAITING):
             fault = check_grammar(limits, state, slot)
+            fault = fault if fault != 0 else check_rules(limits, state, slot)
         if fault != 0:
             return fault
         stalled += state.requests.stalled[slot]

@@ -1,4 +1,4 @@
-"""One engine step on the CPU: forward, grammars, penalties, sampling, log probabilities."""
+"""One engine step on the CPU: forward, grammars, token rules, penalties, sampling, log probabilities."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,12 +7,13 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.cpu import cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
+from blinkpy.models.cpu.cpu_token_rules import apply_rules
 from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 
 
 class CpuStep:
@@ -43,9 +44,10 @@ class CpuStep:
     def run(self, batch: Batch, requests: Requests) -> None:
         """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only read.
 
-        Of the requests, page_table, tokens, prompt_length, entry and grammars are used. Keys and values go into the cache, for
-        every token of the batch; batch.sampled gets the new token of each row that emits one, batch.logprobs the record of each
-        of these whose request asks for it, and both stay as they are elsewhere.
+        Of the requests, page_table, tokens, prompt_length, entry, grammars and rules are used. Keys and values go into the cache,
+        for every token of the batch; batch.sampled gets the new token of each row that emits one, which is the next one of a
+        prompt that is scored, and -1 where token rules leave none; batch.logprobs the record of each of these whose request asks
+        for it, and both stay as they are elsewhere.
         """
         hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
@@ -54,19 +56,29 @@ class CpuStep:
         logits: NDArray[np.float32] = self.decoder.logits(hidden).numpy()
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
-        p = read_parameters(entries)
-        for index in np.flatnonzero(entries["grammar_words"]).tolist():
+        p, prompts = read_parameters(entries), requests.prompt_length[slots]
+        scored = ((entries["flags"] & SUBMIT_SCORE_PROMPT) != 0) & (contexts < prompts)
+        for index in np.flatnonzero((entries["grammar_words"] != 0) & ~scored).tolist():
             assert self._grammars is not None  # intake takes none in else
             slot, stop_ids = slots[index], np.ascontiguousarray(entries["stop_ids"][index])
             place = int(requests.grammar[slot]), int(requests.grammar_state[slot])
             cpu_grammar_mask.mask_illegal(logits[index], self._grammars, *place, stop_ids)
         asked = np.flatnonzero(entries["logprobs"] >= 0)
         unchanged = logits[asked]  # a copy: penalties work in place
+        ruled = np.flatnonzero((entries["rules_words"] != 0) & ~scored)
+        for index in ruled.tolist():
+            assert self._grammars is not None
+            slot, known = slots[index], contexts[index]
+            words = self._grammars.words[requests.rules[slot]]
+            apply_rules(logits[index], words, requests.tokens[slot, prompts[index] : known])
         penalized = (p.repetition_penalty != 1) | (p.presence_penalty != 0) | (p.frequency_penalty != 0)
         for index in np.flatnonzero(penalized).tolist():
             slot, known = slots[index], contexts[index]
             penalize(logits, index, p, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
-        mask_stop_ids(logits, entries, contexts - requests.prompt_length[slots])
-        batch.sampled[rows] = sample_rows(logits, p, contexts)
+        mask_stop_ids(logits, entries, contexts - prompts)
+        sampled = sample_rows(logits, p, contexts)
+        sampled[ruled[np.isneginf(logits[ruled].max(axis=1))]] = -1
+        sampled[scored] = requests.tokens[slots[scored], contexts[scored]]
+        batch.sampled[rows] = sampled
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])

@@ -27,6 +27,7 @@ READ_IN_PLACE = (
     "prompt_length",
     "grammar",
     "grammar_state",
+    "rules",
 )  # fields of the requests that the sampler reads in host memory
 
 

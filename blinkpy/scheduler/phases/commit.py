@@ -41,7 +41,7 @@ def commit(limits, queues, state, lane, lanes):
             token = batch.sampled[row] if flags & HAS_TOKEN else 0
             scratch.pair[row] = requests.pair[slot]
             scratch.word[row] = completion_word(limits, requests, slot, token, flags)
-            generated += 1 if flags & HAS_TOKEN else 0
+            generated += 1 if flags & HAS_TOKEN != 0 and requests.length[slot] > requests.prompt_length[slot] else 0
     generated = block_sum(generated, lane, lanes)
     # plan_batch saw to it that there is room for all.
     publish_completions(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
@@ -75,6 +75,9 @@ def append_token(limits, state, slot, token):
         return FINISH_ERROR
     length = requests.length[slot] + 1
     generated = length - requests.prompt_length[slot]
+    if generated <= 0 and token != requests.tokens[slot, length - 1]:  # a prompt is scored, and this is not its next token
+        requests.finish[slot] = FINISH_ERROR
+        return FINISH_ERROR
     finish = FINISH_NONE
     if generated >= requests.entry[slot, WORD_MAX_TOKENS] or length >= limits.max_model_len:
         finish = FINISH_LENGTH
@@ -82,7 +85,7 @@ def append_token(limits, state, slot, token):
         for i in range(STOP_IDS):
             if requests.entry[slot, WORD_STOP_IDS + i] == token:
                 finish = FINISH_STOP
-    if requests.entry[slot, WORD_GRAMMAR_WORDS] != 0:
+    if generated > 0 and requests.entry[slot, WORD_GRAMMAR_WORDS] != 0:
         finish, following = finish_under_grammar(state.grammars, requests, slot, token, finish)
         if finish == FINISH_ERROR:  # as above
             requests.finish[slot] = FINISH_ERROR

@@ -30,9 +30,12 @@ def judge_token(limits, state, row, token):
     for i in range(forecasts[row, S.FORECAST_STOPS]):
         if forecasts[row, S.FORECAST_STOP_IDS + i] == token:
             finish = C.FINISH_STOP
-    if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_GRAMMAR != 0:
+    if forecasts[row, S.FORECAST_FLAGS] & (S.FORECAST_GRAMMAR | S.FORECAST_SCORES) != 0:
         slot = forecasts[row, S.FORECAST_SLOT]
-        finish, following = finish_under_grammar(state.grammars, state.requests, slot, token, finish)
+        if forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_GRAMMAR != 0:
+            finish, following = finish_under_grammar(state.grammars, state.requests, slot, token, finish)
+        elif token != state.requests.tokens[slot, forecasts[row, S.FORECAST_LENGTH] - 1]:
+            finish = C.FINISH_ERROR
     return finish if finish == C.FINISH_ERROR else finish | C.HAS_TOKEN, following
 
 
@@ -47,6 +50,7 @@ def prefetch_forecast(limits, state, lane, lanes):
         prefetch(state.counters, 0)
         prefetch(state.inbox.now_ns, 0)
         prefetch(state.forecast.max_context, 0)
+        prefetch(state.forecast.scores, 0)
 
 
 @device
@@ -67,10 +71,10 @@ def take_fast_path(limits, queues, state, lane, lanes):
         state.forecast.unpublished[0] = rows
     if lane == 0 and ended == 0:
         generated, steps, context = counters[GENERATED_TOKENS], counts[S.STEPS], state.forecast.max_context[0]
-        counters[GENERATED_TOKENS] = generated + rows
+        counters[GENERATED_TOKENS] = generated + rows - state.forecast.scores[0]
         counts[S.STEPS] = steps + 1
         batch.counts[S.MAX_CONTEXT] = context
-    kept, failed, context = 0, 0, 0
+    kept, uncounted, context = 0, 0, 0
     for tile in strided(0, rows, lanes):
         row = tile + lane
         place, slot, token, flags, following = row, 0, 0, C.FINISH_ERROR, 0
@@ -84,7 +88,8 @@ def take_fast_path(limits, queues, state, lane, lanes):
         if row < rows:
             length = forecasts[row, S.FORECAST_LENGTH]
             commit_row(state, row, slot, length, token, flags, following)
-            failed += 1 if flags & C.HAS_TOKEN == 0 else 0
+            scores = forecasts[row, S.FORECAST_FLAGS] & S.FORECAST_SCORES != 0
+            uncounted += 1 if flags & C.HAS_TOKEN == 0 or scores else 0
             if flags & C.FINISH_MASK != 0:
                 state.scratch.slot[row - place] = slot
             else:
@@ -99,11 +104,11 @@ def take_fast_path(limits, queues, state, lane, lanes):
     barrier(lanes)
     if ended == 0:
         return bucket
-    failed = block_sum(failed, lane, lanes)
+    uncounted = block_sum(uncounted, lane, lanes)
     context = block_max(context, lane, lanes)
     release_slots(limits, state, ended, lane, lanes)
     if lane == 0:
-        counters[GENERATED_TOKENS] += rows - failed
+        counters[GENERATED_TOKENS] += rows - uncounted
         counters[REQUESTS_FINISHED] += ended
         counts[S.RUNNING_COUNT] = kept
     return finish_batch(state, kept, kept, kept, kept, context, lane, lanes)

@@ -137,12 +137,13 @@ def forecast_rows(limits, state, rows, lane, lanes):
     for row in strided(lane, rows, lanes):
         scratch.pair[row] = requests.pair[batch.row_slots[row]]
     position_in_pair(limits, scratch, rows, lane, lanes)
-    context, forecasts = 0, forecast.rows
+    context, scored, forecasts = 0, 0, forecast.rows
     for row in strided(lane, rows, lanes):
         slot, pair = batch.row_slots[row], scratch.pair[row]
         position = pairs.cq_tail[pair] + scratch.position[row]
         lap = (position >> limits.cq_shift) % LAPS + 1
         length = requests.length[slot] + 1
+        scores = length <= requests.prompt_length[slot]
         last = is_last_token(limits, requests, slot)
         page = 0 if last else requests.page_table[slot, (length - 1) >> limits.page_shift]
         expect(state, page >= 0, F.FORECAST_PAGELESS)
@@ -163,12 +164,13 @@ def forecast_rows(limits, state, rows, lane, lanes):
         forecasts[row, S.FORECAST_FLAGS] = (
             (S.FORECAST_IS_LAST if last else 0)
             | (S.FORECAST_RECORD if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)
-            | (S.FORECAST_GRAMMAR if requests.entry[slot, WORD_GRAMMAR_WORDS] != 0 else 0)
+            | (S.FORECAST_GRAMMAR if requests.entry[slot, WORD_GRAMMAR_WORDS] != 0 and not scores else 0)
+            | (S.FORECAST_SCORES if scores else 0)
         )
         forecasts[row, S.FORECAST_STOPS] = stops
-        context = max(context, length)
-    context = block_max(context, lane, lanes)
+        context, scored = max(context, length), scored + (1 if scores else 0)
+    context, scored = block_max(context, lane, lanes), block_sum(scored, lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):
         forecast.published[pair] = scratch.total[pair]
     if lane == 0:
-        forecast.max_context[0] = context
+        forecast.max_context[0], forecast.scores[0] = context, scored

@@ -8,11 +8,13 @@ from blinkpy.device.portable import barrier, block_sum, device, store_release, s
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import find_grammar, is_automaton, unused_grammar
 from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.packed_rules import are_token_rules
 from blinkpy.queues import completion as C
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import INT32_MAX
+from blinkpy.queues.token_rules import FIRST_WORD as FIRST_RULES_WORD
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 from blinkpy.scheduler.phases.recorder import record_entry
 
@@ -80,17 +82,19 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     if stale or not usable:
         if lane == 0:
             counters[STALE_ENTRIES if stale else REQUESTS_REJECTED] += 1
-        record_entry(limits, state, pair, 0, 0, -1, 0, lane, lanes)
+        record_entry(limits, state, pair, 0, 0, -1, 0, -1, 0, lane, lanes)
         return 0
     expect(state, requests.num_pages[slot] == 0, F.SLOT_HOLDS_PAGES)
     expect(state, waiting + entering < limits.slots and finishing < limits.slots, F.LISTS_FULL)
     reason = check_entry(limits, entry, state.pairs.epoch[pair])
-    length, copied, grammar, taken = entry[E.WORD_PROMPT_LENGTH], 0, -1, 0
+    length, copied, grammar, taken, rules, taken_rules = entry[E.WORD_PROMPT_LENGTH], 0, -1, 0, -1, 0
     if reason == 0:
         reason = copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes)
         copied = length
     if reason == 0 and entry[E.WORD_GRAMMAR_WORDS] != 0:
-        reason, grammar, taken = take_grammar(limits, queues, state, pair, lane, lanes)
+        reason, grammar, taken = take_grammar(limits, queues, state, pair, False, -1, lane, lanes)
+    if reason == 0 and entry[E.WORD_RULES_WORDS] != 0:
+        reason, rules, taken_rules = take_grammar(limits, queues, state, pair, True, grammar, lane, lanes)
     for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:
@@ -98,7 +102,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.request_id[slot] = long_word(entry, E.LONG_REQUEST_ID)
         requests.cache_salt[slot] = long_word(entry, E.LONG_CACHE_SALT)
         requests.prompt_length[slot] = length
-        requests.length[slot] = length
+        requests.length[slot] = 1 if entry[E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT != 0 else length
         requests.computed[slot] = 0
         requests.hashed[slot] = entry[E.WORD_HASH_COUNT]
         requests.indexed[slot] = 0
@@ -111,6 +115,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.hit_tokens[slot] = 0
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = 0
+        requests.rules[slot] = rules
         state.inbox.cancel[slot] = 0  # what was read for the request before, whose id a front end may use again
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
@@ -124,9 +129,9 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         state.finishing[finishing] = slot
         counts[S.FINISHING_COUNT] = finishing + 1
         counters[REQUESTS_REJECTED] += 1
-    record_entry(limits, state, pair, slot, copied, grammar, taken, lane, lanes)
+    record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken_rules, lane, lanes)
     barrier(lanes)
-    return copied + taken
+    return copied + taken + taken_rules
 
 
 @device
@@ -152,16 +157,18 @@ def check_entry(limits, entry, epoch):
         reason = C.REJECT_PAGES
     elif (count != full and not unhashed) or offset < 0 or offset + count > limits.hash_entries:
         reason = C.REJECT_HASHES
-    elif entry[E.WORD_GRAMMAR_WORDS] != 0 and not grammar_in_range(limits, entry):
+    elif not words_in_range(limits, entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS], CELLS_WORD):
         reason = C.REJECT_GRAMMAR
+    elif not words_in_range(limits, entry[E.WORD_RULES_OFFSET], entry[E.WORD_RULES_WORDS], FIRST_RULES_WORD):
+        reason = C.REJECT_RULES
     return reason
 
 
 @device
-def grammar_in_range(limits, entry):
-    """Whether an entry's automaton is as long as one can be, and lies in the arena."""
-    offset, words = entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]
-    return CELLS_WORD < words <= limits.grammar_words and 0 <= offset <= limits.prompt_tokens - words
+def words_in_range(limits, offset, words, head):
+    """Whether an automaton or token rules are as long as they can be, and lie in the arena; none is fine. head: their words
+    before the first one that says something."""
+    return words == 0 or (head < words <= limits.grammar_words and 0 <= offset <= limits.prompt_tokens - words)
 
 
 def make_range_check(checks):
@@ -210,29 +217,34 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
 
 
 @device
-def take_grammar(limits, queues, state, pair, lane, lanes):
-    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the copy.
+def take_grammar(limits, queues, state, pair, rules, kept, lane, lanes):
+    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the copy; if `rules` is
+    true, its token rules. kept: the slot of the entry's automaton, or -1.
 
     Returns (REJECT_* or 0, its slot, words that were copied). Nobody looks at the slot that is written: no live request has it.
     """
-    grammars, entry, epoch = state.grammars, state.scratch.entry, state.pairs.epoch[pair]
+    grammars, entry, counters, epoch = state.grammars, state.scratch.entry, state.counters, state.pairs.epoch[pair]
     digest, offset, words = long_word(entry, E.LONG_GRAMMAR_DIGEST), entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]
+    if rules:
+        digest, offset, words = long_word(entry, E.LONG_RULES_DIGEST), entry[E.WORD_RULES_OFFSET], entry[E.WORD_RULES_WORDS]
     reason, copied, counter = 0, 0, GRAMMARS_REUSED
-    slot = find_grammar(limits, grammars, pair, epoch, digest, lane, lanes)
+    slot = find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes)
     if slot < 0:
-        slot = unused_grammar(limits, state.requests, grammars, state.scratch, pair, lane, lanes)
+        slot = unused_grammar(limits, state.requests, grammars, state.scratch, pair, kept, lane, lanes)
         if slot < 0:
             return C.REJECT_SHARE, slot, copied
         for i in strided(lane, words, lanes):
             grammars.words[slot, i] = queues.prompt[pair, offset + i]
         barrier(lanes)
         copied, counter = words, GRAMMARS_INSTALLED
-        if not is_automaton(grammars.words, slot, words, lane, lanes):
+        if rules and not are_token_rules(limits, grammars.words, slot, words, lane, lanes):
+            reason = C.REJECT_RULES
+        elif not rules and not is_automaton(grammars.words, slot, words, lane, lanes):
             reason = C.REJECT_GRAMMAR
     if lane == 0 and reason == 0:
+        counters[counter] += 1
         grammars.epoch[slot], grammars.digest[slot] = epoch, digest
-        grammars.used[slot] = state.counts[S.ARRIVALS] + 1
-        state.counters[counter] += 1
+        grammars.used[slot] = counters[GRAMMARS_INSTALLED] + counters[GRAMMARS_REUSED]
     elif lane == 0:
         grammars.epoch[slot], grammars.used[slot] = 0, 0
     barrier(lanes)

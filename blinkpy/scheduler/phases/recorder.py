@@ -12,8 +12,9 @@ Layout, int64 words:
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
     notes     what is rare, each with a word in front: kind | words << 8
-                  RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read; the entry, 32 words; the
-                      prompt, two tokens a word; its page hashes; the automaton, two words a word
+                  RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read | of the token rules << 32;
+                      the entry, 32 words; the prompt, two tokens a word; its page hashes; the automaton and the rules, two
+                      words a word
                   RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
@@ -113,10 +114,10 @@ def open_note(limits, state):
 
 
 @device
-def record_entry(limits, state, pair, slot, copied, grammar, taken, lane, lanes):
+def record_entry(limits, state, pair, slot, copied, grammar, taken, rules, taken_rules, lane, lanes):
     """Write down an entry that was consumed: scratch.entry, and the `copied` prompt tokens in the request's slot, with the
-    page hashes of the prompt; without them if copied is 0. Behind them the `taken` words in the slot `grammar`. Called by all
-    lanes; ends with a barrier."""
+    page hashes of the prompt; without them if copied is 0. Behind them the `taken` words in the slot `grammar`, and the
+    `taken_rules` words in the slot `rules`. Called by all lanes; ends with a barrier."""
     if limits.record_turns == 0:
         return
     requests, entry, recorder = state.requests, state.scratch.entry, state.recorder
@@ -135,16 +136,24 @@ def record_entry(limits, state, pair, slot, copied, grammar, taken, lane, lanes)
     for i in strided(lane, hashes, lanes):
         words[(first + i) & mask] = requests.page_hash[slot, i]
     first += hashes
-    for i in strided(lane, (taken + 1) >> 1, lanes):
-        second = state.grammars.words[grammar, 2 * i + 1] if 2 * i + 1 < taken else 0
-        words[(first + i) & mask] = (state.grammars.words[grammar, 2 * i] & LOW) | second << HALF
+    record_words(recorder, mask, first, state.grammars.words, grammar, taken, lane, lanes)
+    first += (taken + 1) >> 1
+    record_words(recorder, mask, first, state.grammars.words, rules, taken_rules, lane, lanes)
     if lane == 0:
-        length = first + ((taken + 1) >> 1) - at
+        length = first + ((taken_rules + 1) >> 1) - at
         words[at & mask] = S.RECORDED_ENTRY | length << S.NOTE_SHIFT
         words[(at + 1) & mask] = pair | copied << HALF
-        words[(at + 2) & mask] = taken
+        words[(at + 2) & mask] = taken | taken_rules << HALF
         recorder.cursor[S.NOTES] += length
     barrier(lanes)
+
+
+@device
+def record_words(recorder, mask, first, grammar_words, slot, count, lane, lanes):
+    """Write down the first words of a slot for grammars, from a position of the ring on, two a word."""
+    for i in strided(lane, (count + 1) >> 1, lanes):
+        second = grammar_words[slot, 2 * i + 1] if 2 * i + 1 < count else 0
+        recorder.words[(first + i) & mask] = (grammar_words[slot, 2 * i] & LOW) | second << HALF
 
 
 @device

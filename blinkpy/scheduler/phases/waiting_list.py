@@ -51,7 +51,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
                 requests.arrival_us[slot],
                 int(requests.prompt_length[slot]),  # int(): int32 words, int64 fields
                 int(requests.entry[slot, WORD_MAX_TOKENS]),
-                requests.length[slot] - requests.prompt_length[slot],
+                max(0, requests.length[slot] - requests.prompt_length[slot]),  # a prompt that is scored is longer
                 int(requests.entry[slot, WORD_PRIORITY]),
                 int(requests.preemptions[slot]),
                 int(requests.pair[slot]),

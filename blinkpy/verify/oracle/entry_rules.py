@@ -8,7 +8,8 @@ from blinkpy.queues import completion as C
 from blinkpy.queues.byte_automaton import CELLS_WORD, ByteAutomaton
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import PARAMETERS, Parameter
-from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.token_rules import FIRST_WORD, TokenRules
 from blinkpy.queues.views import EngineViews
 from blinkpy.queues.words import EPOCH_SHIFT
 from blinkpy.verify.oracle.objects import Request
@@ -21,8 +22,9 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
         request.finish = C.FINISH_REJECTED
         return request, 0
     start, length, first, hashes = (int(entry[f]) for f in ("prompt_offset", "prompt_length", "hash_offset", "hash_count"))
-    request.tokens = queues.prompt[pair, start : start + length].tolist()
-    if not all(0 <= token < limits.vocab_size for token in request.tokens):
+    request.prompt = queues.prompt[pair, start : start + length].tolist()
+    request.tokens = request.prompt[: 1 if entry["flags"] & SUBMIT_SCORE_PROMPT else None]
+    if not all(0 <= token < limits.vocab_size for token in request.prompt):
         request.reason, request.finish = C.REJECT_TOKEN, C.FINISH_REJECTED
     elif not all(0 <= key < 1 << 2 * HASH_SHIFT for key in queues.hashes[pair, first : first + hashes].tolist()):
         request.reason, request.finish = C.REJECT_HASHES, C.FINISH_REJECTED
@@ -49,17 +51,18 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
         return C.REJECT_PAGES
     if not (hashes == length // limits.page_size or unhashed) or first < 0 or first + hashes > limits.hash_entries:
         return C.REJECT_HASHES
-    words, start = int(entry["grammar_words"]), int(entry["grammar_offset"])
-    if words and not (CELLS_WORD < words <= limits.grammar_words and 0 <= start and start + words <= limits.prompt_tokens):
-        return C.REJECT_GRAMMAR
+    for name, head, reason in (("grammar", CELLS_WORD, C.REJECT_GRAMMAR), ("rules", FIRST_WORD, C.REJECT_RULES)):
+        words, start = int(entry[f"{name}_words"]), int(entry[f"{name}_offset"])
+        if words and not (head < words <= limits.grammar_words and 0 <= start and start + words <= limits.prompt_tokens):
+            return reason
     return 0
 
 
-def read_automaton(queues: EngineViews, pair: int, entry: Any) -> ByteAutomaton | None:
-    """The automaton of an entry whose place is in range; None where there is none."""
-    words = queues.prompt[pair, int(entry["grammar_offset"]) :][: int(entry["grammar_words"])].copy()
+def read_grammar(limits: Limits, queues: EngineViews, pair: int, entry: Any, name: str) -> ByteAutomaton | TokenRules | None:
+    """The automaton ("grammar") or the token rules ("rules") of an entry whose places are in range; None where there are none."""
+    words = queues.prompt[pair, int(entry[f"{name}_offset"]) :][: int(entry[f"{name}_words"])].copy()
     try:
-        return ByteAutomaton.of_words(words)
+        return ByteAutomaton.of_words(words) if name == "grammar" else TokenRules.of_words(words, limits.vocab_size)
     except ValueError:
         return None
 

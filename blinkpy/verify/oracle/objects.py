@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_NONE
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.verify.oracle.page_pool import Page
+
+GrammarKey = tuple[int, int, bool]
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +25,8 @@ class Pair:
     cq_head: int = 0
     cq_tail: int = 0
     unclaimed: int = 0  # entries of the completion queue that no running request counts on
-    grammars: dict[tuple[int, int], ByteAutomaton] = field(default_factory=dict)  # by epoch and digest, in the order of their use
+    # By epoch, digest and whether they are token rules, in the order of their use.
+    grammars: dict[GrammarKey, ByteAutomaton | TokenRules] = field(default_factory=dict)
 
 
 class Verdict(NamedTuple):
@@ -42,6 +46,7 @@ class Request:
     finish: int = FINISH_NONE
     reason: int = 0
     tokens: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
     prompt_length: int = 0
     max_tokens: int = 0
     min_tokens: int = 0
@@ -63,7 +68,7 @@ class Request:
     preemptions: int = 0
     hit_tokens: int = 0
     grammar: ByteAutomaton | None = None
-    grammar_key: tuple[int, int] = (0, 0)  # epoch and digest
+    grammar_keys: list[GrammarKey] = field(default_factory=list)  # of its grammar and of its token rules
     grammar_state: int = 0
 
     @property

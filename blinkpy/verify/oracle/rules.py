@@ -12,13 +12,14 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.queues import completion as C
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import DEAD
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, RequestFields, is_shipped
-from blinkpy.verify.oracle.entry_rules import read_automaton, read_request
-from blinkpy.verify.oracle.objects import Pair, Request, Row, Verdict
+from blinkpy.verify.oracle.entry_rules import read_grammar, read_request
+from blinkpy.verify.oracle.objects import GrammarKey, Pair, Request, Row, Verdict
 from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
@@ -151,8 +152,9 @@ class Oracle:
             self.counters["requests_rejected"] += 1
             return 0
         request, read = read_request(self.limits, self.queues, number, slot, entry, pair.epoch)
-        if not request.finish and entry["grammar_words"]:
-            read += self._take_grammar(request, pair, entry)
+        for name in ("grammar", "rules"):
+            if not request.finish and entry[f"{name}_words"]:
+                read += self._take_grammar(request, pair, entry, name)
         self.live[slot] = request
         if request.finish:
             self.finishing.append(request)
@@ -165,28 +167,38 @@ class Oracle:
         self.counters["prompt_tokens"] += request.prompt_length
         return read
 
-    def _take_grammar(self, request: Request, pair: Pair, entry: Any) -> int:
-        """R2: the grammar of a request, from its pair's share or from the arena. Returns the words that were read."""
-        key = request.grammar_key = pair.epoch, int(entry["grammar_digest"])
-        request.grammar = pair.grammars.pop(key, None)
-        if request.grammar is not None:
-            pair.grammars[key] = request.grammar  # used last
+    def _take_grammar(self, request: Request, pair: Pair, entry: Any, name: str) -> int:
+        """R2: the grammar of a request, or its token rules, from its pair's share or from the arena. Returns the words that were
+        read."""
+        key = pair.epoch, int(entry[f"{name}_digest"]), name == "rules"
+        found: ByteAutomaton | TokenRules | None = pair.grammars.pop(key, None)
+        request.grammar_keys.append(key)
+        if found is not None:
+            self._have_grammar(request, pair, key, found)
             self.counters["grammars_reused"] += 1
             return 0
         if len(pair.grammars) >= self.limits.grammar_share:
-            used = {r.grammar_key for r in self.running + self.waiting + self.unranked if r.pair == request.pair}
+            live = [request, *(r for r in self.running + self.waiting + self.unranked if r.pair == request.pair)]
+            used = {key for r in live for key in r.grammar_keys}
             unused = [other for other in pair.grammars if other not in used]
             if not unused:
                 request.reason, request.finish = C.REJECT_SHARE, C.FINISH_REJECTED
                 return 0
             del pair.grammars[unused[0]]
-        request.grammar = read_automaton(self.queues, request.pair, entry)
-        if request.grammar is None:
-            request.reason, request.finish = C.REJECT_GRAMMAR, C.FINISH_REJECTED
+        found = read_grammar(self.limits, self.queues, request.pair, entry, name)
+        if found is None:
+            request.reason = C.REJECT_GRAMMAR if name == "grammar" else C.REJECT_RULES
+            request.finish = C.FINISH_REJECTED
         else:
-            pair.grammars[key] = request.grammar
+            self._have_grammar(request, pair, key, found)
             self.counters["grammars_installed"] += 1
-        return int(entry["grammar_words"])
+        return int(entry[f"{name}_words"])
+
+    def _have_grammar(self, request: Request, pair: Pair, key: GrammarKey, found: ByteAutomaton | TokenRules) -> None:
+        """What an entry names is its request's now, and was used last."""
+        pair.grammars[key] = found
+        if isinstance(found, ByteAutomaton):
+            request.grammar = found
 
     # ---- the step -------------------------------------------------------------------------------------------------------
 
@@ -258,19 +270,21 @@ class Oracle:
             request.finish = C.FINISH_ERROR
             self._publish(request, 0, C.FINISH_ERROR)
             return
-        last = self._ends_next(request)
+        last, scores = self._ends_next(request), generated <= 0
         request.tokens.append(token)
         if stops:
             request.finish = C.FINISH_STOP
-        elif request.grammar is not None and request.grammar.must_end(request.grammar_state):
+        elif not scores and request.grammar is not None and request.grammar.must_end(request.grammar_state):
             request.finish = C.FINISH_COMPLETE
         elif last:
             request.finish = C.FINISH_LENGTH
-        self.counters["generated_tokens"] += 1
+        self.counters["generated_tokens"] += not scores
         self._publish(request, token, request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0))
 
     def _allowed(self, request: Request, token: int, stops: bool) -> bool:
-        """R6: whether a request's grammar allows a token, which moves its state."""
+        """R6: whether a request's grammar allows a token, which moves its state; or whether it is the next one of a prompt."""
+        if len(request.tokens) < request.prompt_length:
+            return token == request.prompt[len(request.tokens)]
         grammar, piece = request.grammar, self.pieces[token] if self.pieces else b""
         if grammar is None:
             return True
@@ -339,7 +353,7 @@ class Oracle:
     def _rank(self) -> None:
         """R3: the policy ranks those that begin to wait; without a result they go last."""
         for r in self.unranked:
-            generated = len(r.tokens) - r.prompt_length
+            generated = max(0, len(r.tokens) - r.prompt_length)
             fields = (r.arrival, r.arrival_us, r.prompt_length, r.max_tokens, generated, r.priority, r.preemptions, r.pair)
             if is_shipped(self.policy):
                 r.rank = self.policy(RequestFields(*fields))

@@ -11,6 +11,7 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
+from blinkpy.queues.token_rules import MARK, MARK_WORD
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, guarded_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
@@ -110,7 +111,8 @@ class SecondOpinion:
         for i, pair in enumerate(self.oracle.pairs if share else []):
             slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
             slots.sort(key=grammars.used.__getitem__)
-            yield [(grammars.epoch[s], grammars.digest[s]) for s in slots], list(pair.grammars)
+            keys = [(grammars.epoch[s], grammars.digest[s], grammars.words[s, MARK_WORD] == MARK) for s in slots]
+            yield keys, list(pair.grammars)
 
     def _policy_fault(self, fault: int) -> tuple[Any, str] | None:
         return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None

@@ -87,7 +87,7 @@ class RecordingMemory:
         for name, copy in copies.items():
             if name == "requests.tokens":  # the largest array, most of it without meaning
                 for slot in np.flatnonzero(state.requests.status != S.EMPTY).tolist():
-                    length = state.requests.length[slot]
+                    length = max(state.requests.length[slot], state.requests.prompt_length[slot])  # of a scored prompt all
                     copy[slot, :length] = arrays[name][slot, :length]
             else:
                 np.copyto(copy, arrays[name])

@@ -40,7 +40,7 @@ class RecordedRequests:
                 words = r.entry[slot, [WORD_MAX_TOKENS, WORD_PRIORITY]].tolist()
                 self._seen[key] = Seen(int(r.arrival[slot]), turn.now_ns, int(r.prompt_length[slot]), *words)
             if key in self._seen:
-                self._seen[key].generated = int(r.length[slot] - r.prompt_length[slot])
+                self._seen[key].generated = max(0, int(r.length[slot] - r.prompt_length[slot]))
 
     def write(self, path: Path) -> int:
         """Write the CSV file; returns the number of requests. Raises OSError. Requests without a token are left out."""

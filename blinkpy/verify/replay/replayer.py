@@ -98,6 +98,8 @@ class Replay:
                 views.hashes[entry.pair, entry["hash_offset"] :][: len(entry.hashes)] = entry.hashes
             if len(entry.automaton):
                 views.prompt[entry.pair, entry["grammar_offset"] :][: len(entry.automaton)] = entry.automaton
+            if len(entry.rules):
+                views.prompt[entry.pair, entry["rules_offset"] :][: len(entry.rules)] = entry.rules
         state.batch.sampled[: len(turn.sampled)] = turn.sampled
 
     def _planned(self) -> Int64:

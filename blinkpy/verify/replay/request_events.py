@@ -22,7 +22,8 @@ REJECTIONS = {
     C.REJECT_TOKEN: "a prompt token is outside the vocabulary",
     C.REJECT_PARAMETER: "a parameter is out of range",
     C.REJECT_GRAMMAR: "the words of its grammar are no automaton, or too large a one",
-    C.REJECT_SHARE: "the requests of its queue pair have as many grammars as its share holds",
+    C.REJECT_SHARE: "the requests of its queue pair have as many grammars and token rules as its share holds",
+    C.REJECT_RULES: "the words of its token rules are none, or too many",
 }
 WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
 
@@ -81,7 +82,7 @@ class EventTracer:
             elif pairs.verdict[pair] & S.REVOKE or self._attached[pair] > pairs.attached[pair]:
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
-                generated = int(requests.length[slot] - requests.prompt_length[slot])
+                generated = max(0, int(requests.length[slot] - requests.prompt_length[slot]))
                 yield Event(request, "finished", f"by an error of the step, after {generated} tokens")
 
     def _finish(self, slot: int, same: bool) -> str:

@@ -24,13 +24,14 @@ class BrokenRecordError(ValueError):
 @dataclass(frozen=True)
 class Entry:
     """A submission entry that a turn consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages;
-    automaton: int32, empty if it was not read."""
+    automaton, rules: int32, empty if they were not read."""
 
     pair: int
     words: Int32
     prompt: Int32
     hashes: Int64
     automaton: Int32
+    rules: Int32
 
     def __getitem__(self, field: str) -> int:
         return int(self.words.view(SQ_ENTRY)[0][field])
@@ -113,12 +114,11 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
 
 
 def _entry(note: Int64) -> Entry:
-    pair, copied, taken = int(note[0]) & LOW, int(note[0]) >> HALF, int(note[1])
-    first = 2 + SQ_ENTRY_WORDS // 2
-    second = first + (copied + 1) // 2
-    entry, prompt, rest = note[2:first], note[first:second], note[second:]
-    if copied > 2 * len(prompt) or not 0 <= taken <= 2 * len(rest):
-        raise BrokenRecordError("a prompt or an automaton is cut short")
-    third = len(rest) - (taken + 1) // 2
-    hashes, automaton = rest[:third], rest[third:]
-    return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, automaton.view(np.int32)[:taken])
+    pair, copied, lengths = int(note[0]) & LOW, int(note[0]) >> HALF, [int(note[1]) & LOW, int(note[1]) >> HALF]
+    entry, prompt, rest = np.split(note[2:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
+    halves = [(length + 1) // 2 for length in lengths]
+    if copied > 2 * len(prompt) or not all(0 <= half <= len(rest) for half in (*halves, sum(halves))):
+        raise BrokenRecordError("a prompt, an automaton or token rules are cut short")
+    hashes, *packed = np.split(rest, [len(rest) - sum(halves), len(rest) - halves[1]])
+    words = (part.view(np.int32)[:length] for part, length in zip(packed, lengths, strict=True))
+    return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, *words)

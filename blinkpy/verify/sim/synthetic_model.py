@@ -8,7 +8,7 @@ request gives a wrong token, and a front end knows the right ones from the promp
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import nearest_legal
+from blinkpy.kv.synthetic_choice import synthetic_choice
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
 
@@ -66,8 +66,7 @@ def compute(limits, queues, state, sim):
             for position in range(batch.context_lengths[row]):
                 total += cached(limits, state, cache, slot, position) * (position + 1)
             token = token_after(total, requests.entry[slot, WORD_SEED], limits.vocab_size)
-            if requests.grammar[slot] >= 0:
-                token = nearest_legal(state.grammars, requests, slot, token, limits.vocab_size)
+            token = synthetic_choice(state.grammars, requests, slot, token, limits.vocab_size)
             batch.sampled[row] = token
             if requests.entry[slot, WORD_LOGPROBS] >= 0:
                 for k in range(LOGPROB_ENTRIES):

@@ -21,6 +21,7 @@ from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, o
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.verify.sim.events import LOG, LOG_WORDS
 from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, random_pieces, random_supply
+from blinkpy.verify.sim.rule_supply import RuleSupply, random_rules
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
@@ -79,6 +80,8 @@ class Fronts(NamedTuple):
     logprobs: Int64  # asked for; -1: none
     poisoned: Int64  # the model failed for this request
     grammar: Int64  # index of Sim.grammars, -1: none
+    rules: Int64  # index of Sim.rules, -1: none
+    scored: Int64  # prompt tokens that come back before what is generated
     tokens: Int32  # [S, C] prompt, and after it what must be generated
     page_hash: Int64  # [S, K]
     entry: Int32  # [Q, sq_entries, 64] as submitted
@@ -127,6 +130,7 @@ class Sim(NamedTuple):
     seen: Int64  # [max(S, N)] scratch
     entry: Int32  # [64] scratch
     grammars: GrammarSupply
+    rules: RuleSupply
     good: Int32  # [GOOD_ENTRIES, 64] entries whose parameters are neutral, the lowest and the highest that are accepted
     bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
     log: Int64  # [LOG, LOG_WORDS]
@@ -151,7 +155,7 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
     sq_entries = max(2, 1 << (slots - 1).bit_length())
     share = draw.choice((0, 1, 2, 4))
-    per_entry = (context + (GRAMMAR_WORDS if share else 0), context // page_size + 1)  # tokens with an automaton, and hashes
+    per_entry = (context + (2 * GRAMMAR_WORDS if share else 0), context // page_size + 1)  # tokens with grammar and rules, hashes
     arenas = [n + draw.randint(0, n) if tight else sq_entries * n for n in per_entry]
     sizes = QueueSizes(
         pairs=pairs,
@@ -265,6 +269,7 @@ def make_world(
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
         grammars=random_supply(seed, limits.grammar_share, pieces),
+        rules=random_rules(seed, limits.vocab_size),
         good=good_entries(),
         bad=np.array(bad_words(), np.int32),
         log=np.zeros((LOG, LOG_WORDS), np.int64),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.automata import automaton_of_choices, random_automaton
 from support.expected_request import ExpectedRequest
-from support.scheduler_cases import Case, make_case, tokens
+from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv import state as S
@@ -14,6 +14,7 @@ from blinkpy.kv.token_bytes import LONGEST, TokenBytes
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import completion as C
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.verify.sim.grammar_supply import ALPHABET, GRAMMAR_WORDS
 
 FREE = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.zeros((1, 1), np.int16), np.ones(1, bool))  # any string
@@ -156,6 +157,46 @@ def test_automata_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, i
     bad, good = case.submit(tokens(5), 3, rejected=True, grammar=FREE, entry=entry), case.submit(tokens(3), 2)
     assert ends(case, bad, good) == [C.FINISH_REJECTED, C.FINISH_LENGTH]
     assert bad.reason == C.REJECT_GRAMMAR and not held(case)
+
+
+def test_token_rules_and_grammars_share_slots_and_no_names() -> None:
+    """Rules and an automaton of one name are two things; a request with both has two slots, and neither takes the other's."""
+    case = make_case(share=2, max_model_len=64)
+    (grammar,) = automata(case, 1)
+    rules = [TokenRules(VOCAB, {}, allowed) for allowed in ([3, 9], [5])]
+    object.__setattr__(rules[0], "_digest", grammar.digest)
+    both = case.submit(tokens(3), 6, grammar=grammar, rules=rules[1])
+    assert ends(case, both) == [C.FINISH_LENGTH]
+    first = case.submit(tokens(3), 6, rules=rules[0])  # in place of the one that was used longest ago
+    assert ends(case, first) == [C.FINISH_LENGTH] and set(first.got) <= {3, 9}
+    second = case.submit(tokens(4), 6, rules=rules[1])
+    assert ends(case, second) == [C.FINISH_LENGTH] and set(second.got) == {5}
+    assert (case.counter("grammars_installed"), case.counter("grammars_reused")) == (3, 1)
+    assert ends(case, case.submit(tokens(3), 6, grammar=grammar)) == [C.FINISH_LENGTH]  # the name was of rules
+
+
+def test_a_request_with_a_grammar_and_rules_needs_two_slots() -> None:
+    case = make_case(share=1)
+    (grammar,), rules = automata(case, 1), TokenRules(VOCAB, {}, [3])
+    with pytest.raises(ValueError, match="room for a grammar or for token rules, and not for both"):
+        case.submit(tokens(3), 6, grammar=grammar, rules=rules)
+    with pytest.raises(ValueError, match="for 7 tokens, and the model has 50"):
+        case.submit(tokens(3), 6, rules=TokenRules(7, {1: 1.0}))
+    refused = case.submit(tokens(3), 6, grammar=grammar, rejected=True, entry={"rules_words": 9})  # by whoever knows no share
+    assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_SHARE
+
+
+@pytest.mark.parametrize(
+    "entry", [{"rules_words": -1}, {"rules_words": 4}, {"rules_words": GRAMMAR_WORDS + 1}, {"rules_offset": -1}]
+)
+def test_rules_outside_the_arena_or_of_no_size_are_refused(entry: dict[str, int]) -> None:
+    case = make_case(share=1)
+    bad, good = (
+        case.submit(tokens(5), 3, rejected=True, rules=TokenRules(VOCAB, {1: 1.0}), entry=entry),
+        case.submit(tokens(3), 2),
+    )
+    assert ends(case, bad, good) == [C.FINISH_REJECTED, C.FINISH_LENGTH]
+    assert bad.reason == C.REJECT_RULES and not held(case)
 
 
 def test_words_that_are_no_automaton_are_refused(rng: np.random.Generator) -> None:

@@ -30,7 +30,7 @@ BAD_ENTRIES = [
     (C.REJECT_HASHES, {"hash_count": 2}),
     (C.REJECT_HASHES, {"hash_offset": -1}),
     (C.REJECT_HASHES, {"hash_offset": 2**31 - 1}),
-    (C.REJECT_PARAMETER, {"flags": 2}),
+    (C.REJECT_PARAMETER, {"flags": 4}),
     (C.REJECT_PARAMETER, {"request_id": 7}),
 ]
 
@@ -118,7 +118,7 @@ ACCEPTED = {
     "priority": lambda v: True,
     "logprobs": lambda v: -1 <= v <= 20,
     "cache_salt": lambda v: v >= 0,
-    "flags": lambda v: v in (0, 1),
+    "flags": lambda v: v in (0, 1, 2, 3),
 }
 compiled = njit(parameters_in_range)
 # Around 0, 1, 20, the largest finite number, infinity, and both signs of each.

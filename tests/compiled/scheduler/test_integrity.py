@@ -21,7 +21,8 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.queues import submission as E
-from blinkpy.queues.byte_automaton import DIGEST_BITS, STATES_WORD
+from blinkpy.queues.byte_automaton import STATES_WORD
+from blinkpy.queues.content_digest import DIGEST_BITS
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
@@ -30,7 +31,10 @@ UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),
     *("batch.logprobs", "batch.sampled"),
 )
-GRAMMAR_WORDS = E.WORD_GRAMMAR_WORDS, E.WORD_GRAMMAR_DIGEST, E.WORD_GRAMMAR_DIGEST + 1  # of an entry, whose others nothing checks
+CHECKED_WORDS = (  # of an entry, whose others nothing checks
+    *(E.WORD_GRAMMAR_WORDS, E.WORD_GRAMMAR_DIGEST, E.WORD_GRAMMAR_DIGEST + 1),
+    *(E.WORD_RULES_WORDS, E.WORD_RULES_DIGEST, E.WORD_RULES_DIGEST + 1, E.WORD_FLAGS),
+)
 STATES, MOST_STATES, DAMAGES = 120, 2000, 60  # states until which, and by which, all codes were seen; damages of each
 
 
@@ -69,12 +73,12 @@ def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits,
         held, indexed, length = int(r.num_pages[slot]), int(r.indexed[slot]), int(r.length[slot])
         values = [held, indexed, length, int(r.computed[slot]), held * page, indexed * page]
         values += [limits.max_model_len, limits.vocab_size, limits.pages]
-        if name.startswith("requests.grammar"):
+        if name.startswith(("requests.grammar", "requests.rules")):
             values = [(int(r.pair[slot]) + more) * limits.grammar_share for more in (0, 1)]
             values += [int(state.grammars.words[r.grammar[slot], STATES_WORD]), -1]
         index[1:] = [draw.randrange(min(n, (length if name == "requests.tokens" else held) + 1)) for n in array.shape[1:]]
         if name == "requests.entry":
-            index[1] = draw.choice(GRAMMAR_WORDS)
+            index[1] = draw.choice(CHECKED_WORDS)
     elif name.startswith("grammars.") and (r.grammar[live] >= 0).any():
         index[0] = own = draw.choice([slot for slot in r.grammar[live].tolist() if slot >= 0])
         index[1:], values = [STATES_WORD] * (array.ndim - 1), r.grammar_state[r.grammar == own].tolist()
@@ -129,6 +133,20 @@ def grammar_renamed(draw: random.Random, limits: Limits, state: State) -> None:
     if own >= 0:
         state.grammars.digest[own] = digest
         r.entry.view(np.int64)[r.grammar == own, E.LONG_GRAMMAR_DIGEST] = digest
+
+
+def rules_changed(draw: random.Random, limits: Limits, state: State) -> None:
+    """A live request has an automaton in place of its token rules, another pair's rules, or another name of them."""
+    r, g = state.requests, state.grammars
+    live = np.flatnonzero((r.rules >= 0) & ((r.status == S.RUNNING) | (r.status == S.WAITING))).tolist()
+    if live:
+        slot, own = live[0], int(r.rules[live[0]])
+        copy = draw.randrange(len(g.epoch))
+        for array in (g.epoch, g.digest, g.words):
+            array[copy] = array[own]
+        r.rules[slot] = copy
+        g.words[copy, STATES_WORD] = draw.choice((-1, -1, 7))
+        g.digest[copy] ^= draw.choice((0, 0, 1))
 
 
 def held_twice(draw: random.Random, limits: Limits, state: State) -> None:
@@ -199,7 +217,8 @@ def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
 
 
 CRAFTED = (
-    *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, held_twice, shared_unindexed, row_stalled),
+    *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
+    *(held_twice, shared_unindexed, row_stalled),
     *(room_left, shorter_chunk, token_pageless, shared_write),
 )
 

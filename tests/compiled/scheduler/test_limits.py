@@ -55,7 +55,7 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         assert (a.mixed_tokens, a.burst_step_tokens, a.burst_tokens) == (a.tokens, a.tokens, 2 * a.tokens)
         assert (b.prefix_caching, b.record_turns, b.burst_tokens) == (0, turns, 77)
         assert (b.mixed_tokens, b.burst_step_tokens) == ((mixed, burst) if steps else (a.tokens, a.tokens))
-        longest = a.max_model_len + a.grammar_words
+        longest = a.max_model_len + 2 * a.grammar_words
         prompts = min(a.intake_tokens + longest, a.intake_entries * longest)  # tokens, words: the last one may pass the bound
         decoding = 8 + 4 * a.pairs + 2 * a.rows
         most = decoding + a.intake_entries * S.RECORD_ENTRY + prompts // 2 + prompts // a.page_size + a.slots + 2
@@ -131,11 +131,12 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         **{f"batch.{name}": (T,) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
         "batch.query_starts": (B + 1,), "batch.logprobs": (B, LOGPROB_ENTRIES), "batch.counts": (8,),
         "forecast.rows": (B, S.FORECAST_WORDS), "forecast.published": (Q,), "forecast.max_context": (1,),
-        "forecast.unpublished": (1,), "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
+        "forecast.unpublished": (1,), "forecast.scores": (1,),
+        "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
     }
     # fmt: on
-    none = {"requests": "page_table canonical grammar", "batch": "cache_slots token_rows row_slots"}
+    none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}
     none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)

@@ -48,6 +48,7 @@ HARMLESS = {
     "stop": [[]],
     "stop_token_ids": [[]],
     "bad_words": [[]],
+    "allowed_token_ids": [[]],
     "presence_penalty": [0, 0.0],
     "repetition_penalty": [1, 1.0],
     "length_penalty": [1, 1.0],
@@ -159,7 +160,9 @@ NUMBERS = st.sampled_from(EDGES)
 STRINGS = st.sampled_from(["", "x", "auto", "none", "x" * 1025, "é", "text"]) | st.text(max_size=3)
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | STRINGS,
-    lambda inner: st.lists(inner, max_size=18) | st.dictionaries(st.sampled_from(["type", "text", "role", "content"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=18) | st.dictionaries(st.sampled_from(["type", "text", "role", "content", "7"]), inner)
+    ),
     max_leaves=6,
 )
 

@@ -8,6 +8,7 @@ from support.automata import automaton_of_choices, random_automaton
 
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.content_digest import DIGEST_BITS
 
 
 def test_an_automaton_of_choices_accepts_them_and_nothing_else(rng):
@@ -28,7 +29,7 @@ def test_the_packed_form_gives_the_automaton_back(rng):
         again = ByteAutomaton.of_words(words.copy())
         for name in ("class_of", "next_state", "accepting"):
             np.testing.assert_array_equal(getattr(again, name), getattr(automaton, name))
-        assert again.digest == automaton.digest and 0 <= again.digest < 1 << A.DIGEST_BITS
+        assert again.digest == automaton.digest and 0 <= again.digest < 1 << DIGEST_BITS
         np.testing.assert_array_equal(again.words(), words)  # the flags of states included
 
 

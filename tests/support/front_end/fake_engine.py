@@ -21,7 +21,7 @@ from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
-from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 from blinkpy.transport.segment import create_segment
 
 SIZES = QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)
@@ -46,7 +46,8 @@ class Request:
     entry: np.void
     prompt: list[int]
     hashes: list[int]
-    made: int = 0
+    rules: np.ndarray  # packed token rules
+    made: int = 0  # generated; below 0 while the prompt is scored
 
 
 @dataclass
@@ -173,8 +174,10 @@ class FakeEngine(threading.Thread):
             if entry["epoch"] != pair.epoch:
                 continue
             prompt = views.prompt[index, entry["prompt_offset"] :][: entry["prompt_length"]].tolist()
+            rules = views.prompt[index, entry["rules_offset"] :][: entry["rules_words"]].copy()
             hashes = views.hashes[index, entry["hash_offset"] :][: entry["hash_count"]].tolist()
-            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes)
+            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes, rules)
+            request.made -= len(prompt) - 1 if entry["flags"] & SUBMIT_SCORE_PROMPT else 0
             assert slot not in pair.requests, f"slot {slot} is busy"
             self.submitted.append(request)
             if self.reject:
@@ -217,11 +220,11 @@ class FakeEngine(threading.Thread):
         self.stalls += len(running) > room
         for slot, request in running[:room]:
             entry = request.entry
-            said = self.script or request.prompt
+            said = self.script if self.script and request.made >= 0 else request.prompt
             token = said[request.made % len(said)]
             request.made += 1
             flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
-            if token in entry["stop_ids"] and request.made > entry["min_tokens"]:
+            if request.made > 0 and token in entry["stop_ids"] and request.made > entry["min_tokens"]:
                 flags |= C.FINISH_STOP
             elif request.made >= entry["max_tokens"]:
                 flags |= C.FINISH_LENGTH

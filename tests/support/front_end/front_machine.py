@@ -20,8 +20,10 @@ from blinkpy.kv.state import DRAINED
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.rule_supply import RULES
 from blinkpy.verify.sim.world import make_world
 
 _CI = settings(max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -57,6 +59,8 @@ class FrontMachine(RuleBasedStateMachine):
         supply = world.sim.grammars
         good = len(supply.following)
         self.grammars = [ByteAutomaton.of_words(w[:n]) for w, n in zip(supply.words[:good], supply.length[:good], strict=True)]
+        packed = zip(world.sim.rules.words[:RULES], world.sim.rules.length[:RULES], strict=True)
+        self.token_rules = [TokenRules.of_words(words[:n], limits.vocab_size) for words, n in packed]
         for pair in range(limits.pairs):
             self._attach(pair)
 
@@ -69,7 +73,7 @@ class FrontMachine(RuleBasedStateMachine):
         for _ in range(many if client else 0):
             sent = ExpectedRequest(self.case.limits, *self._request(draw), self.case.pieces)
             try:
-                client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar)
+                client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar, sent.rules)
             except self.client.NoRoomError:
                 assert client.in_flight, "busy with nothing"
                 return
@@ -231,7 +235,7 @@ class FrontMachine(RuleBasedStateMachine):
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
 
-    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters, ByteAutomaton | None]:
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters, ByteAutomaton | None, TokenRules | None]:
         limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
@@ -245,10 +249,13 @@ class FrontMachine(RuleBasedStateMachine):
             priority=draw.randint(-1, 1),
             cache_salt=draw.choice((0, 0, 9)),
             logprobs=draw.choice((-1, -1, 0, 20)),
-            flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)),
+            flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)) | draw.choice((0, 0, 0, SUBMIT_SCORE_PROMPT)),
             stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
         )
-        return prompt, sampling, draw.choice(self.grammars) if limits.grammar_share and draw.random() < 0.5 else None
+        grammar = draw.choice(self.grammars) if limits.grammar_share and draw.random() < 0.5 else None
+        both = grammar is None or limits.grammar_share > 1
+        rules = draw.choice(self.token_rules) if limits.grammar_share and both and draw.random() < 0.3 else None
+        return prompt, sampling, grammar, rules
 
     def _check(self, pair: int, client: Any) -> None:
         client.transport.catch_up()

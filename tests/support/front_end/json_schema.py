@@ -15,6 +15,7 @@ KINDS = {
 KNOWN = {
     *("type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "pattern"),
     *("items", "minItems", "maxItems", "properties", "required", "additionalProperties", "description"),
+    *("propertyNames", "maxProperties"),
 }
 
 
@@ -44,6 +45,8 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
     if isinstance(value, dict):
         named = schema.get("properties", {})
         rules.append(set(schema.get("required", ())) <= set(value))
+        rules.append(len(value) <= schema.get("maxProperties", len(value)))
+        rules.append(all(valid(key, schema.get("propertyNames", {})) for key in value))
         rules.append(all(valid(item, named[key]) for key, item in value.items() if key in named))
         others = schema.get("additionalProperties", {})
         rest = [item for key, item in value.items() if key not in named]

@@ -391,6 +391,7 @@ def draw_requests(
     for stop_ids in entry[:, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]:
         count = rng.integers(0, min(E.STOP_IDS, vocabulary // 2) + 1)
         stop_ids[:count] = rng.choice(vocabulary, count, replace=False)
+    entry[:, E.WORD_FLAGS] = rng.choice([0, 0, 0, E.SUBMIT_SCORE_PROMPT], slots)
     for word, value in fixed.items():
         (reals if word in PARAMETERS else entry)[:, word] = value
     row_slots = np.full(bucket, -1, np.int32)
@@ -406,10 +407,19 @@ def draw_requests(
     emits = (rng.random(bucket) < 0.875).astype(np.int32)
     emits[0] = 1
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
-    for row in range(rows):
-        tokens[row_slots[row], : context[row]] = rng.integers(0, vocabulary, context[row])
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
+    for row in range(rows):
+        slot, known = row_slots[row], context[row]
+        known = max(known, prompt_length[slot]) if entry[slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT else known
+        few = vocabulary if rng.random() < 0.5 else min(vocabulary, 4)  # banned sequences are met
+        tokens[slot, :known] = rng.integers(0, few, known)
     return {"entry": entry, "tokens": tokens, "prompt_length": prompt_length}, row_slots, emits, context
+
+
+def scores(arrays: dict[str, np.ndarray], slot: int, length: int) -> bool:
+    """Whether the next token of a request, after `length` ones, is its prompt's."""
+    asked = bool(arrays["entry"][slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT)
+    return asked and length < int(arrays["prompt_length"][slot])
 
 
 def sampling_case(
@@ -432,6 +442,8 @@ def sampling_case(
     allowed = logits.copy()
     for row in np.flatnonzero(emits[:rows]):
         slot = int(row_slots[row])
+        if scores(arrays, slot, int(contexts[row])):
+            continue
         allowed[row, ~automata.legal(slot, arrays["entry"][slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS])] = -np.inf
     slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
     batch = BatchView(counts, slots, slots, lengths, emitted, slots, slots)
@@ -458,13 +470,20 @@ def sampling_case(
         words, tokens, prompt_length = (arrays[name][slot] for name in RequestView._fields)
         reals = words.view(np.float32)
         adjusted = kernel_reference.penalize(
-            logits[row], tokens[:length], int(prompt_length), *(float(reals[word]) for word in PENALTIES)
+            automata.under_rules(slot, logits[row], tokens[int(prompt_length) : length].tolist()),
+            tokens[:length],
+            int(prompt_length),
+            *(float(reals[word]) for word in PENALTIES),
         )
         if max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
+        if automata.ruled[slot] >= 0:  # of banned tokens few would have been sampled
+            np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), adjusted, rtol=1e-4, atol=1e-4)
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = kernel_reference.uniform(int(words.view(np.int64)[E.LONG_SEED]), length)
         expected = kernel_reference.sample_span(adjusted, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number, slack)
+        if scores(arrays, slot, length):
+            expected = np.array([tokens[length]])
         if found[row] not in expected:
             wrong.append((row, found[row], expected, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number))
         if words[E.WORD_LOGPROBS] < 0:

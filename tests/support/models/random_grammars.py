@@ -1,4 +1,5 @@
-"""Grammars of random requests for tests of samplers, and which tokens they allow, by a walk of their own over every token."""
+"""Grammars and token rules of random requests for tests of samplers, and what they do to the logits: by a walk of their own over
+every token, and by what the rules say."""
 
 import numpy as np
 import torch
@@ -9,33 +10,58 @@ from blinkpy.kv.state import Grammars
 from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import DEAD
+from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 
 GRAMMARS = 5
+RULES = 6
 
 
 class RandomGrammars:
-    """Half of the requests have one, each in a random state. pieces: the bytes of each token, up to ten; some have none."""
+    """Half of the requests have a grammar, each in a random state, and half of them have token rules. pieces: the bytes of each
+    token, up to ten; some have none."""
 
     def __init__(self, rng: np.random.Generator, slots: int, vocabulary: int):
         self.automata = [random_automaton(rng, states=9, classes=4, dead=0.2) for _ in range(GRAMMARS)]
         lengths = rng.choice([0, 1, 1, 2, 3, 4, 5, 10], vocabulary)
         self.pieces = [rng.integers(0, 256, n, dtype=np.uint8).tobytes() for n in lengths]
-        packed = [automaton.words() for automaton in self.automata]
-        self._words = np.zeros((GRAMMARS, max(map(len, packed)) + 3), np.int32)
+        self.rules = [random_rules(rng, vocabulary) for _ in range(RULES)]
+        packed = [automaton.words() for automaton in self.automata] + [rules.words() for rules in self.rules]
+        self._words = np.full((len(packed), max(map(len, packed)) + 3), -1, np.int32)
         for i, words in enumerate(packed):
             self._words[i, : len(words)] = words
         self.slot = np.where(rng.random(slots) < 0.5, rng.integers(0, GRAMMARS, slots), -1).astype(np.int32)
         self.state = rng.integers(0, 9, slots).astype(np.int32)
+        self.ruled = np.where(rng.random(slots) < 0.5, GRAMMARS + rng.integers(0, RULES, slots), -1).astype(np.int32)
 
     def constrain(self, entry: np.ndarray) -> None:
-        """Set the word of the entries, int32 [S, 64], that says whether a request has a grammar. One that would leave none or one
-        of the tokens that are no stop ids gets none."""
+        """Set the words of the entries, int32 [S, 64], that say whether a request has a grammar and token rules. Those that would
+        leave none or one of the tokens that are no stop ids are left out."""
         for slot in range(len(self.slot)):
             stop_ids = entry[slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS]
             legal = self.legal(slot, stop_ids)
             legal[stop_ids[stop_ids >= 0]] = False
             self.slot[slot] = self.slot[slot] if legal.sum() > 1 else -1
+            left = np.where(self.legal(slot, stop_ids), 0.0, -np.inf)
+            left[stop_ids[stop_ids >= 0]] = -np.inf
+            if self.ruled[slot] >= 0:
+                left[[sequence[-1] for sequence in self.rules[self.ruled[slot] - GRAMMARS].banned]] = -np.inf
+            self.ruled[slot] = self.ruled[slot] if np.isfinite(self.under_rules(slot, left, [])).sum() > 1 else -1
         entry[:, E.WORD_GRAMMAR_WORDS] = self.slot >= 0
+        entry[:, E.WORD_RULES_WORDS] = self.ruled >= 0
+
+    def under_rules(self, slot: int, logits: np.ndarray, output: list[int]) -> np.ndarray:
+        """The logits, [V], under the rules of a request with this output."""
+        if self.ruled[slot] < 0:
+            return logits
+        rules, changed = self.rules[self.ruled[slot] - GRAMMARS], logits.copy()
+        for token, bias in rules.biases.items():
+            changed[token] += np.float32(bias)
+        for *before, last in rules.banned:
+            if output[len(output) - len(before) :] == before and len(output) >= len(before):
+                changed[last] = -np.inf
+        if rules.allowed is not None:
+            changed[np.setdiff1d(np.arange(len(changed)), rules.allowed)] = -np.inf
+        return changed
 
     def arrays(self) -> Grammars:
         """As the scheduler has them; what samplers do not read is empty."""
@@ -44,7 +70,7 @@ class RandomGrammars:
 
     def view(self, device: str) -> GrammarView:
         grammars = self.arrays()
-        arrays = (grammars.words, grammars.token_place, grammars.token_bytes, self.slot, self.state)
+        arrays = (grammars.words, grammars.token_place, grammars.token_bytes, self.slot, self.state, self.ruled)
         return GrammarView(*(torch.from_numpy(array.copy()).to(device) for array in arrays))
 
     def legal(self, slot: int, stop_ids: np.ndarray) -> np.ndarray:
@@ -58,7 +84,19 @@ class RandomGrammars:
         return legal
 
 
+def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
+    """Biases of either sign, sequences of any length, and most often a set of allowed tokens. Before the banned token
+    stand few different ones, so that short sequences are met."""
+    biased = rng.choice(vocabulary, rng.integers(0, min(vocabulary, 700) + 1), replace=False).tolist()
+    lengths = rng.choice([1, 2, 2, 3, SEQUENCE_TOKENS], rng.integers(0, 40)).tolist()
+    few = min(vocabulary, 4)
+    banned = [[*rng.integers(0, few, length - 1).tolist(), int(rng.integers(vocabulary))] for length in lengths]
+    allowed = rng.choice(vocabulary, rng.integers(vocabulary // 4, vocabulary), replace=False).tolist()
+    biases = {token: float(rng.normal() * 4) for token in biased}
+    return TokenRules(vocabulary, biases, allowed if rng.random() < 0.6 else None, banned)
+
+
 def no_grammars(slots: int, device: str) -> GrammarView:
     """Of requests that have none."""
-    shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,))
+    shapes = ((1, 1), (1, 2), (1,), (slots,), (slots,), (slots,))
     return GrammarView(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))

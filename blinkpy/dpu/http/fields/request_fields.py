@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
 from blinkpy.dpu.generation import MAX_CHOICES
-from blinkpy.dpu.http.fields import tool_fields, value_checks
+from blinkpy.dpu.http.fields import token_rule_fields, tool_fields, value_checks
 from blinkpy.dpu.http.fields.grammar_fields import (
     STRUCTURES,
     GrammarField,
@@ -32,6 +33,7 @@ from blinkpy.dpu.http.fields.unsupported_fields import CHAT, COMPLETIONS, UNSUPP
 from blinkpy.dpu.http.fields.value_checks import says_nothing
 from blinkpy.dpu.http.fields.value_checks import typed as _typed
 from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
+from blinkpy.dpu.prompt_scores import MOST_SCORES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -47,6 +49,7 @@ from blinkpy.queues.request_parameters import (
     RequestParameters,
 )
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.token_rules import HIGHEST_BIAS, MOST_BIASES, SEQUENCE_TOKENS, TokenRules
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
@@ -97,6 +100,17 @@ class Request:
     expected: Expected | None = None  # what its answer may hold beside content; known with its prompt
     grammar: GrammarField | None = None  # what the output may be
     automaton: ByteAutomaton | None = None  # of the grammar, once it is compiled
+    logit_bias: dict[int, float] = field(default_factory=dict)  # by token id
+    allowed_token_ids: tuple[int, ...] = ()  # none: all are
+    bad_words: tuple[str, ...] = ()
+    rules: TokenRules | None = None  # of these three, with the prompt
+    echo: bool = False
+    prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the answer has log probabilities of prompts."""
+        return self.prompt_logprobs is not None or (self.echo and self.parameters.logprobs >= 0)
 
 
 class StreamUsage(NamedTuple):
@@ -159,6 +173,20 @@ def _boolean(name: str, value: Any) -> bool:
     return bool(_typed(name, value, bool))
 
 
+@takes(type="integer", minimum=0, maximum=INT32_MAX)
+def _limit_or_none(name: str, value: Any) -> int:
+    """max_tokens, which is 0 for an echo alone."""
+    return 0 if value == 0 and type(value) is int else int(_limit(name, value))
+
+
+_BIAS = {"type": "number", "minimum": -HIGHEST_BIAS, "maximum": HIGHEST_BIAS}
+_BIASES = {
+    "type": "object", "propertyNames": {"pattern": "^[0-9]{1,10}$"}, "additionalProperties": _BIAS, "maxProperties": MOST_BIASES
+}  # fmt: skip
+_WORD = {"type": "string", "pattern": "\\S", "maxLength": MAX_BAD_WORD}
+_WORDS = {"type": "array", "items": _WORD, "maxItems": MOST_BAD_WORDS}
+
+
 @takes(type="integer", minimum=1, maximum=MAX_CHOICES)
 def _choices(name: str, value: Any) -> int:
     if not 1 <= _typed(name, value, int) <= MAX_CHOICES:
@@ -177,12 +205,12 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def _ids(most: int) -> Mapping[str, Any]:
+def _ids(**more: int) -> Mapping[str, Any]:
     """The schema of a list of token ids."""
-    return {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "maxItems": most}
+    return {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, **more}
 
 
-@takes(**_ids(STOP_IDS))
+@takes(**_ids(maxItems=STOP_IDS))
 def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     if type(value) is not list or not all(type(token) is int for token in value):
         raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
@@ -338,6 +366,19 @@ def _parameter_field(p: Parameter) -> Field:
 
 
 _limit, _top_logprobs = _scalar(PARAMETER["max_tokens"]), _scalar(PARAMETER["logprobs"])
+_BIAS_VALUES = (
+    f"an object from token ids to {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g}, up to {MOST_BIASES:,} of them; added to logits"
+)
+_BAD_WORDS_VALUES = (
+    f"up to {MOST_BAD_WORDS} texts of 1 to {MAX_BAD_WORD} characters and {SEQUENCE_TOKENS} tokens, which are not generated, at "
+    "the start of a text or behind a space"
+)
+_PROMPT_LOGPROBS_VALUES = (
+    f"0 to {TOP_LOGPROBS}: log probabilities of the prompt's tokens, and of this number of most likely ones at each place; one "
+    f"step a token, {MOST_SCORES:,} in all; not with `stream`"
+)
+_ECHO_VALUES = "true: the text begins with the prompt, and `logprobs` with its tokens; these not with `stream`"
+_ECHO_LIMIT_VALUES = "at least 1, or with `echo` 0; prompt and output together have to fit into the context"
 _LIMIT_VALUES = "at least 1; prompt and output together have to fit into the context"
 _USAGE_VALUES = (
     "`include_usage`: a last event with the token counts; `continuous_usage_stats`: counts so far with each event; both only "
@@ -391,6 +432,11 @@ COMMON_FIELDS = {
     "guided_regex": _grammar_field(regex_field, "the same as `structured_outputs.regex`", "string", minLength=1),
     "guided_choice": _grammar_field(choice_field, "the same as `structured_outputs.choice`", "array", items=STRING, minItems=1),
     "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
+    "logit_bias": Field("logit_bias", takes(**_BIASES)(token_rule_fields.logit_bias), _BIAS_VALUES, "none"),
+    "allowed_token_ids": Field(
+        "allowed_token_ids", takes(**_ids())(token_rule_fields.allowed_token_ids), "ids: no other token is generated", "all"
+    ),
+    "bad_words": Field("bad_words", takes(**_WORDS)(token_rule_fields.bad_words), _BAD_WORDS_VALUES, "none"),
     # Remarks for the operator of a service. Nothing is stored here.
     "user": Field("", _text, _REMARK),
     "metadata": Field("", takes(type="object")(lambda name, value: _typed(name, value, dict)), _REMARK),
@@ -398,6 +444,7 @@ COMMON_FIELDS = {
     "session_id": Field("", _text, _REMARK),
     "prompt_cache_key": Field("", _text, "accepted; prefixes are shared in any case"),
 }
+_PROMPT_LOGPROBS = Field("prompt_logprobs", _top_logprobs, _PROMPT_LOGPROBS_VALUES, "none")
 CHAT_ONLY_FIELDS = {
     "messages": Field("messages", _messages, _MESSAGES_VALUES),
     "max_completion_tokens": Field("max_tokens", _limit, "the same as `max_tokens`"),
@@ -414,13 +461,16 @@ CHAT_ONLY_FIELDS = {
     "include_reasoning": Field("include_reasoning", _boolean, "false: `reasoning_content` is left out of the answer", "true"),
     "echo": _only(False, why="an answer is new text alone; see `continue_final_message`"),
     "best_of": _only(1, why="a prompt has one choice"),
+    "prompt_logprobs": _PROMPT_LOGPROBS,
     **unsupported_fields(CHAT),
 }
 COMPLETION_ONLY_FIELDS = {
     "prompt": Field("prompts", _prompts, f"a text, a list of token ids, or a list of up to {MAX_PROMPTS} of one of these"),
     "add_special_tokens": Field("add_special_tokens", _boolean, "false: a text gets no BOS token and the like", "true"),
     "parse_special": Field("parse_special", _boolean, _PARSE_VALUES, "false"),
-    "echo": _only(False, why="there are no log probabilities of prompts"),
+    "echo": Field("echo", _boolean, _ECHO_VALUES, "false"),
+    "max_tokens": Field("max_tokens", _limit_or_none, _ECHO_LIMIT_VALUES, "the rest of the context"),
+    "prompt_logprobs": _PROMPT_LOGPROBS,
     "best_of": Field(
         "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
     ),
@@ -484,6 +534,7 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
     if request.best_of not in (None, request.n) and request.stream:
         raise bad_request("'best_of' above 'n' can't be used with 'stream': true.", "best_of", "invalid_value")
     check_choice(request.tool_choice, request.tools)
+    _check_scores(request)
     if any(request.stream_usage) and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
     if request.continue_final_message and request.add_generation_prompt:
@@ -492,11 +543,24 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
     return request
 
 
+def _check_scores(request: Request) -> None:
+    """What does not go with log probabilities of prompts, or with their text."""
+    if request.max_tokens == 0 and not request.echo:
+        raise bad_request("'max_tokens' must be at least 1 without 'echo': true.", "max_tokens", "invalid_value")
+    if request.scores_prompts and request.stream:
+        name = "echo" if request.prompt_logprobs is None else "prompt_logprobs"
+        what = "'echo' with 'logprobs'" if name == "echo" else f"'{name}'"
+        raise bad_request(f"{what} can't be used with 'stream': true.", name, "invalid_value")
+    if request.echo and request.best_of not in (None, request.n):
+        raise bad_request("'best_of' above 'n' can't be used with 'echo': true.", "best_of", "invalid_value")
+
+
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
-    """max_tokens of a request; without one, what its prompt leaves of the context. Raises ApiError where that is too little."""
+    """max_tokens of a request, at least 1 for the engine; without one, what its prompt leaves of the context. Raises ApiError
+    where that is too little."""
     prompt = "messages" if request.messages is not None else "prompt"
     room = context - prompt_length
-    limit = request.max_tokens if request.max_tokens is not None else room
+    limit = max(1, request.max_tokens) if request.max_tokens is not None else room
     if room < 1 or limit > room:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
         at_fault = prompt if room < 1 or request.max_tokens is None else "max_tokens"

@@ -29,11 +29,9 @@ _HOSTED = "a tool of OpenAI's own service"
 
 UNSUPPORTED = (
     Unsupported("access_programs", (RESPONSES,), ({},), "a programme of OpenAI's own service"),
-    Unsupported("allowed_token_ids", GENERATING, ([],), "the sampler can't restrict the vocabulary"),
     Unsupported("audio", (CHAT,), (), _NO_IMAGES),
     Unsupported("background", (RESPONSES,), (False,), "an answer comes on the connection that asked for it"),
     Unsupported("background_options", (RESPONSES,), ({},), "an answer comes on the connection that asked for it"),
-    Unsupported("bad_words", GENERATING, ([],), "the sampler can't exclude words"),
     Unsupported("chat_template", (CHAT,), (), "templates come from the model or from `--chat-template`"),
     Unsupported("context_management", (RESPONSES,), ([],), "no prompt is shortened"),
     Unsupported("conversation", (RESPONSES,), (), "nothing is stored"),
@@ -45,7 +43,6 @@ UNSUPPORTED = (
     Unsupported("image", (RESPONSES,), ({},), _NO_IMAGES),
     Unsupported("kv_transfer_params", GENERATING, ({},), _TRANSFER),
     Unsupported("length_penalty", GENERATING, (1, 1.0), _OF_BEAMS),
-    Unsupported("logit_bias", GENERATING, ({},), "the sampler can't change single tokens"),
     Unsupported("logits_processors", GENERATING, ([],), "clients bring no code"),
     Unsupported("logprob_token_ids", GENERATING, ([],), "the most likely tokens are reported, and the generated one"),
     Unsupported("max_tool_calls", (RESPONSES,), (), "it is about tools of OpenAI's own service"),
@@ -61,7 +58,6 @@ UNSUPPORTED = (
         "prompt_cache_retention", (CHAT, RESPONSES), ("in_memory", "in-memory"), "prefixes are cached while there is room"
     ),
     Unsupported("prompt_embeds", (COMPLETIONS,), ([],), "prompts are text or token ids"),
-    Unsupported("prompt_logprobs", GENERATING, (), "there are no log probabilities of prompts"),
     Unsupported("reasoning", (RESPONSES,), ({},), "there are no levels of reasoning here"),
     Unsupported("repetition_detection", GENERATING, ({},), "see `repetition_penalty`"),
     Unsupported("return_mm_kwargs", GENERATING, (True,), _NO_IMAGES),

@@ -5,6 +5,7 @@ process of its own, by the length of the body.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import orjson
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
 from blinkpy.dpu.http.fields.response_fields import parse_response
@@ -22,6 +24,7 @@ from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.token_rules import TokenRules
 
 TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
 
@@ -69,6 +72,18 @@ class RequestReader:
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
 
+    def token_rules(self, request: Request, limits: EngineLimits) -> TokenRules | None:
+        """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have."""
+        if not (request.logit_bias or request.allowed_token_ids or request.bad_words):
+            return None
+        check_tokens(list(request.logit_bias), limits.vocabulary, "logit_bias")
+        check_tokens(list(request.allowed_token_ids), limits.vocabulary, "allowed_token_ids")
+        try:
+            banned = banned_sequences(request.bad_words, partial(self.tokenizer.encode, add_special_tokens=False))
+        except ValueError as error:
+            raise bad_request(f"'bad_words': {error}.", "bad_words", "invalid_value") from error
+        return TokenRules(limits.vocabulary, request.logit_bias, request.allowed_token_ids or None, banned)
+
     def _chat_prompt(self, request: Request, limits: EngineLimits | None) -> Int32:
         try:
             text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
@@ -110,8 +125,9 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         request = read(body, reader.defaults)
         reader.check_model(request.model)
         prompts = reader.prompts(request, limits)
+        request.rules = reader.token_rules(request, limits)
         # What made the prompts is not needed any more, and may be large.
-        request.messages, request.prompts = None if request.messages is None else [], []
+        request.messages, request.prompts = None if request.messages is None else [], request.prompts if request.echo else []
         return request, prompts
 
     return job

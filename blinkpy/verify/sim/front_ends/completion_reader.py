@@ -51,7 +51,7 @@ def take(limits, queues, fronts, pair, place):
     if (flags & completion.HAS_LOGPROBS != 0) != wanted:
         return RECORD_WRONG
     if flags & completion.HAS_TOKEN:
-        context = fronts.prompt_length[slot] + fronts.got[slot]
+        context = fronts.prompt_length[slot] - fronts.scored[slot] + fronts.got[slot]
         if fronts.got[slot] >= expected:
             return NO_TOKEN_DUE
         if fronts.tokens[slot, context] != value:

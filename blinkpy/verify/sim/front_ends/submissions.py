@@ -18,11 +18,13 @@ from blinkpy.verify.sim.front_ends.wire import (
     wire_room,
 )
 from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE
+from blinkpy.verify.sim.rule_supply import RULE_DAMAGES, RULES
 from blinkpy.verify.sim.synthetic_model import token_after, value_of
 from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
 
 # Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
-BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(10)
+BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_RULES = range(8)
+BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(8, 11)
 BAD_SILENT = BAD_EPOCH
 
 SALT = 9
@@ -59,30 +61,67 @@ def draw_prompt(limits, sim, slot):
 
 
 @device
-def draw_grammar(limits, sim, pair, slot):
-    """Give a slot's request a grammar, or none: no more different ones at a time than the pair's share. Returns whether it is a
-    damaged one."""
-    fronts, first, good = sim.fronts, pair * limits.slots_per_pair, limits.grammar_share + MORE_THAN_SHARE
-    fronts.grammar[slot] = -1
-    if limits.grammar_share == 0 or draw(sim.draws, 2) == 0:
-        return False
-    damaged = chance(sim.draws, sim.odds.bad)
-    wanted, others = good + draw(sim.draws, DAMAGES) if damaged else draw(sim.draws, good), 0
+def in_flight(fronts, ids, first, count, wanted):
+    """Whether a request of the `count` slots from `first` on has this grammar, or these rules. ids: of each slot."""
+    found = False
+    for slot in range(first, first + count):
+        found = found or (fronts.request_id[slot] != 0 and ids[slot] == wanted)
+    return found
+
+
+@device
+def share_left(limits, fronts, pair):
+    """What the requests in flight leave of a queue pair's share."""
+    first, left = pair * limits.slots_per_pair, limits.grammar_share
     for i in range(limits.slots_per_pair):
-        own = fronts.grammar[first + i] if fronts.request_id[first + i] != 0 else -1
-        counted = own < 0 or own == wanted
-        for k in range(i):
-            counted = counted or (fronts.request_id[first + k] != 0 and fronts.grammar[first + k] == own)
-        others += 0 if counted else 1
-    if others < limits.grammar_share:
-        fronts.grammar[slot] = wanted
-    return damaged and fronts.grammar[slot] >= 0
+        grammar, rules = fronts.grammar[first + i], fronts.rules[first + i]
+        if fronts.request_id[first + i] != 0:
+            left -= 1 if grammar >= 0 and not in_flight(fronts, fronts.grammar, first, i, grammar) else 0
+            left -= 1 if rules >= 0 and not in_flight(fronts, fronts.rules, first, i, rules) else 0
+    return left
+
+
+@device
+def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
+    """Give a slot's request one of `good` grammars or of `damaged` ones behind them, or none. ids: of each slot; left: what the
+    share has room for. Returns (whether it is a damaged one, what is left)."""
+    wanted, first = draw(sim.draws, good), pair * limits.slots_per_pair
+    spoiled = chance(sim.draws, sim.odds.bad)
+    if spoiled:
+        wanted = good + draw(sim.draws, damaged)
+    needed = 0 if in_flight(sim.fronts, ids, first, limits.slots_per_pair, wanted) else 1
+    if needed > left:
+        return False, left
+    ids[slot] = wanted
+    return spoiled, left - needed
+
+
+@device
+def draw_grammar(limits, sim, pair, slot):
+    """Give a slot's request a grammar, token rules, both or none: no more different ones at a time than the pair's share. Returns
+    REJECT_* for a damaged one, or 0."""
+    fronts, refused = sim.fronts, 0
+    fronts.grammar[slot], fronts.rules[slot] = -1, -1
+    if limits.grammar_share == 0:
+        return refused
+    left = share_left(limits, fronts, pair)
+    if draw(sim.draws, 2) == 0:
+        good = limits.grammar_share + MORE_THAN_SHARE
+        damaged, left = draw_one(limits, sim, pair, slot, fronts.grammar, good, DAMAGES, left)
+        refused = completion.REJECT_GRAMMAR if damaged else 0
+    if draw(sim.draws, 3) == 0:
+        damaged, left = draw_one(limits, sim, pair, slot, fronts.rules, RULES, RULE_DAMAGES, left)
+        refused = completion.REJECT_RULES if damaged and refused == 0 else refused
+    return refused
 
 
 @device
 def allowed(sim, slot, state, token, stops):
-    """Whether the grammar of a slot's request allows a token in a state. stops: it is a stop id that counts."""
-    own = sim.fronts.grammar[slot]
+    """Whether the grammar of a slot's request allows a token in a state, or without a grammar its token rules. stops: it is a
+    stop id that counts."""
+    own, rules = sim.fronts.grammar[slot], sim.fronts.rules[slot]
+    if own < 0:
+        return rules < 0 or sim.rules.allowed[rules, token] != 0
     if stops:
         return sim.grammars.accepting[own, state] != 0
     return sim.grammars.following[own, state, token] >= 0
@@ -109,9 +148,7 @@ def expected_end(limits, sim, slot, entry):
         total += value * (i + 1)
     while finish == completion.FINISH_NONE:
         token, tried = token_after(total, fronts.seed[slot], limits.vocab_size), 0
-        while (
-            own >= 0 and tried < limits.vocab_size and not allowed(sim, slot, state, token, is_stop(entry, token, generated + 1))
-        ):
+        while tried < limits.vocab_size and not allowed(sim, slot, state, token, is_stop(entry, token, generated + 1)):
             token, tried = (token + 1) % limits.vocab_size, tried + 1
         if tried == limits.vocab_size:
             finish = completion.FINISH_ERROR
@@ -129,7 +166,7 @@ def expected_end(limits, sim, slot, entry):
             state = grammars.following[own, state, token]
             if grammars.ending[own, state] != 0:
                 finish = completion.FINISH_COMPLETE
-    fronts.expected[slot], fronts.finish[slot] = generated, finish
+    fronts.expected[slot], fronts.finish[slot] = fronts.scored[slot] + generated, finish
 
 
 @device
@@ -158,10 +195,18 @@ def fill_entry(limits, sim, pair, place, slot):
         entry[submission.WORD_GRAMMAR_DIGEST], entry[submission.WORD_GRAMMAR_DIGEST + 1] = digest & 0xFFFFFFFF, digest >> 32
         entry[submission.WORD_GRAMMAR_OFFSET] = prompt_place(limits, place) + limits.max_model_len
         entry[submission.WORD_GRAMMAR_WORDS] = sim.grammars.length[own]
+    rules = fronts.rules[slot]
+    if rules >= 0:
+        digest = sim.rules.digest[(rules + pair + fronts.epoch[pair]) % (RULES + RULE_DAMAGES)]
+        entry[submission.WORD_RULES_DIGEST], entry[submission.WORD_RULES_DIGEST + 1] = digest & 0xFFFFFFFF, digest >> 32
+        entry[submission.WORD_RULES_OFFSET] = prompt_place(limits, place) + limits.max_model_len + limits.grammar_words
+        entry[submission.WORD_RULES_WORDS] = sim.rules.length[rules]
     entry[submission.WORD_MAX_TOKENS] = 1 + draw(draws, max(1, most))
     entry[submission.WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
+    fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
+    entry[submission.WORD_FLAGS] |= submission.SUBMIT_SCORE_PROMPT if fronts.scored[slot] > 0 else 0
     fronts.logprobs[slot] = draw(draws, TOP_LOGPROBS + 1) if draw(draws, 3) == 0 else -1
     entry[submission.WORD_LOGPROBS] = fronts.logprobs[slot]
     if draw(draws, 3) == 0:
@@ -197,6 +242,9 @@ def spoil(limits, sim, slot):
     elif kind == BAD_GRAMMAR:
         reason = completion.REJECT_GRAMMAR
         entry[submission.WORD_GRAMMAR_WORDS] = -1 if draw(draws, 2) == 0 else limits.grammar_words + 1
+    elif kind == BAD_RULES:
+        reason = completion.REJECT_RULES
+        entry[submission.WORD_RULES_WORDS] = -1 if draw(draws, 2) == 0 else limits.grammar_words + 1
     elif kind == BAD_EPOCH:
         entry[submission.WORD_EPOCH] -= 1
     elif kind == BAD_SLOT:
@@ -218,15 +266,15 @@ def submit(limits, queues, sim, turn, pair):
     fronts.seed[slot] = draw(draws, 1 << 20)
     fronts.prompt_length[slot] = draw_prompt(limits, sim, slot)
     fronts.got[slot], fronts.cancelled[slot], fronts.poisoned[slot] = 0, 0, 0
-    damaged = draw_grammar(limits, sim, pair, slot)
+    refused = draw_grammar(limits, sim, pair, slot)
     fill_entry(limits, sim, pair, place, slot)
     for k in range(fronts.prompt_length[slot] >> limits.page_shift):
         fronts.page_hash[slot, k] = extend_hash(limits, fronts, slot, k)
     kind = -1
     if chance(draws, sim.odds.bad):
         kind = spoil(limits, sim, slot)
-    if kind < 0 and damaged:
-        fronts.expected[slot], fronts.finish[slot] = 0, completion.FINISH_REJECTED | completion.REJECT_GRAMMAR << REASON_SHIFT
+    if kind < 0 and refused != 0:
+        fronts.expected[slot], fronts.finish[slot] = 0, completion.FINISH_REJECTED | refused << REASON_SHIFT
         note(sim, turn, pair, EVENT_SUBMIT_BAD, slot - pair * limits.slots_per_pair, BAD_GRAMMAR)
     elif kind < 0:
         expected_end(limits, sim, slot, sim.entry)

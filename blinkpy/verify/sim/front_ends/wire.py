@@ -43,13 +43,16 @@ def deliver(limits, queues, sim, pair, writes):
 
 @device
 def deliver_prompt(limits, queues, sim, pair, place, slot):
-    """Prompt, automaton and page hashes of a slot's request, to the part of the arenas that belongs to a place in the ring."""
-    fronts, own = sim.fronts, sim.fronts.grammar[slot]
+    """Prompt, automaton, token rules and page hashes of a slot's request, to the part of the arenas that belongs to a place in
+    the ring."""
+    fronts, own, rules = sim.fronts, sim.fronts.grammar[slot], sim.fronts.rules[slot]
     offset, length = prompt_place(limits, place), fronts.prompt_length[slot]
     for i in range(length):
         queues.prompt[pair, offset + i] = fronts.tokens[slot, i]
     for i in range(sim.grammars.length[own] if own >= 0 else 0):
         queues.prompt[pair, offset + limits.max_model_len + i] = sim.grammars.words[own, i]
+    for i in range(sim.rules.length[rules] if rules >= 0 else 0):
+        queues.prompt[pair, offset + limits.max_model_len + limits.grammar_words + i] = sim.rules.words[rules, i]
     offset = place * hashes_per_entry(limits)
     for k in range(length >> limits.page_shift):
         queues.hashes[pair, offset + k] = fronts.page_hash[slot, k]
@@ -57,8 +60,9 @@ def deliver_prompt(limits, queues, sim, pair, place, slot):
 
 @device
 def prompt_place(limits, place):
-    """Where in the prompt arena the part of a place in the ring begins: first the prompt, behind max_model_len the automaton."""
-    return place * (limits.max_model_len + limits.grammar_words)
+    """Where in the prompt arena the part of a place in the ring begins: first the prompt, behind max_model_len the automaton, and
+    behind that the token rules."""
+    return place * (limits.max_model_len + 2 * limits.grammar_words)
 
 
 @device

@@ -11,7 +11,7 @@ import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
-from support.models.random_grammars import GRAMMARS, RandomGrammars
+from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
@@ -107,6 +107,7 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
         entries[name] = value
     words, grammars = entries.view(np.int32).reshape(ROWS, -1), RandomGrammars(rng, ROWS, VOCABULARY)
     grammars.slot[:] = rng.integers(0, GRAMMARS, ROWS) if constrained else -1
+    grammars.ruled[:] = GRAMMARS + rng.integers(0, RULES, ROWS) if constrained else -1
     grammars.constrain(words)
     ids, counts = torch.arange(ROWS, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
     counts[0] = ROWS
@@ -123,7 +124,12 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
 BOTH = {"logits": "logits", "row_slots": "batch.row_slots", "emits": "batch.emits", "counts": "batch.counts"}
 BOTH |= {"sampled": "sampled", "entry": "requests.entry"}
 SAMPLE = {"context_lengths": "batch.context_lengths", "tokens": "requests.tokens", "prompt_length": "requests.prompt_length"}
-SAMPLE |= {"adjusted": "workspace.adjusted", "grammar": "grammars.slot", "grammar_state": "grammars.state"}
+SAMPLE |= {
+    "adjusted": "workspace.adjusted",
+    "grammar": "grammars.slot",
+    "grammar_state": "grammars.state",
+    "rules": "grammars.rules",
+}
 SAMPLE |= {"grammar words": "grammars.words", "token_place": "grammars.token_place", "token_bytes": "grammars.token_bytes"}
 LOGPROBS = {"records": "records", "keys": "workspace.keys"}
 ANY_ROWS = {"logits", "entry", "grammar words", "token_place", "token_bytes"}  # shapes follow from theirs, or none does

@@ -1,0 +1,22 @@
+"""Bad words as sequences of tokens, as vLLM reads them."""
+
+from collections.abc import Callable, Iterable
+
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.token_rules import SEQUENCE_TOKENS
+
+MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words of one request, each in up to two spellings; characters of one
+
+
+def banned_sequences(words: Iterable[str], encode: Callable[[str], Int32]) -> list[list[int]]:
+    """The tokens of each word at the start of a text; and behind a space, if these are as many and the first one differs. encode:
+    without special tokens. Raises ValueError for a word of too many tokens, or none."""
+    sequences: list[list[int]] = []
+    for word in words:
+        alone, spaced = (encode(text).tolist() for text in (word.lstrip(), f" {word.lstrip()}"))
+        if not 1 <= len(alone) <= SEQUENCE_TOKENS:
+            raise ValueError(f"{word!r} has {len(alone)} tokens, and a bad word 1 to {SEQUENCE_TOKENS}")
+        sequences.append(alone)
+        if len(spaced) == len(alone) and spaced[0] != alone[0]:
+            sequences.append(spaced)
+    return sequences

@@ -1,0 +1,12 @@
+"""The name of words by their content."""
+
+import hashlib
+
+from blinkpy.queues.array_types import Int32
+
+DIGEST_BITS = 62
+
+
+def digest_of(words: Int32) -> int:
+    """DIGEST_BITS of a hash: equal words have equal ones, others different ones."""
+    return int.from_bytes(hashlib.blake2b(words.tobytes(), digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)

@@ -1,0 +1,126 @@
+"""Token rules: what one request adds to the logits of single tokens, which tokens it allows, and which sequences it bans.
+
+Their packed form, int32 words, crosses a queue pair and lies in the engine's memory as an automaton does (byte_automaton), and is
+defined here alone:
+
+    word                        holds
+    --------------------------  --------------------------------------------------------------------------------------
+    0                           MARK, which no automaton begins with
+    1, 2, 3                     biases b, banned sequences s, words of the bitmask m
+    4 ..                        b token ids, ascending
+    4 + b ..                    b biases, float32
+    4 + 2 b ..                  s sequences of SEQUENCE_TOKENS token ids, which end with the banned token; -1 in front of
+                                shorter ones
+    4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 where all are
+
+A banned sequence's last token is impossible where the output ends with the ones before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.content_digest import digest_of
+
+MARK = -1
+MARK_WORD, BIASES_WORD, SEQUENCES_WORD, BITMASK_WORD = range(4)
+FIRST_WORD = 4
+SEQUENCE_TOKENS = 16
+ANY_TOKEN = -1  # in front of a sequence
+MOST_BIASES, MOST_SEQUENCES = 1024, 256
+HIGHEST_BIAS = 100.0
+HIGHEST_BIAS_BITS = int(np.float32(HIGHEST_BIAS).view(np.int32))
+BITS_SHIFT = 5  # from a token to its word of the bitmask
+
+
+def bitmask_words(vocab_size: int) -> int:
+    """Words of a bit for each token."""
+    return (vocab_size + (1 << BITS_SHIFT) - 1) >> BITS_SHIFT
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRules:
+    """Rules for the tokens of a vocabulary.
+
+    biases: added to the logits, by token id; -HIGHEST_BIAS to HIGHEST_BIAS. allowed: the only possible tokens; None: all are.
+    banned: sequences of 1 to SEQUENCE_TOKENS token ids. Raises ValueError where a number or an id is out of range.
+    """
+
+    vocab_size: int
+    biases: Mapping[int, float]
+    allowed: Sequence[int] | None = None
+    banned: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        sequences = [list(sequence) for sequence in self.banned]
+        _require(len(self.biases) <= MOST_BIASES, f"at most {MOST_BIASES} tokens can have a bias, not {len(self.biases)}")
+        _require(len(sequences) <= MOST_SEQUENCES, f"at most {MOST_SEQUENCES} sequences can be banned, not {len(sequences)}")
+        _require(self.allowed is None or len(self.allowed) > 0, "no token is allowed")
+        for sequence in sequences:
+            _require(1 <= len(sequence) <= SEQUENCE_TOKENS, f"a banned sequence has 1 to {SEQUENCE_TOKENS} tokens")
+        for bias in self.biases.values():
+            _require(abs(bias) <= HIGHEST_BIAS, f"a bias is {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g}, not {bias}")  # NaN is neither
+        for token in {*self.biases, *(self.allowed or ()), *(token for sequence in sequences for token in sequence)}:
+            _require(0 <= token < self.vocab_size, f"token {token} is not in the vocabulary of {self.vocab_size}")
+
+    def words(self) -> Int32:
+        """The packed form, int32 [n]; read-only."""
+        return self._words
+
+    @property
+    def digest(self) -> int:
+        """62 bits of the content: equal rules have equal ones, others different ones."""
+        return self._digest
+
+    @cached_property
+    def _words(self) -> Int32:
+        ids = np.array(sorted(self.biases), np.int32)
+        values = np.array([self.biases[token] for token in ids.tolist()], np.float32)
+        banned = np.full((len(self.banned), SEQUENCE_TOKENS), ANY_TOKEN, np.int32)
+        for i, sequence in enumerate(self.banned):
+            banned[i, SEQUENCE_TOKENS - len(sequence) :] = list(sequence)
+        bits = np.zeros(0 if self.allowed is None else bitmask_words(self.vocab_size) * 32, np.uint8)
+        bits[list(self.allowed or ())] = 1
+        mask = np.packbits(bits, bitorder="little").view("<i4")
+        head = np.array([MARK, len(ids), len(banned), len(mask)], np.int32)
+        words = np.concatenate([head, ids, values.view(np.int32), banned.reshape(-1), mask])
+        words.setflags(write=False)
+        return words
+
+    @cached_property
+    def _digest(self) -> int:
+        return digest_of(self._words)
+
+    @classmethod
+    def of_words(cls, words: Int32, vocab_size: int) -> Self:
+        """The rules of a packed form. Raises ValueError when it is none."""
+        _require(len(words) > FIRST_WORD and words[MARK_WORD] == MARK, "these words are no token rules")
+        biases, sequences, mask = (int(word) for word in words[BIASES_WORD:FIRST_WORD])
+        _require(0 <= biases <= MOST_BIASES and 0 <= sequences <= MOST_SEQUENCES, "a count of token rules is out of range")
+        _require(mask in (0, bitmask_words(vocab_size)), "the bitmask of token rules is of another vocabulary")
+        lengths = (FIRST_WORD, biases, biases, SEQUENCE_TOKENS * sequences, mask)
+        _require(sum(lengths) == len(words), "token rules have another length")
+        _, ids, values, banned, bits = np.split(np.ascontiguousarray(words), np.cumsum(lengths)[:-1])
+        table = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), bitorder="little")
+        rules = cls(
+            vocab_size,
+            dict(zip(ids.tolist(), np.ascontiguousarray(values).view(np.float32).tolist(), strict=True)),
+            np.flatnonzero(table).tolist() if mask else None,
+            [_without_padding(one) for one in banned.reshape(-1, SEQUENCE_TOKENS).tolist()],
+        )
+        _require(np.array_equal(rules.words(), words), "the padding or the order of token rules is wrong")
+        return rules
+
+
+def _without_padding(sequence: list[int]) -> list[int]:
+    first = next((i for i, token in enumerate(sequence) if token != ANY_TOKEN), SEQUENCE_TOKENS)
+    return sequence[first:]
+
+
+def _require(fine: bool, what: str) -> None:
+    if not fine:
+        raise ValueError(what)

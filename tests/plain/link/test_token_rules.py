@@ -1,0 +1,75 @@
+"""The packed form of token rules: there and back, and what the engine takes of it."""
+
+import numpy as np
+import pytest
+from support.models.random_grammars import random_rules
+
+from blinkpy.kv.limits import Limits
+from blinkpy.kv.packed_rules import are_token_rules, is_allowed
+from blinkpy.queues import token_rules as R
+from blinkpy.queues.token_rules import TokenRules
+
+
+def limits_of(vocab_size: int) -> Limits:
+    return Limits(**dict.fromkeys(Limits._fields, 0) | {"vocab_size": vocab_size})
+
+
+def test_the_packed_form_gives_the_rules_back(rng: np.random.Generator) -> None:
+    digests = set()
+    for vocabulary in rng.integers(8, 200, 40).tolist():
+        rules = random_rules(rng, vocabulary)
+        again = TokenRules.of_words(rules.words(), vocabulary)
+        assert again.biases == {token: float(np.float32(bias)) for token, bias in rules.biases.items()}
+        assert again.allowed == (None if rules.allowed is None else sorted(rules.allowed))
+        assert [list(one) for one in again.banned] == [list(one) for one in rules.banned]
+        assert again.digest == rules.digest
+        digests.add(rules.digest)
+        memory = np.stack([rules.words()] * 2)
+        allowed = [is_allowed(memory.data, 1, token) for token in range(vocabulary)]
+        assert np.flatnonzero(allowed).tolist() == (again.allowed or list(range(vocabulary)))
+    assert len(digests) == 40
+
+
+def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
+    """One or two words are anything: the engine takes what TokenRules takes."""
+    seen = {False: 0, True: 0}
+    for _ in range(1500):
+        vocabulary = int(rng.integers(6, 70))
+        words = random_rules(rng, vocabulary).words().copy()
+        biases, sequences = int(words[R.BIASES_WORD]), int(words[R.SEQUENCES_WORD])
+        for _ in range(rng.integers(0, 3)):
+            ends = [R.FIRST_WORD, R.FIRST_WORD + biases, R.FIRST_WORD + 2 * biases, R.FIRST_WORD + 2 * biases + 16 * sequences]
+            places = [0, 1, 2, 3, len(words) - 1, *(end - 1 for end in ends), *ends, rng.integers(len(words))]
+            place = min(int(rng.choice(places)), len(words) - 1)
+            new = rng.choice([words[place] + 1, words[place] - 1, -1, 0, vocabulary, vocabulary - 1, R.HIGHEST_BIAS_BITS + 1])
+            words[place] = new if rng.random() < 0.7 else words[place] ^ 1 << int(rng.integers(0, 31))
+        try:
+            TokenRules.of_words(words, vocabulary)
+            fine = len(words) > R.FIRST_WORD
+        except ValueError:
+            fine = False
+        memory = np.full((2, len(words) + 4), 12345, np.int32)
+        memory[1, : len(words)] = words
+        arguments = limits_of(vocabulary), memory.data, 1, len(words)
+        assert are_token_rules(*arguments, 0, 1) == fine, words.tolist()
+        seen[fine] += 1
+    assert min(seen.values()) > 200
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({"biases": {8: 1.0}}, "token 8 is not in the vocabulary of 8"),
+        ({"biases": {1: float("nan")}}, "a bias is -100 to 100, not nan"),
+        ({"biases": {1: -100.1}}, "a bias is"),
+        ({"allowed": []}, "no token is allowed"),
+        ({"allowed": [-1]}, "token -1"),
+        ({"banned": [[]]}, "1 to 16 tokens"),
+        ({"banned": [[1] * 17]}, "1 to 16 tokens"),
+        ({"banned": [[1]] * 257}, "at most 256 sequences"),
+        ({"biases": dict.fromkeys(range(1025), 1.0)}, "at most 1024 tokens"),
+    ],
+)
+def test_what_is_out_of_range_is_told(rules: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TokenRules(8, **{"biases": {}, **rules})
