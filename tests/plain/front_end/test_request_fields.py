@@ -150,13 +150,13 @@ COMMON_VALUES = {
     "stop": [5, "", ["a", ""], ["a", 1], "x" * 1025, ["a"] * 17, "a\0b"],
     "stop_token_ids": [5, [-1], [True], ["a"], [2**31], list(range(9))],
     "stream_options": [{"include_usage": True}],  # without a stream
-    "logit_bias": [{"5": 1}],
+    "logit_bias": [5, []],
     "user": [5],
     "metadata": ["x"],
     "store": [True],
     "service_tier": ["priority"],
     "cache_salt": ["", 5],
-    "prompt_logprobs": [1],
+    "prompt_logprobs": [True, -1, 21, "1"],
     "unknown_thing": [1, None],
 }
 CHAT_VALUES = {
@@ -177,7 +177,7 @@ COMPLETION_VALUES = {
     "prompt": [
         "", [], [[]], ["a", ""], "a\0b", 5, {}, [True], [1, 2.5], [1, "a"], [[1], [True]], [[1], 5], [[[1]]], ["a"] * 129, None,
     ],
-    "echo": [True],
+    "echo": [1, "true"],
     "suffix": ["x"],
     "best_of": [*NO_INTEGERS, 0, 129],
     "logprobs": [True, -1, 21],
