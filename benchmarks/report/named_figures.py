@@ -13,6 +13,11 @@ from benchmarks.report.serving_tables import schema_pairs, schema_tpot, slowdown
 from benchmarks.report.words import milliseconds, percent
 
 Source = Callable[[Results], str]
+# Of random schemas, as tools/fuzz_schemas.py counts them.
+OUTPUTS = (
+    *("outputs that ended", "outputs cut by max_tokens"),
+    *("outputs of the engine that ended", "of the engine cut by max_tokens"),
+)
 
 
 def first_row(results: Results, shape: str) -> Document:
@@ -41,6 +46,12 @@ def schema_ratio(system: str, interfered: bool, results: Results) -> str:
             without, with_schema = schema_tpot(free, bound, "p50")
             return f"{with_schema / without:.2f}"
     raise LookupError(f"{system} was not measured with a schema")
+
+
+def fuzzed(results: Results) -> Document:
+    """What the random schemas and outputs came to."""
+    found: Document = results.read("fuzz_schemas")["results"]
+    return found
 
 
 def bugs(file: str) -> Source:
@@ -82,6 +93,9 @@ NAMED: dict[str, Source] = {
         for system in ("blinkpy", "vllm")
         for place in ("", "-interfered")
     },
+    "fuzzed-schemas": lambda results: f"{fuzzed(results)['schemas']:,}",
+    "fuzzed-outputs": lambda results: f"{sum(fuzzed(results)[kind] for kind in OUTPUTS):,}",
+    "invalid-outputs": lambda results: str(fuzzed(results)["invalid"]),
     "seeded-bugs": bugs("tests/support/seeded_bugs.py"),
     "seeded-bugs-rdma": bugs("tests/rdma/seeded_bugs.py"),
     "simulator-calls": simulator_calls,
