@@ -17,7 +17,7 @@ GRAMMARS = 150
 LETTERS = 'ab-é😀"\n'
 WRITTEN = {"a": ("a", r"\x61"), "b": ("b", r"\u0062"), "-": (r"\-", r"\x2d"), "é": ("é", r"\u00e9"), "😀": ("😀", r"\U0001F600")}
 WRITTEN |= {'"': (r"\"", r"\x22"), "\n": (r"\n", r"\x0A")}
-LAYERS = 3
+LAYERS = 2
 
 
 class EbnfDraw:
@@ -26,7 +26,7 @@ class EbnfDraw:
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng
-        self.layers = [[f"r{layer}-{i}" for i in range(rng.integers(1, 4))] for layer in range(LAYERS)]
+        self.layers = [[f"r{layer}-{i}" for i in range(rng.integers(1, 5))] for layer in range(LAYERS)]
         self.layers[0][0] = "root"
         self.rules: dict[str, Any] = {}
         for layer, names in enumerate(self.layers):
@@ -34,7 +34,7 @@ class EbnfDraw:
             self.own, self.at_end = names, rng.random() < 0.5
             for name in names:
                 ends = [self.node(1, False, False)] * (rng.random() < 0.8)  # else some fit nothing
-                self.rules[name] = ("any", [self.node(2, True, True), *ends])
+                self.rules[name] = ("any", [self.node(2, True, True), self.node(2, True, True), *ends])
 
     def one(self, *values: Any) -> Any:
         return values[self.rng.integers(len(values))]
@@ -44,7 +44,7 @@ class EbnfDraw:
 
     def node(self, depth: int, first: bool, last: bool) -> Any:
         """first, last: whether nothing stands before it in its rule, or behind it."""
-        if (last if self.at_end else first) and self.rng.random() < 0.3:
+        if (last if self.at_end else first) and self.rng.random() < 0.5:
             return ("rule", self.one(*self.own))
         if self.later and self.rng.random() < 0.25:
             return ("rule", self.one(*self.later))
@@ -147,6 +147,7 @@ def test_recursion_in_the_middle_is_not_regular(rng: np.random.Generator) -> Non
             ("all", [("text", "a"), ("rule", name), ("text", "b")]),
             ("any", [("all", [("text", "a"), ("rule", name)]), ("all", [("rule", name), ("text", "b")])]),
             ("times", ("all", [("text", "a"), ("rule", name)]), 0, None),
+            ("times", ("all", [("rule", name), ("text", "a")]), 1, 2),
             ("all", [("rule", name), ("rule", name)]),
         )
         draw.rules[name] = ("any", [draw.rules[name], middle])
@@ -199,11 +200,12 @@ EXAMPLES = [
     ('root ::= "a" b* # end\nb ::= "b"# not " one\n', ["a", "abb"], ["b"]),
     ('root ::= a . b\na ::= "x"\n\nb\n::=\n"y"', ["xéy", "x\ny"], ["xy", "x--y"]),
     ('root ::= "a"\n | "b"\r\n | ("c" |\n "d")', ["a", "b", "c", "d"], ["ab", ""]),
+    ('root ::= "a" # "b"\r"c"# "d"', ["ac"], ["abc"]),
     ('root ::= ""', [""], ["a"]),
     ('root ::= () "a"', ["a"], [""]),
     ('root::="a"{ 2 , }', ["aa", "aaa"], ["a"]),
     ('root ::= "a"{0}"b"{0,2}', ["", "bb"], ["a", "bbb"]),
-    (r'root ::= "\x41\u00e9\U0001F600\t\e\0\'\?\\"', ["Aé😀\t\x1b\0'?\\"], ["A"]),
+    (r'root ::= "\x41\u00e9\U0001F600\a\b\t\n\v\f\r\e\0\'\?\\"', ["Aé😀\a\b\t\n\v\f\r\x1b\0'?\\"], ["A"]),
     (r"root ::= [\]\[\-^] [-a] [a-] [--/] [\d-] [\W]", ["]-a/5!", "^a-.-é"], ["]-a/5x", "a-a/5!"]),
     ('root ::= rule_1 rule-2 r3.x\nrule_1 ::= "1"\nrule-2 ::= "2"\nr3.x ::= "3"', ["123"], ["12"]),
     ('root ::= "a"\nunused ::= "(" unused ")"', ["a"], ["()"]),
@@ -232,6 +234,9 @@ def test_the_manuals_example() -> None:
 
 EXPRESSION = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'
 DEEP = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(500)) + '\nr500 ::= "a"\nroot ::= r0'
+DEEP_CIRCLES = (
+    "\n".join(f's{i} ::= "a" r{i} | r{i + 1} "b"\nr{i} ::= "a" s{i}' for i in range(400)) + '\nr400 ::= "a"\nroot ::= r0'
+)
 BAD = [
     ('?start: "a" | b\nb: /c/', "GBNF.*Lark", 1, 1),
     ("", "there is no rule", 1, 1),
@@ -266,12 +271,14 @@ BAD = [
     ('root ::= "a"{,3}', "counts are", 1, 13),
     ('root ::= "a"{3,2}', "the counts are in the wrong order", 1, 13),
     ('root ::= "a"{10001}', "10000 at most", 1, 13),
+    ('root ::= "a"{1,10001}', "10000 at most", 1, 13),
     ('root ::= "a"; b ::= "b"', "';' means nothing", 1, 13),
     ('root = "a"\nb ::= "b"', "'=' means nothing", 1, 6),
     ('"root" ::= "a"', "a rule's name has to stand here", 1, 1),
     ('root "a"\nb ::= "b"', "'::=' has to follow 'root'", 1, 1),
     (EXPRESSION, "rule 'term' is not regular: .* only as their last thing", 1, 20),
     ("root ::= " + "(" * 51 + '"a"' + ")" * 51, "more than 50 nested groups", 1, 60),
+    (DEEP_CIRCLES, "more than 400 levels", 601, 1),
     (DEEP, "more than 400 levels", 368, 1),
     ("root ::= " + '"a" ' * 25_001, "may have 100000 characters", 1, 100_001),
     ("\n".join(f'r{i} ::= "a"' for i in range(1001)), "may have 1000 rules", 1001, 1),

@@ -42,14 +42,12 @@ class _Rules:
 
     def _add(self, names: list[str]) -> None:
         """Rules that lead to each other, or one alone."""
-        self.heights |= dict.fromkeys(names, 0)
-        for name in names:
-            rule = self.rules[name]
-            self.heights[name] = 1 + _height(rule.body, self.heights)
-            if self.heights[name] > MOST_HEIGHT:
-                raise error_at(self.source, rule.at, f"rule '{name[:100]}' has more than {MOST_HEIGHT} levels")
-        self.heights |= dict.fromkeys(names, max(self.heights[name] for name in names))
         bodies = {name: self.rules[name].body for name in names}
+        self.heights |= dict.fromkeys(names, 0)
+        height = 1 + max(_height(body, self.heights) for body in bodies.values())
+        if height > MOST_HEIGHT:
+            raise error_at(self.source, self.rules[names[0]].at, f"rule '{names[0][:100]}' has more than {MOST_HEIGHT} levels")
+        self.heights |= dict.fromkeys(names, height)
         inner = [use for body in bodies.values() for use in references(body) if use[0].name in bodies]
         if not inner:
             self.pieces[names[0]] = _piece(bodies[names[0]], self.pieces.__getitem__)
@@ -112,7 +110,7 @@ def _components(rules: dict[str, Rule]) -> list[list[str]]:
     for index, name in enumerate(names):
         if reached[number["root"]] >> index & 1:
             components.setdefault(reached[index], []).append(name)
-    return [components[bits] for bits in sorted(components, key=int.bit_count)]
+    return [components[bits] for bits in sorted(components)]  # more bits than another has, and all of those: a larger number
 
 
 def _height(node: Node, heights: dict[str, int]) -> int:
