@@ -222,7 +222,7 @@ def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
-# Whether they say the same without a stream; of include_obfuscation only false, for events have no padding here.
+# Of include_obfuscation only false, for events have no padding here.
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
