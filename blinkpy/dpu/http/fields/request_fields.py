@@ -472,7 +472,7 @@ COMPLETION_ONLY_FIELDS = {
     "max_tokens": Field("max_tokens", _limit_or_none, _ECHO_LIMIT_VALUES, "the rest of the context"),
     "prompt_logprobs": _PROMPT_LOGPROBS,
     "best_of": Field(
-        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
+        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream` or `echo`", "`n`"
     ),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
     **unsupported_fields(COMPLETIONS),
