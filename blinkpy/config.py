@@ -148,7 +148,7 @@ class QueueOptions:
 class EngineOptions:
     """Where the model runs and who drives it."""
 
-    device: str = option("auto", "auto, cpu, cuda, or null (made-up tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
+    device: str = option("auto", "auto, cpu, cuda, or null (synthetic tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
     control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
     name: str = option(
         "blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes", commands=ALL
@@ -201,7 +201,9 @@ class FrontendOptions:
         4096, "events a slow client may leave unread before its request is cancelled", low=16, high=1 << 24
     )
     keep_alive_s: int = option(30, "seconds that an idle connection is kept", low=1, high=3600)
-    max_connections: int = option(4096, "open connections per worker; more are answered 503", low=1, high=1 << 20)
+    max_connections: int = option(
+        4096, "open connections per worker; one more ends the longest idle one, or is answered 503", low=1, high=1 << 20
+    )
     grammar_compile_ms: int = option(2000, "longest CPU time to compile a request's JSON schema or regex", low=10, high=60_000)
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)

@@ -49,7 +49,8 @@ class Server(uvicorn.Server):
         self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
     ):
         options = app.options
-        room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20)
+        refused = app.service.metrics.response
+        room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20, refused)
         config = uvicorn.Config(
             app,
             http=partial(Connection, room=room),  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def generate_legal_outputs(llm: LLM, rng: np.random.Generator, requests: int = 6
     for i in range(requests):
         chosen.append(None if i % 5 == 4 else automata[int(rng.integers(len(automata)))])
         params.append(SamplingParams(
-            max_tokens=int(rng.integers(1, 60)), seed=i, grammar=chosen[-1], temperature=float(rng.choice([0.0, 1.0, 5.0])),
+            max_tokens=int(rng.integers(5, 60)), seed=i, grammar=chosen[-1], temperature=float(rng.choice([0.0, 1.0, 5.0])),
             repetition_penalty=float(rng.choice([1.0, 1.4])), min_p=float(rng.choice([0.0, 0.05])), ignore_eos=bool(i % 3 == 0),
             logprobs=3 if i % 7 == 0 else None, min_tokens=int(rng.choice([0, 0, 5])),
         ))  # fmt: skip

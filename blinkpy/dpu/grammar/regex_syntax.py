@@ -25,7 +25,6 @@ SPACES = union(
 LINE_ENDS = of_text("\n\r\u2028\u2029")
 CLASSES = {"d": DIGITS, "w": WORD, "s": SPACES}
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "v": "\v", "f": "\f", "0": "\0"}
-SYNTAX = frozenset("^$\\.*+?()[]{}|/")
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ class ConnectionRoom:
     """Room for connections: when there is none, the one that has waited longest for a request goes.
 
     allowed: connections that are served. A few more are kept, so that they hear why they are not. bodies, unread: bytes of bodies
-    that arrive, and of answers that clients leave unread."""
+    that arrive, and of answers that clients leave unread. on_refused: called with the status of an invalid request."""
 
-    def __init__(self, allowed: int, body_bytes: int, unread_bytes: int):
-        self.allowed = allowed
+    def __init__(self, allowed: int, body_bytes: int, unread_bytes: int, on_refused: Callable[[int], object] = lambda _: None):
+        self.allowed, self.on_refused = allowed, on_refused
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
         full = ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
         self.bodies = ByteRoom(body_bytes, full)
@@ -189,4 +189,5 @@ class Connection(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
+            self.room.on_refused(status)
         self.transport.close()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
-from blinkpy.dpu.http.cross_origin import CrossOrigin
+from blinkpy.dpu.http.cross_origin import CrossOrigin, Headers
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
@@ -22,7 +22,6 @@ CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 Result = TypeVar("Result")
 
 

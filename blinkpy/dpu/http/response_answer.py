@@ -29,6 +29,7 @@ class ResponseAnswer:
         self._request, self._model, self._created, self._spell = request, model, int(time.time()), spell
         self._parser = None if request.expected is None else MessageParser(request.expected)
         self._items: list[Item] = []
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
         self._delta = b""  # of the item that is open, up to its sequence number
         self._finish_reason: str | None = None
         self._events = 0
@@ -89,11 +90,15 @@ class ResponseAnswer:
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """The events of more text; before the first ones those that begin the answer. A message alone shows logprobs."""
         begin = b"" if self._events else self._begin()
-        entries = list(chat_logprobs(logprobs, self._spell)["content"]) if logprobs else []
+        if logprobs:
+            self._logprobs += chat_logprobs(logprobs, self._spell)["content"]
         parts = (Content(text),) if self._parser is None else self._parser.feed(text)
-        return begin + b"".join([self._part(part, entries) for part in parts])
+        events = begin + b"".join([self._part(part) for part in parts])
+        if parts and not isinstance(parts[-1], Content):
+            self._logprobs.clear()
+        return events
 
-    def _part(self, part: OutputEvent, entries: list[dict[str, Any]]) -> bytes:
+    def _part(self, part: OutputEvent) -> bytes:
         if isinstance(part, CallBegin):
             return self._open(CALL, part.name)
         kind = MESSAGE if isinstance(part, Content) else CALL if isinstance(part, CallArguments) else REASONING
@@ -104,9 +109,9 @@ class ResponseAnswer:
         delta = b'%b%b%d,"delta":%b' % (begin, self._delta, number, orjson.dumps(part.text))
         if kind != MESSAGE:
             return delta + b"}\n\n"
-        shown = orjson.dumps(entries) if entries else b"[]"
-        item.logprobs += entries
-        entries.clear()
+        shown = orjson.dumps(self._logprobs) if self._logprobs else b"[]"
+        item.logprobs += self._logprobs
+        self._logprobs.clear()
         return b'%b,"logprobs":%b}\n\n' % (delta, shown)
 
     def _open(self, kind: str, name: str = "") -> bytes:
@@ -124,9 +129,11 @@ class ResponseAnswer:
         """The events that end the last item; an answer without any has an empty message."""
         self._finish_reason = finish_reason
         rest = [] if self._parser is None else self._parser.finish()
-        events = [self._part(part, []) for part in rest]
+        events = [self._part(part) for part in rest]
         if not self._items:
             events.append(self._open(MESSAGE))
+        if self._logprobs and self._items[-1].kind == MESSAGE:
+            events.append(self._part(Content("")))
         return b"".join(events) + self._all(self._items[-1].end(self._status()))
 
     def end(self, usage: Usage, with_usage: bool) -> bytes:

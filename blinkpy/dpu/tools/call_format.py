@@ -42,10 +42,9 @@ class CallFormat:
     tokens: tuple[str, ...] = ()  # which the parser must see, though they may be special
     signs: tuple[tuple[str, ...], ...] = ()  # each a set of texts that stand together in chat templates of this format alone
     model_types: tuple[str, ...] = ()  # of config.json, where a template has no sign
-    begins: str = (
-        ""  # a regular expression: where it matches, the parser may find a call, {names} for those of the tools; behind ^
-    )
-    # where none can come later
+    # A regular expression: where it matches, the parser may find a call; {names} for those of the tools; behind ^ where none can
+    # come later.
+    begins: str = ""
     id_length: int = 0  # characters of an id, if the format's templates insist; 0: OpenAI's form
 
 

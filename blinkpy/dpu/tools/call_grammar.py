@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.reasoning import ReasoningTags
 
-Grammar = dict[str, Any]
 ANY_OBJECT: Grammar = {"object": True}
 SPACES: Grammar = {"regex": r"\s*"}
 

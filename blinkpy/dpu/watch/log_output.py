@@ -13,7 +13,7 @@ END_S = 1.0  # for the last lines to go out
 FIELDS = "fields"  # the attribute of a record with a table of values, for programs
 
 
-class TextFormat(logging.Formatter):
+class TextLines(logging.Formatter):
     """Lines for people. who: the process."""
 
     def __init__(self, who: str):
@@ -24,7 +24,7 @@ class TextFormat(logging.Formatter):
         return " ".join([super().format(record), *(f"{name}={value}" for name, value in fields.items())])
 
 
-class JsonFormat(logging.Formatter):
+class JsonLines(logging.Formatter):
     """A JSON object a line. who: the process."""
 
     def __init__(self, who: str):
@@ -46,7 +46,7 @@ class JsonFormat(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-FORMATS = {"text": TextFormat, "json": JsonFormat}
+FORMATS = {"text": TextLines, "json": JsonLines}
 
 
 class LogThread(logging.Handler):

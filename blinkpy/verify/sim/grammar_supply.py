@@ -25,7 +25,7 @@ from blinkpy.queues.byte_automaton import (
 
 ALPHABET = b"ab{"
 LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
-GRAMMAR_WORDS = packed_words(MOST_STATES, MOST_CLASSES)
+GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES), 144)  # the token rules of rule_supply.py need as many
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
 DAMAGES = 5  # damaged automata, behind the good ones
 

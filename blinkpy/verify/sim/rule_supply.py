@@ -17,6 +17,7 @@ from blinkpy.queues.token_rules import (
 )
 
 RULES = 4  # good ones
+MOST = 6  # biases, and banned sequences, of one
 RULE_DAMAGES = 7  # damaged ones, behind the good ones
 
 
@@ -50,10 +51,9 @@ def random_rules(seed: int, vocab_size: int) -> RuleSupply:
 
 
 def _random_rules(draw: np.random.Generator, vocab_size: int, whole: bool) -> TokenRules:
-    biased = draw.choice(vocab_size, 2 if whole else draw.integers(0, 3), replace=False).tolist()
-    sequences, allowed = list[list[int]](), None
-    if whole or draw.random() < 0.5:
-        sequences.append(draw.integers(0, vocab_size, draw.integers(1, SEQUENCE_TOKENS + 1)).tolist())
+    biased = draw.choice(vocab_size, draw.integers(2 if whole else 0, min(MOST, vocab_size) + 1), replace=False).tolist()
+    lengths = draw.integers(1, SEQUENCE_TOKENS + 1, draw.integers(1 if whole else 0, MOST + 1)).tolist()
+    sequences, allowed = [draw.integers(0, vocab_size, length).tolist() for length in lengths], None
     if whole or not (biased or sequences) or draw.random() < 0.7:
         allowed = draw.choice(vocab_size, draw.integers(1, vocab_size + 1), replace=False).tolist()
     return TokenRules(vocab_size, {token: float(draw.uniform(-100, 100)) for token in biased}, allowed, sequences)

@@ -278,5 +278,6 @@ def test_what_hardly_any_damage_reaches() -> None:
         pages = SimpleNamespace(generation=[4], key=[key], tokens=np.array([[7]]))
         assert P.canonical_fine(limits, SimpleNamespace(pages=pages, requests=requests), 0) == fine
     fields = {"status": S.RUNNING, "computed": 1, "length": 2, "num_pages": 2, "prompt_length": 1}
-    request = SimpleNamespace(**{name: [value] for name, value in fields.items()})
+    entry = np.zeros((1, E.SQ_ENTRY_WORDS), np.int32)
+    request = SimpleNamespace(entry=entry, **{name: [value] for name, value in fields.items()})
     assert R.check_request(limits, request, 0) & CODE_MASK == R.TABLE_END

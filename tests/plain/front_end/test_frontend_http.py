@@ -223,6 +223,7 @@ def test_requests_that_are_no_http(server) -> None:
     old = completion_bytes(prompt="x", stream=True).replace(b"HTTP/1.1", b"HTTP/1.0")
     assert b"Streaming needs HTTP/1.1" in server.raw(old)
     assert server.client.get("/health").status_code == 200
+    assert 'status="431"' in server.client.get("/metrics").text
 
 
 def test_slow_headers_are_cut_off(server, monkeypatch) -> None:

@@ -18,7 +18,7 @@ from support.front_end.http_server import RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
-from blinkpy.dpu.watch.log_output import FIELDS, WAITING_LINES, JsonFormat, LogThread, TextFormat
+from blinkpy.dpu.watch.log_output import FIELDS, WAITING_LINES, JsonLines, LogThread, TextLines
 from blinkpy.dpu.watch.request_id import ACCEPTED
 from blinkpy.dpu.watch.traces import RequestTracer
 
@@ -164,7 +164,7 @@ def test_no_lines_if_nobody_wants_them(engine, folder, lines) -> None:
     assert access_lines(lines) == []
 
 
-@pytest.mark.parametrize("kind", [TextFormat, JsonFormat])
+@pytest.mark.parametrize("kind", [TextLines, JsonLines])
 def test_lines_are_lines(kind) -> None:
     form = kind("frontend/3")
     fields = {"request_id": "abc", "status": 200}
@@ -173,7 +173,7 @@ def test_lines_are_lines(kind) -> None:
     )
     line = form.format(record)
     assert "\n" not in line
-    if kind is JsonFormat:
+    if kind is JsonLines:
         parsed = json.loads(line)
         assert parsed.items() >= {"process": "frontend/3", "level": "info", "message": 'GET "/a"', **fields}.items()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", parsed["time"])

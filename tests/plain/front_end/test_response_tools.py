@@ -1,14 +1,24 @@
 """Tools, formats and reasoning in /v1/responses, with the official client and its types."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
+
+from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.token_logprobs import TokenLogprobs
+from blinkpy.dpu.tools.call_format import call_formats
+from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.queues.request_parameters import RequestParameters
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -142,3 +152,15 @@ def test_a_format_is_given_back(hermes: Served) -> None:
     response = hermes.server.client.post("/v1/responses", json=fields)
     assert response.status_code == 400, "this engine takes no grammars"
     assert response.json()["error"]["param"] == "text.format.schema"
+
+
+def test_each_token_has_its_log_probabilities_however_its_text_is_held_back(rng: np.random.Generator) -> None:
+    expected = Expected(calls=call_formats()["hermes"], tools=frozenset({"get_time"}))
+    for _ in range(100):
+        texts = rng.choice(["a", " ", "<", "<tool", "", "\n", "b<"], rng.integers(1, 12)).tolist()
+        request = Request(parameters=RequestParameters(), expected=expected)
+        answer = ResponseAnswer(request, MODEL, lambda token: (str(token), b""))
+        events = [answer.event(0, text, [TokenLogprobs(i, -1.0, [], 0)]) for i, text in enumerate(texts)]
+        data = re.findall(rb"^data: (.*)$", b"".join(events) + answer.last_event(0, "stop"), re.MULTILINE)
+        deltas = [event for event in map(orjson.loads, data) if event["type"] == "response.output_text.delta"]
+        assert [entry["token"] for event in deltas for entry in event["logprobs"]] == [str(i) for i in range(len(texts))], texts

@@ -223,7 +223,7 @@ def _stop_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
-# Whether they say the same without a stream; of include_obfuscation only false, for events have no padding here.
+# Of include_obfuscation only false, for events have no padding here.
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -474,7 +474,7 @@ COMPLETION_ONLY_FIELDS = {
     "max_tokens": Field("max_tokens", _limit_or_none, _ECHO_LIMIT_VALUES, "the rest of the context"),
     "prompt_logprobs": _PROMPT_LOGPROBS,
     "best_of": Field(
-        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream`", "`n`"
+        "best_of", _choices, f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream` or `echo`", "`n`"
     ),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "completions"},
     **unsupported_fields(COMPLETIONS),
