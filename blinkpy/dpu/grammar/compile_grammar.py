@@ -5,6 +5,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"schema": S}                        a value that JSON Schema S allows, S with its `$ref`s inside
     {"object": true}                     any JSON object, containers inside of each other up to OBJECT_DEPTH
     {"regex": R}                         what matches as a whole
+    {"ebnf": E}                          what its rule `root` matches
     {"choice": [T, ...]}                 one of these texts
     {"text": T}                          this text
     {"without": R}                       any text in which R has no match
@@ -19,6 +20,7 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.automaton_products import difference
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
+from blinkpy.dpu.grammar.ebnf.ebnf_rules import ebnf_piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
@@ -56,6 +58,11 @@ def automaton_of_regex(regex: str) -> ByteAutomaton:
     return automaton_of_grammar({"regex": regex})
 
 
+def automaton_of_ebnf(grammar: str) -> ByteAutomaton:
+    """What the grammar's rule `root` matches (blinkpy.dpu.grammar.ebnf). Raises GrammarError."""
+    return automaton_of_grammar({"ebnf": grammar})
+
+
 def automaton_of_choices(texts: list[str]) -> ByteAutomaton:
     """One of the texts. Raises GrammarError."""
     return automaton_of_grammar({"choice": texts})
@@ -79,6 +86,8 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return SchemaCompiler({"type": "object"}, OBJECT_DEPTH - 1).compile()
     if kind == "regex":
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
+    if kind == "ebnf":
+        return ebnf_piece(value)
     if kind == "choice":
         if not 1 <= len(value) <= MOST_CHOICES:
             raise GrammarError(f"There may be 1 to {MOST_CHOICES} choices, not {len(value)}.", path)

@@ -13,6 +13,7 @@ from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.dpu.grammar.compile_grammar import (
     automaton_of_choices,
+    automaton_of_ebnf,
     automaton_of_grammar,
     automaton_of_regex,
     automaton_of_schema,
@@ -20,6 +21,7 @@ from blinkpy.dpu.grammar.compile_grammar import (
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
+EBNF = 'root ::= "yes" | digit root\ndigit ::= [0-9]'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -60,11 +62,13 @@ ACCEPTED = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, automaton_of_schema(SCHEMA)),
     ({"structured_outputs": {"regex": "[0-9]+"}}, automaton_of_regex("[0-9]+")),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, automaton_of_choices(["yes", "no"])),
+    ({"structured_outputs": {"grammar": EBNF}}, automaton_of_ebnf(EBNF)),
     ({"structured_outputs": {"json_object": True}}, automaton_of_grammar({"object": True})),
     ({"structured_outputs": {}}, None),
     ({"guided_json": SCHEMA}, automaton_of_schema(SCHEMA)),
     ({"guided_regex": "a|b"}, automaton_of_regex("a|b")),
     ({"guided_choice": ["yes", "no"]}, automaton_of_choices(["yes", "no"])),
+    ({"guided_grammar": EBNF}, automaton_of_ebnf(EBNF)),
     ({}, None),
 ]
 
@@ -92,7 +96,13 @@ REFUSED = [
     ({"response_format": {"type": "grammar"}}, "response_format.type", "json_object"),
     ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "not supported"),
     ({"response_format": "json"}, "response_format", "must be an object"),
-    ({"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar", "not supported"),
+    ({"structured_outputs": {"grammar": "root ::= root"}}, "structured_outputs.grammar", "Nothing fits"),
+    ({"structured_outputs": {"grammar": 'root ::= "a"\nb ::= c'}}, "structured_outputs.grammar", "rule 'c', at line 2, column 7"),
+    ({"structured_outputs": {"grammar": {"root": "a"}}}, "structured_outputs.grammar", "must be a grammar in EBNF"),
+    ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "must be a grammar in EBNF"),
+    ({"structured_outputs": {"grammar": EBNF, "choice": ["b"]}}, "structured_outputs", "not several"),
+    ({"guided_grammar": 'root ::= "(" root ")" | "x"'}, "guided_grammar", "rule 'root' is not regular"),
+    ({"guided_grammar": '?start: "a"'}, "guided_grammar", "not Lark's"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not several"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "array of strings"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
@@ -129,6 +139,7 @@ def test_a_grammar_that_explodes_disturbs_nobody(server: RunningServer, submitte
     """Others are answered while it is compiled, and it ends with a 400."""
     answers: list[httpx.Response] = []
     exploding = [{"guided_regex": f"(a|b)*a(a|b){{1{i}}}(a|b)*c" + "(x|y)*x(x|y){15}"} for i in range(6)]
+    exploding.append({"guided_grammar": 'root ::= ("a" | "b")* "a" ("a" | "b"){30}'})
     threads = [threading.Thread(target=lambda fields=one: answers.append(server.complete(**fields))) for one in exploding]
     for thread in threads:
         thread.start()

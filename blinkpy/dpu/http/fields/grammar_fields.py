@@ -81,6 +81,13 @@ def regex_field(name: str, value: Any) -> GrammarField:
     return GrammarField(name, {"regex": value})
 
 
+def ebnf_field(name: str, value: Any) -> GrammarField:
+    """A grammar of rules for the whole output."""
+    if type(value) is not str or not value:
+        raise bad_request(f"'{name}' must be a grammar in EBNF: a string.", name, "invalid_type")
+    return GrammarField(name, {"ebnf": value})
+
+
 def choice_field(name: str, value: Any) -> GrammarField:
     """Texts, one of which is the output."""
     if type(value) is not list or not value or not all(type(text) is str for text in value):
@@ -100,6 +107,7 @@ STRUCTURES: dict[str, Callable[[str, Any], GrammarField | None]] = {
     "json": schema_field,
     "regex": regex_field,
     "choice": choice_field,
+    "grammar": ebnf_field,
     "json_object": _object_field,
 }
 

@@ -23,6 +23,7 @@ from blinkpy.dpu.http.fields.grammar_fields import (
     GrammarField,
     TextFormat,
     choice_field,
+    ebnf_field,
     regex_field,
     response_format,
     schema_field,
@@ -431,6 +432,7 @@ COMMON_FIELDS = {
     "guided_json": _grammar_field(schema_field, "the same as `structured_outputs.json`", "object", "string", "boolean"),
     "guided_regex": _grammar_field(regex_field, "the same as `structured_outputs.regex`", "string", minLength=1),
     "guided_choice": _grammar_field(choice_field, "the same as `structured_outputs.choice`", "array", items=STRING, minItems=1),
+    "guided_grammar": _grammar_field(ebnf_field, "the same as `structured_outputs.grammar`", "string", minLength=1),
     "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
     "logit_bias": Field("logit_bias", takes(**_BIASES)(token_rule_fields.logit_bias), _BIAS_VALUES, "none"),
     "allowed_token_ids": Field(

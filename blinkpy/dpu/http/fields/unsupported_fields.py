@@ -81,6 +81,6 @@ UNSUPPORTED = (
     Unsupported("web_search_options", (CHAT,), (), _HOSTED),
     *(
         Unsupported(name, GENERATING, (), "see `structured_outputs`")
-        for name in ("guided_decoding_backend", "guided_grammar", "guided_whitespace_pattern", "structural_tag")
+        for name in ("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag")
     ),
 )

@@ -1,0 +1,1 @@
+"""Grammars of rules, in the EBNF of llama.cpp and xgrammar, as far as they are regular."""
