@@ -33,7 +33,8 @@ WILD = Odds(**NEVER | {
     "submit": 700, "answer": 1, "burst": 60, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
-LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)  # many leases end, last completions wait
+# Many leases end, and last completions wait; and all slots of a front end are filled at once.
+LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
