@@ -1,7 +1,9 @@
 """`blinkpy top`: looks at servers in turns, and shows a table until q or Ctrl-C."""
 
 import contextlib
+import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -63,17 +65,37 @@ def _live(watched: Watched, interval: float) -> None:
 
     from blinkpy.top.top_table import top_table
 
-    with keys() as ready, Live(screen=True, auto_refresh=False) as live:
+    with interrupts() as interrupted, keys() as ready, Live(screen=True, auto_refresh=False) as live:
+        sources = [interrupted, *([sys.stdin] if ready else [])]
         while True:
             begin = time.monotonic()
             watched.look()
             live.update(top_table(live.console, watched.looks[-1], watched.looks[0]), refresh=True)
-            while (left := begin + interval - time.monotonic()) > 0:
-                if ready and select.select([sys.stdin], [], [], left)[0]:
-                    if sys.stdin.read(1) in LEAVING:
-                        return
-                elif not ready:
-                    time.sleep(left)
+            while True:
+                came = select.select(sources, [], [], max(0.0, begin + interval - time.monotonic()))[0]
+                if interrupted in came or (came and sys.stdin.read(1) in LEAVING):
+                    return
+                if not came:
+                    break
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[int]:
+    """A descriptor that can be read once there was a SIGINT: an exception at any place may come where nothing takes it."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+
+    def tell(number: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(theirs, b"!")
+
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield ours
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(ours)
+        os.close(theirs)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def test_log_likelihoods_are_those_of_transformers(demo: LLM, reference: Any, rn
     texts = [(TEXT * 3)[: int(n)] + "x" * i for i, n in enumerate(rng.integers(2, 3 * len(TEXT) // 2, 16))]
     each = [
         SamplingParams(
-            max_tokens=int(rng.integers(1, 40)), temperature=float(rng.choice([0.0, 1.0])), seed=i, repetition_penalty=1.2,
+            max_tokens=int(rng.integers(3, 40)), temperature=float(rng.choice([0.0, 1.0])), seed=i, repetition_penalty=1.2,
             frequency_penalty=0.3, min_tokens=int(rng.choice([0, 3])), prompt_logprobs=int(rng.choice([0, 5])),
             logprobs=None if i % 2 else 1, ignore_eos=True,
         )

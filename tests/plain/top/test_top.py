@@ -101,8 +101,9 @@ def test_in_a_terminal_until_somebody_leaves(folder, leave) -> None:
                 os.write(ours, b"q")
             else:
                 process.send_signal(signal.SIGINT)
-            rest = ""
+            rest, deadline = "", time.monotonic() + 60
             while process.poll() is None or select.select([ours], [], [], 0)[0]:
+                assert time.monotonic() < deadline, rest[-2000:]
                 if select.select([ours], [], [], 0.1)[0]:
                     rest += os.read(ours, 65536).decode(errors="replace")
             assert "Traceback" not in rest
