@@ -128,13 +128,13 @@ def test_lm_eval_generates(served: Any, tmp_path: Path, name: str) -> None:
 def test_lm_eval_chooses(served: Any, tmp_path: Path) -> None:
     """Log probabilities of a prompt: `echo` with `logprobs`, `max_tokens` 1. The likelier of two ends has to be chosen."""
     documents = [
-        {"question": "Once upon a time there", "choices": [" was", " xylophone"], "answer": 0},
-        {"question": "He said that he did not", "choices": [" qqq zzz", " know"], "answer": 1},
+        {"question": "Once upon a time there", "choices": ["was", "xylophone"], "answer": 0},
+        {"question": "He said that he did not", "choices": ["qqq zzz", "know"], "answer": 1},
     ]
     for sample in evaluate(served, tmp_path, CHOOSE, documents, "local-completions"):
         logprobs = [float(one[0][0]) for one in sample["resps"]]
         for choice, logprob in zip(sample["doc"]["choices"], logprobs, strict=True):
-            assert logprob == pytest.approx(log_likelihood(sample["doc"]["question"], choice), abs=1e-3)
+            assert logprob == pytest.approx(log_likelihood(sample["doc"]["question"], f" {choice}"), abs=1e-3)
         assert sample["acc"] == 1.0, sample
 
 
