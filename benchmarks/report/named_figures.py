@@ -101,4 +101,5 @@ NAMED: dict[str, Source] = {
     "simulator-calls": simulator_calls,
     **{f"simulated-{mode}": partial(counted_turns, mode) for mode in ("compiled", "compared")},
     "gpu-tests": lambda results: str(results.read("gpu_tests")["tests"]["passed"]),
+    "gpu-tests-run": lambda results: str(sum(run["tests"] for run in results.read("gpu_tests")["runs"])),
 }
