@@ -36,6 +36,8 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
     for _ in range(1500):
         vocabulary = int(rng.integers(6, 70))
         words = random_rules(rng, vocabulary).words().copy()
+        if len(words) == R.FIRST_WORD:
+            continue  # no rules: check_entry refuses the count of words before it comes here
         biases, sequences = int(words[R.BIASES_WORD]), int(words[R.SEQUENCES_WORD])
         for _ in range(rng.integers(0, 3)):
             ends = [R.FIRST_WORD, R.FIRST_WORD + biases, R.FIRST_WORD + 2 * biases, R.FIRST_WORD + 2 * biases + 16 * sequences]
@@ -45,7 +47,7 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
             words[place] = new if rng.random() < 0.7 else words[place] ^ 1 << int(rng.integers(0, 31))
         try:
             TokenRules.of_words(words, vocabulary)
-            fine = len(words) > R.FIRST_WORD
+            fine = True
         except ValueError:
             fine = False
         memory = np.full((2, len(words) + 4), 12345, np.int32)
