@@ -144,8 +144,8 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     header.pop("__metadata__", None)
     for name, entry in header.items():
         try:
-            dtype, shape = entry["dtype"], tuple(int(n) for n in entry["shape"])
-            start, end = (int(n) for n in entry["data_offsets"])
+            dtype, shape = entry["dtype"], tuple(_whole(n) for n in entry["shape"])
+            start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
         if dtype in ITEM_BYTES and (
@@ -155,6 +155,13 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if 8 + length + end > size:
             raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, the file at {size}")
         yield name, StoredTensor(path, dtype, shape, 8 + length + start)
+
+
+def _whole(number: object) -> int:
+    """An integer as JSON has it; a float, 1e999 too, is none. Raises TypeError."""
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no integer")
+    return number
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -122,6 +122,9 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
         ("model.norm.weight", {"data_offsets": [-256, 0]}, "bytes"),
         ("model.norm.weight", {"data_offsets": [1 << 60, (1 << 60) + 256]}, "truncated"),
         ("model.norm.weight", {"data_offsets": None}, "malformed"),
+        ("model.norm.weight", {"data_offsets": [0, float("inf")]}, "malformed"),
+        ("model.norm.weight", {"data_offsets": [0, 256.5]}, "malformed"),
+        ("model.norm.weight", {"shape": [True, 64]}, "malformed"),
     ],
 )
 def test_wrong_header(model: Path, tensor: str, change: dict | None, words: str) -> None:
