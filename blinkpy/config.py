@@ -155,6 +155,9 @@ class EngineOptions:
     )
     threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
+    batch_invariant: bool = option(
+        False, "the same request gives the same tokens, whatever runs beside it; slower: docs/tuning.md"
+    )
     grammar_slots: int = option(
         64, "different grammars and token rules of requests at a time; each worker has an even share (0: none)", low=0, high=4096
     )

@@ -8,7 +8,7 @@ arguments equal to 1) and compiled, but not started. `python -m benchmarks.commo
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -58,10 +58,11 @@ REGISTER_LIMIT = 255
 SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
+INVARIANT = tuple(replace(shape, whole=True) for shape in (ONE, MIXED))  # launched by batch-invariant decoders
 # config.json of a model, and the steps of it that are launched; two layers stand for all
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
-    "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
-    "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
+    "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED, *INVARIANT)),
+    "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED, *INVARIANT)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
@@ -159,7 +160,8 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     )
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // 16), **meta_requests()._asdict())
     cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
-    step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl), meta_grammars())
+    decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl, invariant=shape.whole)
+    step = GpuStep(decoder, meta_grammars())
     if scratch := step.decoder.experts:
         sizes = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
         of_gpu = ExpertTable.load(GPU)
@@ -239,7 +241,10 @@ def compile_all() -> list[Variant]:
         for shape in shapes:
             for pdl in (False, True) if name == "Llama-3-8B" and shape == ONE else (False,):
                 step = meta_step(config, shape, pdl)
-                gate.run(f"{name} T={shape.tokens}{' PDL' if pdl else ''}", partial(step.launch, shape))
+                gate.run(
+                    f"{name} T={shape.tokens}{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}",
+                    partial(step.launch, shape),
+                )
     for label, launch in case_launches():
         gate.run(label, launch)
     return list(gate.variants.values())

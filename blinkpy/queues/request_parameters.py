@@ -88,7 +88,7 @@ PARAMETERS = (
     Parameter("repetition_penalty", "f4", 1.0, (0, FLOAT32_MAX), above_low=True, requested=(0, 100), from_model=True),
     Parameter("presence_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
     Parameter("frequency_penalty", "f4", 0.0, FINITE, requested=(-2, 2)),
-    Parameter("seed", "i8", None, INT64_RANGE, "the same seed gives the same tokens, whatever else is in the batch"),
+    Parameter("seed", "i8", None, INT64_RANGE, "of the draws: docs/tuning.md says when the same seed gives the same text"),
     Parameter("priority", "i4", 0, INT32_RANGE, "lower first; used by the policy `priority`"),
     Parameter(
         "logprobs",

@@ -151,12 +151,13 @@ class CudaDevice:
         cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda")
         buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
-        shapes, graph_of = step_shapes(buckets)
+        invariant = setup.config.engine.batch_invariant
+        shapes, graph_of = step_shapes(buckets, whole=invariant)
 
         def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
             """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
             table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
-            decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl)
+            decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl, invariant=invariant)
             step = GpuStep(decoder, GrammarView.of(grammars, requests))
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))

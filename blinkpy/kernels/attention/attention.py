@@ -16,7 +16,7 @@ MAX_HEAD_DIM = 256
 
 def attend(call: AttentionCall, plan: Any) -> None:
     """Compute what `call` describes by the variant of `plan`: of a plan for prefill chunks the rows [counts[DECODE_ROWS],
-    counts[ROWS]), of one for decode rows those before, or with last_tokens the last token of all rows.
+    counts[ROWS]), or all with `every_row`; of one for decode rows those before, or with last_tokens the last token of all rows.
 
     Raises ValueError or TypeError where call and plan do not fit together.
     """

@@ -30,15 +30,19 @@ class PrefillPlan:
     sm_count: int = 132  # SMs of the GPU
     overlap_prefill: bool = False
     """Decode attention of the same batch is launched next, with a plan that has this too, and may run at the same time."""
+    every_row: bool = False
+    """Decode rows, too: chunks of one token, whose result is then that of the same token in a longer chunk."""
     variant: str = "tiles"  # name of an `AttentionVariant`
 
 
-def plan_prefill(dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False) -> PrefillPlan:
+def plan_prefill(
+    dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False, every_row: bool = False
+) -> PrefillPlan:
     """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an
     H200, by the time from the end of the rotary embedding to the begin of the next layer: two small tiles on an SM leave decode
     attention room beside them, and hide each other's loads."""
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
-    return PrefillPlan(*sizes, sm_count=sm_count, overlap_prefill=overlap_prefill)
+    return PrefillPlan(*sizes, sm_count=sm_count, overlap_prefill=overlap_prefill, every_row=every_row)
 
 
 @triton.jit
@@ -138,6 +142,7 @@ def _prefill_attention(
     BLOCK_N: tl.constexpr,  # positions of a step
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     PRECISION: tl.constexpr,
+    EVERY_ROW: tl.constexpr,  # decode rows too
     OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +156,7 @@ def _prefill_attention(
     # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
     # That is never too few for its tokens, at most one too many, and rises with r.
     rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
-    first_row = tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
+    first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
     every = tl.arange(0, ROWS)
     is_prefill = (every >= first_row) & (every < rows)
     first_token = tl.load(query_starts_ptr + first_row)
@@ -188,7 +193,7 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=launch.dot_precision(call.q.dtype), OVERLAP_PREFILL=plan.overlap_prefill,
+        PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, OVERLAP_PREFILL=plan.overlap_prefill,
         PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 Measured by `python -m benchmarks.tuning.kernel_tuner`.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -68,3 +68,11 @@ class LinearTable(ConfigTable[LinearConfig]):
         bucket = next((size for size in ROW_BUCKETS if size >= rows), 0)
         found = self.entries.get(key(n, k, bucket, dtype, swiglu))
         return found or default_config(n, k, rows, dtype, swiglu=swiglu)
+
+
+class InvariantLinearTable(LinearTable):
+    """One configuration for all numbers of rows: the sums of a row have one order, whatever is computed beside it."""
+
+    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
+        # The default of 64 rows, which are as many as the matrix unit takes at once, with undivided sums.
+        return replace(default_config(n, k, 64, dtype, swiglu=swiglu), split_k=1)

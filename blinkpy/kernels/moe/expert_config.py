@@ -91,3 +91,10 @@ class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
         if not buckets:
             return default_expert_config(shape, tokens, dtype)
         return buckets[min((n for n in buckets if n >= tokens), default=max(buckets))]
+
+
+class InvariantExpertTable(ExpertTable):
+    """One configuration for all numbers of tokens: see InvariantLinearTable."""
+
+    def config(self, shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
+        return default_expert_config(shape, 16 * shape.experts // shape.top_k, dtype)

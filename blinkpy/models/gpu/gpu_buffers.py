@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe import grouped_experts
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
 from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -49,11 +50,16 @@ class ResidualStream:
 
 
 class ExpertBuffers:
-    """What expert layers need besides. rows: all numbers of rows that the residual stream can have."""
+    """What expert layers need besides. rows: all numbers of rows that the residual stream can have. invariant: all have the same
+    order of sums."""
 
-    def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str):
-        table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
+    def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str, *, invariant: bool):
+        table, variant = ExpertTable(), None
+        if invariant:
+            table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
+        elif device.startswith("cuda"):
+            table = ExpertTable.load(torch.cuda.get_device_name(device))
         shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
-        self.plans = {count: plan_experts(shape, count, dtype, device, table) for count in rows}
+        self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

@@ -3,7 +3,8 @@
 All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the requests' page tables,
 parameters and tokens. Grids are those of the bucket; kernels read the counts and leave early. Nothing is allocated by a
 launch. The order of the sums in a linear layer depends on the bucket, so a result can differ in its last bits between
-buckets; within one bucket a row depends on itself alone.
+buckets; within one bucket a row depends on itself alone. A batch-invariant decoder has one order in all buckets, and one kernel
+for the attention of decode rows and chunks.
 """
 
 from dataclasses import replace
@@ -20,7 +21,7 @@ from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCall
 from blinkpy.kernels.moe.experts import experts
@@ -40,7 +41,8 @@ class GpuDecoder:
 
     batch, requests: the scheduler's state as tensors on the GPU. shapes: the steps that will be launched; memory is sized for
     them. max_model_len: largest context, tokens. table: measured configurations of the linear layers. pdl: chain kernels by
-    programmatic dependent launch.
+    programmatic dependent launch. invariant: a token depends on those before it alone, to the last bit; then the shapes must be
+    whole.
     """
 
     def __init__(
@@ -54,10 +56,15 @@ class GpuDecoder:
         max_model_len: int,
         table: LinearTable,
         pdl: bool,
+        *,
+        invariant: bool = False,
     ):
+        if invariant and any(shape.last_tokens_only for shape in shapes):
+            raise ValueError("a batch-invariant decoder needs whole shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
-        self.shapes, self.table, self.pdl, self.view = shapes, table, pdl, BatchView.of(batch)
+        self.shapes, self.pdl, self.view, self.invariant = shapes, pdl, BatchView.of(batch), invariant
+        self.table = InvariantLinearTable() if invariant else table
         device, dtype = str(weights.device), weights.dtype
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count if weights.device.type == "cuda" else 132
         ropes = {rope: [torch.from_numpy(some).to(device) for some in rope.tables(max_model_len)] for rope in model.ropes}
@@ -70,13 +77,15 @@ class GpuDecoder:
             for s in shapes
             for mixed in (False, True)
         }
-        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=True)
+        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=not invariant, every_row=invariant)
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
-        self.experts = ExpertBuffers(model, rows_of_stream, dtype, device) if any(model.expert_layers) else None
+        self.experts = None
+        if any(model.expert_layers):
+            self.experts = ExpertBuffers(model, rows_of_stream, dtype, device, invariant=invariant)
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
@@ -114,7 +123,8 @@ class GpuDecoder:
         cos, sin = self.ropes[index]
         new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
-        if shape.mixed:  # prefill needs it done before; else decode attention rotates and caches by itself
+        fused = not (shape.mixed or self.invariant)  # decode attention rotates and caches by itself; prefill needs it done before
+        if not fused:
             rope_and_cache(new, cache, self.view, heads=model.heads, pdl=pdl)
         if last_tokens_only:
             self._keep_last_tokens(shape)
@@ -127,14 +137,15 @@ class GpuDecoder:
             model.attention.score_scale,
             model.layers[index].attention.window,
             self.attention_workspace,
-            None if shape.mixed else new,
+            new if fused else None,
             last_tokens_only,
             pdl,
         )
         chunks = shape.mixed and not last_tokens_only
-        if chunks:
+        if chunks or self.invariant:
             attend(call, self.prefill_plan)
-        attend(call, self.plans[shape.rows, chunks])
+        if not self.invariant:
+            attend(call, self.plans[shape.rows, chunks])
         self._add_linear(call.out, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
@@ -156,7 +167,7 @@ class GpuDecoder:
         if scratch is None or router is None:
             raise ValueError("an expert layer without a router, or without buffers")
         logits = scratch.router[:rows]
-        if rows <= FUSED_ROUTER_TOKENS:
+        if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
             normed = self.buffers.normed[:rows]
             router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
         else:

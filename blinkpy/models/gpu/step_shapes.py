@@ -14,11 +14,13 @@ below it. A mixed step takes as long as its bucket: at two buckets an octave, a 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks."""
+    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks. whole: the last
+    layer computes every token."""
 
     tokens: int
     rows: int
     mixed: bool
+    whole: bool = False
 
     @property
     def name(self) -> str:
@@ -27,7 +29,7 @@ class StepShape:
     @property
     def last_tokens_only(self) -> bool:
         """Whether the last layer, once its keys and values are in the cache, goes on with the rows' last tokens alone."""
-        return self.mixed and self.rows < self.tokens
+        return self.mixed and self.rows < self.tokens and not self.whole
 
 
 def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int]]:
@@ -39,8 +41,9 @@ def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sorted(sizes)]
 
 
-def step_shapes(buckets: list[tuple[int, int]]) -> tuple[list[StepShape], NDArray[np.int32]]:
-    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index of one.
+def step_shapes(buckets: list[tuple[int, int]], *, whole: bool = False) -> tuple[list[StepShape], NDArray[np.int32]]:
+    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index of one. whole: of
+    all of them.
 
     A batch of decode rows has as many tokens as rows, so it never needs more tokens than the largest number of rows.
     """
@@ -49,12 +52,12 @@ def step_shapes(buckets: list[tuple[int, int]]) -> tuple[list[StepShape], NDArra
     table = np.zeros((len(buckets), 2), np.int32)
     for index, (tokens, rows) in enumerate(buckets):
         if tokens <= most_rows:
-            shapes.append(StepShape(tokens, rows, mixed=False))
+            shapes.append(StepShape(tokens, rows, mixed=False, whole=whole))
         # Larger batches of decode rows alone don't exist: their entry repeats the largest graph there is.
         table[index, 0] = len(shapes) - 1
     wanted = [i for i, (tokens, _) in enumerate(buckets) if tokens >= SMALLEST_MIXED] or [len(buckets) - 1]
     for index in wanted:
-        shapes.append(StepShape(*buckets[index], mixed=True))
+        shapes.append(StepShape(*buckets[index], mixed=True, whole=whole))
         table[index, 1] = len(shapes) - 1
     for index in range(wanted[0]):
         table[index, 1] = table[wanted[0], 1]

@@ -61,8 +61,7 @@ class ForcedSteps(OnDevice):
                 steps.append(self.logits([(sequence, 1) for sequence in sequences]))
             found.append(torch.stack(steps, 1))
             for sequence in sequences:
-                self.batches.preempt(sequence)
-                self.batches.free_slots.append(sequence.slot)
+                drop(self, sequence)
         return torch.cat(found)
 
 
@@ -108,6 +107,57 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
     assert {(shape.tokens, shape.mixed) for shape in shapes} == {(8, False), (64, True)}
     different = [i for i, (x, y) in enumerate(zip(alone, crowded, strict=True)) if not torch.equal(x, y)]
     assert not different, f"{len(different)} of {len(alone)} rows depend on their neighbours, the first is {different[0]}"
+
+
+def in_all_batches(forced: ForcedSteps, rng: np.random.Generator, vocab: int, count: int = 4, length: int = 44) -> int:
+    """Of a batch-invariant decoder: the logits of `count` sequences of `length` tokens are those of the sequence alone, token by
+    token, to the last bit: however its prompt is cut, whatever runs beside it, and when it is computed again. Returns how many
+    were compared.
+
+    Needs 6 slots of 128 tokens, and steps of at least 6 rows and 64 tokens.
+    """
+    texts = rng.integers(0, vocab, (count, length)).tolist()
+    alone = []
+    for text in texts:
+        one = forced.batches.add(text[:1])
+        alone.append([forced.logits([(one, 1)])[0]])
+        for token in text[1:]:
+            one.tokens.append(token)
+            alone[-1].append(forced.logits([(one, 1)])[0])
+        drop(forced, one)
+    sequences = [forced.batches.add(text[: int(rng.integers(1, length - 3))]) for text in texts]
+    compared = 0
+    while any(sequence.computed < len(text) for sequence, text in zip(sequences, texts, strict=True)):
+        work: list[tuple[Sequence, int]] = []
+        for index in rng.permutation(count)[: rng.integers(1, count + 1)].tolist():
+            sequence = sequences[index]
+            if sequence.computed == len(sequence.tokens) == len(texts[index]):
+                continue
+            if sequence.computed == len(sequence.tokens):
+                sequence.tokens.append(texts[index][sequence.computed])
+            elif 2 * sequence.computed > length and rng.random() < 0.1:
+                forced.batches.preempt(sequence)
+            work.append((sequence, int(rng.integers(1, min(14, len(sequence.tokens) - sequence.computed) + 1))))
+        if not work:
+            continue
+        beside = forced.batches.add(rng.integers(0, vocab, 9).tolist()) if rng.random() < 0.3 else None
+        logits = forced.logits([*work, *([] if beside is None else [(beside, 9)])])
+        if beside is not None:
+            drop(forced, beside)
+        for found, (sequence, _) in zip(logits, work, strict=False):
+            if sequence.computed == len(sequence.tokens):
+                expected = alone[sequences.index(sequence)][sequence.computed - 1]
+                assert torch.equal(found, expected), f"logits behind token {sequence.computed} owe something to the batch"
+                compared += 1
+    for sequence in sequences:
+        drop(forced, sequence)
+    return compared
+
+
+def drop(forced: ForcedSteps, sequence: Sequence) -> None:
+    """Give a sequence's pages and slot back."""
+    forced.batches.preempt(sequence)
+    forced.batches.free_slots.append(sequence.slot)
 
 
 def transformers_view(model: DecoderDescription, weights: Weights, config: Any) -> transformers.PreTrainedModel:

@@ -34,7 +34,7 @@ class OnDevice:
 
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
-        limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None,
+        limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -46,10 +46,12 @@ class OnDevice:
         tensors = {name: torch.from_numpy(getattr(requests, name).copy()).to(device) for name in READ}
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
-        self.shapes, self.graph_of = step_shapes(self.buckets)
+        self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant)
         self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device)
         table, pdl = table or LinearTable(), device != "cpu"
-        decoder = GpuDecoder(model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl)
+        decoder = GpuDecoder(
+            model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl, invariant=invariant
+        )
         self.step = GpuStep(decoder, no_grammars(slots, device))
 
     def give(self, batch: Batch) -> StepShape:
@@ -105,14 +107,14 @@ TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
-    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST,
+    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
     rows: of the largest step.
     """
-    on = on_device(rng, device, name, folder, dtype, table, rows)
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant)
     model, batches = describe_model(folder), on.batches
     cpu = CpuStep(model, load_weights(model, folder, dtype), on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
     waiting = []
@@ -163,13 +165,13 @@ def step_case(
 
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
-    rows: int = ROWS_AT_MOST,
+    rows: int = ROWS_AT_MOST, invariant: bool = False,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
-    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table)
+    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table, invariant=invariant)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:

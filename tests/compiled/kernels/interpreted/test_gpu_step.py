@@ -6,12 +6,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from support.models import step_cases
+from support.models import logits, step_cases
 
 from blinkpy.kernels.gather import last_tokens
 from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu import gpu_decoder
 from blinkpy.models.gpu.gpu_buffers import ResidualStream
+from blinkpy.models.weights.decoder_weights import load_weights
 
 TABLES = {name: getattr(step_cases, f"{name}_TABLE") for name in ("SPLIT", "CUBLAS", "TMA")} | {"default": LinearTable()}
 
@@ -43,6 +45,24 @@ def test_mixed_steps(
     monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
     assert narrowed.call_count == (steps - 1 if rows < step_cases.TOKENS_AT_MOST else 0)
+
+
+def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right, and the same bits in every batch where each product of tiles adds in one order, as the matrix unit does."""
+    assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, invariant=True) < 1e-4
+    monkeypatch.setattr(np, "matmul", matmul_in_order)
+    model = describe_model(tmp_path)
+    weights = load_weights(model, tmp_path, torch.float32)
+    forced = logits.ForcedSteps(rng, model, weights, slots=6, invariant=True)
+    assert logits.in_all_batches(forced, rng, model.vocab_size, 2, 6) > 7
+
+
+def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """a b, whose sums have one order, whatever the shapes: NumPy's depend on a row's place."""
+    out = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
+    for index in range(a.shape[-1]):
+        out += a[..., index, None] * b[..., index, None, :]
+    return out
 
 
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
