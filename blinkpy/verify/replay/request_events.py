@@ -67,7 +67,7 @@ class EventTracer:
         return bool(self.state.requests.request_id[slot] == self._id[slot])
 
     def _ends(self) -> Iterator[Event]:
-        requests, pairs = self.state.requests, self.state.pairs
+        requests = self.state.requests
         alive = (self._status == S.RUNNING) | (self._status == S.WAITING)
         for slot in np.flatnonzero(alive).tolist():
             same, pair = self._same(slot), int(requests.pair[slot])
@@ -79,7 +79,7 @@ class EventTracer:
                 yield Event(request, "finished", finish)
             elif slot in self._turn.cancelled:
                 yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
-            elif pairs.verdict[pair] & S.REVOKE or self._attached[pair] > pairs.attached[pair]:
+            elif requests.finish[slot] == S.OWNER_GONE:  # what ended by itself in the same turn has FINISH_NONE
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
                 generated = max(0, int(requests.length[slot] - requests.prompt_length[slot]))

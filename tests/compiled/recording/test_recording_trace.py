@@ -70,6 +70,24 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     assert texts(events, 0, "dropped") == ["its front end lost queue pair 0 while it was running"]
 
 
+def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() -> None:
+    """Its end comes first: rules R6 and R7. Neither its length nor its slot shows it when a step's error ended it."""
+    case = RecordedCase(pairs=1, rows=2)
+    case.submit([1, 2, 3], 8)
+    case.submit([4, 5], 8)
+    case.turn()
+    case.state.batch.sampled[1] = -1  # the step went wrong for the second one
+    case.silent.add(0)
+    case.now += 3 * case.limits.lease_ns
+    case.turn()
+    events = told(case.recording)
+    assert [(event.request, event.kind) for event in events if event.kind in ("finished", "dropped")] == [
+        (0, "dropped"),
+        (1, "finished"),
+    ]
+    assert case.counter("requests_finished") == case.counter("requests_cancelled") == 1
+
+
 def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:
     """Each request is accepted once and ends once, and between it starts once more than it is preempted, or never."""
     for number in range(seed, seed + 6):
