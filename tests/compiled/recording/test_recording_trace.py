@@ -3,8 +3,11 @@
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 from support.recorded_cases import RecordedCase, RecordedStorm, Recording, crowded
 
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.replay.replayer import Replay
@@ -86,6 +89,17 @@ def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() 
         (1, "finished"),
     ]
     assert case.counter("requests_finished") == case.counter("requests_cancelled") == 1
+
+
+def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
+    """The grammar ends where it begins, and the request is still before its first generated token."""
+    case = RecordedCase(pairs=1, share=2)
+    nothing = ByteAutomaton(np.zeros(256, np.uint8), np.full((1, 1), -1, np.int16), np.ones(1, np.bool_))
+    request = case.submit(list(range(9)), 5, grammar=nothing, flags=SUBMIT_SCORE_PROMPT, logprobs=0)
+    case.turn(3)
+    case.cancel(request)
+    case.turn()
+    assert [event.kind for event in told(case.recording) if event.request == 0][-1] == "cancelled"
 
 
 def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:
