@@ -17,7 +17,7 @@ class EndlessCallError(BaseException):
 def endless_calls_end(seconds: float, under_test: tuple[Path, ...]) -> Iterator[None]:
     """Raise EndlessCallError in a call that takes more than `seconds` of the processor, in this process's main thread.
 
-    A call is one from a tester into what is under test, folders or files: the outermost frame of theirs. So the tester may take any
+    A call is one from a tester into what is under test, folders or files: their outermost frame. So the tester may take any
     time, in as many calls as it likes, and so may a machine that has little for this process.
     """
     prefixes = tuple(map(str, under_test))
