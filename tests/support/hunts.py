@@ -15,7 +15,10 @@ from blinkpy.verify.sim.simulation import simulate
 CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute, where nothing is found
 EXAMPLES = 600
 CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
-UNDER_TEST = tuple(PACKAGE / part for part in ("scheduler/cycle.py", "scheduler/phases", "kv", "queues", "transport", "dpu/link"))
+UNDER_TEST = tuple(
+    PACKAGE / part
+    for part in ("scheduler/cycle.py", "scheduler/phases", "device/lanes.py", "kv", "queues", "transport", "dpu/link")
+)
 
 
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.automata import WordsOfSlot
 from support.models.random_grammars import random_rules
 
 from blinkpy.kv.limits import Limits
@@ -24,8 +25,8 @@ def test_the_packed_form_gives_the_rules_back(rng: np.random.Generator) -> None:
         assert [list(one) for one in again.banned] == [list(one) for one in rules.banned]
         assert again.digest == rules.digest
         digests.add(rules.digest)
-        memory = np.stack([rules.words()] * 2)
-        allowed = [is_allowed(memory.data, 1, token) for token in range(vocabulary)]
+        words = WordsOfSlot(rules.words(), 1)
+        allowed = [is_allowed(words, 1, token) for token in range(vocabulary)]
         assert np.flatnonzero(allowed).tolist() == (again.allowed or list(range(vocabulary)))
     assert len(digests) == 40
 
@@ -50,9 +51,7 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
             fine = True
         except ValueError:
             fine = False
-        memory = np.full((2, len(words) + 4), 12345, np.int32)
-        memory[1, : len(words)] = words
-        arguments = limits_of(vocabulary), memory.data, 1, len(words)
+        arguments = limits_of(vocabulary), WordsOfSlot(words, 1), 1, len(words)
         assert are_token_rules(*arguments, 0, 1) == fine, words.tolist()
         seen[fine] += 1
     assert min(seen.values()) > 200
