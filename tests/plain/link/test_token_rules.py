@@ -57,6 +57,31 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
     assert min(seen.values()) > 200
 
 
+MOST = R.MOST_BIASES, R.MOST_SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("biases", "sequences", "fine"),
+    [(*MOST, True), (0, 1, True), (MOST[0] + 1, 1, False), (1, MOST[1] + 1, False), (-8, 2, False), (16, -1, False)],
+)
+@pytest.mark.parametrize("vocabulary", [2000, 2016])
+def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vocabulary: int) -> None:
+    """The engine and TokenRules take the same ones. Where a count is negative, the whole has the length that it says."""
+    banned = np.full((max(0, sequences), R.SEQUENCE_TOKENS), R.ANY_TOKEN)
+    banned[:, -1] = np.arange(len(banned))
+    mask = np.full(R.bitmask_words(vocabulary), -1)
+    mask[-1] = (1 << (vocabulary % 32)) - 1 if vocabulary % 32 else -1
+    parts = [R.MARK, biases, sequences, len(mask)], np.arange(biases), np.zeros(max(0, biases)), banned.reshape(-1), mask
+    whole = np.concatenate(parts).astype(np.int32)
+    words = whole[: R.FIRST_WORD + 2 * biases + R.SEQUENCE_TOKENS * sequences + len(mask)]
+    assert are_token_rules(limits_of(vocabulary), WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine
+    if fine:
+        assert len(TokenRules.of_words(words, vocabulary).biases) == biases
+    else:
+        with pytest.raises(ValueError, match="count"):
+            TokenRules.of_words(words, vocabulary)
+
+
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
