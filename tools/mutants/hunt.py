@@ -11,7 +11,7 @@ from mutants.processes import Processes
 from mutants.reach import Reach
 from mutants.results import HOW, Verdict
 from mutants.session import Change, run_tests
-from mutants.stages import STAGE_S, STAGES
+from mutants.stages import MACHINE_S, STAGE_S, STAGES
 
 START_S = 20.0  # of the processor, at most, for pytest to begin
 TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: for fixtures that another one had before
@@ -49,7 +49,9 @@ class Hunt:
             while waiting and self._processes.has_room:
                 hunted = waiting.pop()
                 hunted.stages, hunted.tests = self._reach.of(hunted.mutant)
-                hunted.stages += ["tests"] if hunted.tests else []
+                tests_s = sum(self._reach.seconds[test] for test in hunted.tests)
+                costs = {"simulator": 0.0, "state machine": MACHINE_S, "tests": tests_s}
+                hunted.stages = sorted([*hunted.stages, *["tests"] * bool(hunted.tests)], key=costs.__getitem__)
                 if not self._begin(hunted):
                     yield hunted.verdict()
             for ended in self._processes.ended():

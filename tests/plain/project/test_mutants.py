@@ -90,6 +90,37 @@ def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
     assert Reach(seconds, {}, {}).of(mutant) == ([], ())
 
 
+@pytest.mark.parametrize(("seconds", "last"), [(0.1, ["tests", "state machine"]), (9.0, ["state machine", "tests"])])
+def test_who_takes_long_looks_last(seconds: float, last: list[str], tmp_path: Path) -> None:
+    from mutants.hunt import Hunt, Hunted
+    from mutants.mutations import mutants_of
+    from mutants.processes import Ended
+    from mutants.reach import Reach
+
+    class Nobody:
+        """Processes that find nothing."""
+
+        has_room = True
+
+        def __init__(self) -> None:
+            self.running: list[Any] = []
+
+        def __len__(self) -> int:
+            return len(self.running)
+
+        def start(self, key: Any, cpu_s: float, fresh: bool, function: Any, *arguments: Any) -> None:
+            self.running.append(key)
+
+        def ended(self) -> list[Ended]:
+            done, self.running = self.running, []
+            return [Ended(key, "", "", 1.0) for key in done]
+
+    mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
+    reach = Reach({"a.py::test": seconds}, {}, {mutant.file: {str(mutant.line): ["simulator", "state machine", "a.py"]}})
+    (verdict,) = Hunt(Nobody(), reach, 1, str(tmp_path)).verdicts([Hunted(mutant, "kv")], float("inf"))  # type: ignore[arg-type]
+    assert list(verdict.seconds) == ["simulator", *last] and not verdict.by
+
+
 # ---- processes ----------------------------------------------------------------------------------------------------------
 
 
