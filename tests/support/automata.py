@@ -4,7 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
+
+
+class WordsOfSlot:
+    """What device code has of a packed form in a slot. Reading anything else is an error; Python's negative places are none."""
+
+    def __init__(self, words: Int32, slot: int) -> None:
+        self._words, self._slot = words.tolist(), slot
+
+    def __getitem__(self, place: tuple[int, int]) -> int:
+        slot, word = place
+        assert slot == self._slot and 0 <= word < len(self._words), f"word {word} of slot {slot} is no word of the packed form"
+        return self._words[word]
 
 
 def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:

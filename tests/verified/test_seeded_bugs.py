@@ -3,10 +3,12 @@
 import importlib
 import multiprocessing
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from support.hunts import found_by_simulator, hunt
+from support.hunts import found_by_properties, found_by_simulator, hunt
 from support.import_graph import importers_of
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS, Bug, patched_source, planted
 
@@ -32,6 +34,33 @@ def test_a_seeded_bug_is_found(bug: Bug, findings: dict[str, str]) -> None:
 
 def test_without_a_bug_nothing_is_found() -> None:
     assert found_by_simulator(None, calls=5_000) == ""
+
+
+# ---- slow machines, and calls that never return ------------------------------------------------------------------------
+
+COMMIT = "    rows = batch.counts[S.ROWS]\n"
+
+
+def spent(hunt: Callable[[], str]) -> tuple[str, float]:
+    """What a hunt says, and what it takes of the processor."""
+    before = time.process_time()
+    return hunt(), time.process_time() - before
+
+
+def test_a_bug_that_nobody_notices_is_not_found_on_a_slow_machine() -> None:
+    """Every call of the scheduler is slow here, and all of them together take many times what one may."""
+    slow = Bug("a turn takes long", "commit", COMMIT, COMMIT + "    for _ in range(30_000):\n        pass\n")
+    said, seconds = spent(lambda: found_by_simulator(slow, calls=400, call_s=0.2))
+    assert (said, seconds > 0.4) == ("", True)
+    said, seconds = spent(lambda: found_by_properties(slow, examples=3, call_s=0.2))
+    assert (said, seconds > 0.4) == ("", True)
+
+
+@pytest.mark.parametrize("finds", [found_by_simulator, found_by_properties])
+def test_a_call_that_does_not_return_is_found(finds: Callable[..., str]) -> None:
+    endless = Bug("a turn does not end", "commit", COMMIT, COMMIT + "    while rows > 0:\n        pass\n")
+    said, seconds = spent(lambda: finds(endless, call_s=0.5))
+    assert said and 0.4 < seconds < 20
 
 
 def test_all_bugs_differ() -> None:

@@ -27,7 +27,7 @@ from mutants.hunt import Hunt, Hunted
 from mutants.mutations import mutants_of, thinned
 from mutants.processes import Processes
 from mutants.reach import digest, reach
-from mutants.results import Header, Verdict, header, merged, read, result, write
+from mutants.results import HOW, Header, Verdict, header, merged, read, result, write
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
 GROUPS = {
@@ -37,6 +37,7 @@ GROUPS = {
     "transport": ("transport",),
     "link": ("dpu/link",),
     "client": ("dpu/engine_link.py",),
+    "grammar": ("dpu/grammar/ebnf",),
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""
@@ -115,11 +116,19 @@ def judge(found: dict[str, Any]) -> int:
     for survivor in found["survivors"]:
         print(f"{survivor['change']}\n  line {survivor['line']}, {survivor['rule']}")
     planted, killed = found["planted"], found["killed"]
+    (low, high), timeouts = found["interval"], found["how"][HOW[2]]
     print(f"{killed} of {planted} mutants were killed ({killed / max(1, planted):.1%}); {found['asked'] - planted} are left")
-    sample = found["run"]["chosen"].startswith("a sample")
-    weak = [name for name, (dead, all_) in found["modules"].items() if dead < MUST_DIE_EACH * all_ and not sample]
+    how = ", ".join(f"{how} {count}" for how, count in found["how"].items())
+    print(f"noticed by {how}; without timeouts {(killed - timeouts) / max(1, planted):.1%}")
+    if found["asked"] > planted or _is_sample(found):
+        print(f"of all, {low:.1%} to {high:.1%} with 95 % confidence")
+    weak = [name for name, (dead, all_) in found["modules"].items() if dead < MUST_DIE_EACH * all_ and not _is_sample(found)]
     print("".join(f"fewer than {MUST_DIE_EACH:.0%} of {name}\n" for name in weak), end="")
     return 1 if weak or killed < MUST_DIE * planted else 0
+
+
+def _is_sample(found: dict[str, Any]) -> bool:
+    return found["run"]["chosen"].startswith("a sample")
 
 
 def main() -> int:

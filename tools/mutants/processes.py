@@ -67,11 +67,14 @@ class Processes:
                 answer, seconds = None, running.cpu_s
                 with contextlib.suppress(EOFError):
                     answer, seconds = (None, seconds) if late else pipe.recv()
-                self._kill(pipe)
-                yield Ended(running.key, answer, "" if answer is not None else "hangs, or its process died", seconds)
+                code = self._kill(pipe)
+                died_of = "waits for what never comes" if late else f"takes more than {running.cpu_s:g} s of the processor"
+                if not late and code != -signal.SIGXCPU:
+                    died_of = f"its process died, with {code}"
+                yield Ended(running.key, answer, "" if answer is not None else died_of, seconds)
 
-    def _kill(self, pipe: Connection) -> None:
-        """With all that it started."""
+    def _kill(self, pipe: Connection) -> int | None:
+        """With all that it started. Returns how it ended by itself, if it did."""
         process = self._running.pop(pipe).process
         pipe.close()
         with contextlib.suppress(ProcessLookupError):
@@ -79,6 +82,7 @@ class Processes:
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join()
+        return process.exitcode
 
     def close(self) -> None:
         for pipe in list(self._running):

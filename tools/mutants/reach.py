@@ -14,6 +14,7 @@ from mutants.stages import STAGES
 ROOT = PACKAGE.parent
 TESTS = (
     *("tests/plain/link", "tests/plain/models", "tests/plain/front_end", "tests/compiled/scheduler", "tests/compiled/recording"),
+    "tests/plain/grammar/test_ebnf.py",
     *("tests/compiled/kernels/interpreted/test_sampling.py", "tests/verified/test_orders.py", "tests/verified/test_reach.py"),
 )
 """Who looks for mutants. A new file in one of the folders joins by being there."""

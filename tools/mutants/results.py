@@ -1,6 +1,7 @@
 """What became of mutants: a line of JSON for each as it comes, and one result of all lines."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -9,10 +10,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.harness import machine, revision, software, to_json
 
+HOW = ("an error", "an endless call", "a timeout")
+"""How mutants are noticed: somebody says what is wrong; one call, or one test, takes many times what it usually takes; or its
+process died, or took or waited too long as a whole, which one that changes nothing may do on a bad machine."""
+
 
 class Verdict(NamedTuple):
     """What became of a mutant. by: the stage that noticed it, "" for a survivor. said: the first line of what it said. seconds:
-    of the processor, by stage."""
+    of the processor, by stage. how: one of HOW, "" for a survivor."""
 
     name: str
     group: str
@@ -21,9 +26,10 @@ class Verdict(NamedTuple):
     by: str
     said: str
     seconds: dict[str, float]
+    how: str = ""
 
     def __str__(self) -> str:
-        told = f"killed by {self.by}: {self.said}" if self.by else "SURVIVED"
+        told = f"killed by {self.by}, {self.how}: {self.said}" if self.by else "SURVIVED"
         return f"{self.name}\n  line {self.line}, {self.rule}: {told} ({sum(self.seconds.values()):.1f} s)"
 
 
@@ -70,11 +76,23 @@ def result(header: Header, verdicts: list[Verdict]) -> dict[str, Any]:
         **header,
         "planted": len(verdicts),
         "killed": len(killed),
+        "share": round(len(killed) / max(1, len(verdicts)), 4),
+        "interval": [round(end, 4) for end in interval(len(killed), len(verdicts))],
         "killers": Counter(verdict.by for verdict in killed),
+        "how": {how: sum(verdict.how == how for verdict in killed) for how in HOW},
         "processor_seconds": {group: {stage: round(s) for stage, s in stages.items()} for group, stages in cpu.items()},
         "modules": {file: [dead[file], planted[file]] for file in sorted(planted)},
         "survivors": [{"change": v.name, "line": v.line, "rule": v.rule} for v in survivors],
     }
+
+
+def interval(killed: int, planted: int) -> tuple[float, float]:
+    """Between which shares that of all mutants lies, of which these are a random sample, with 95 % confidence (Wilson, 1927)."""
+    if planted == 0:
+        return 0.0, 1.0
+    z, share = 1.96, killed / planted
+    middle, width = share + z * z / (2 * planted), z * math.sqrt(share * (1 - share) / planted + (z / (2 * planted)) ** 2)
+    return max(0.0, (middle - width) / (1 + z * z / planted)), min(1.0, (middle + width) / (1 + z * z / planted))
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

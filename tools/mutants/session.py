@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.endless_calls import EndlessCallError
 
 TEST_S = 15.0  # of the processor; a test that takes longer in plain Python, while its lines are noted, is left out
 FLAGS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", "-o", "timeout=0"]
@@ -40,8 +41,9 @@ class Reached(NamedTuple):
     lines: dict[tuple[str, int], list[str]]
 
 
-def run_tests(tests: tuple[str, ...], change: Change, seed: int, folder: str) -> str:
-    """What the first of these tests says that fails, in this order; "" if none does. folder: for what they write."""
+def run_tests(tests: dict[str, float], change: Change, seed: int, folder: str) -> str:
+    """What the first of these tests says that fails, in this order; "" if none does. tests: with the seconds of the processor
+    that each may take: one that takes more fails, too. folder: for what they write."""
     _prepare(seed, folder)
     sys.dont_write_bytecode = True
     sys.meta_path.insert(0, _Planted(change))
@@ -113,11 +115,19 @@ class _Listening:
 
 
 class _Chosen(_Listening):
-    """Runs the chosen tests alone, in their order."""
+    """Runs the chosen tests alone, in their order, each within its time."""
 
-    def __init__(self, tests: tuple[str, ...]) -> None:
+    def __init__(self, tests: dict[str, float]) -> None:
         super().__init__()
-        self._rank = {test: rank for rank, test in enumerate(tests)}
+        self._rank, self._seconds = {test: rank for rank, test in enumerate(tests)}, tests
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        signal.signal(signal.SIGPROF, _endless)
+        signal.setitimer(signal.ITIMER_PROF, self._seconds[item.nodeid])
+        result = yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return result
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -162,6 +172,10 @@ class _Traced(_Listening):
 
 def _too_long(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"takes more than {TEST_S} s")
+
+
+def _endless(number: int, frame: FrameType | None) -> None:
+    raise EndlessCallError("takes many times what it usually takes")
 
 
 def _forget_caches() -> None:

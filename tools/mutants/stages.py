@@ -6,7 +6,9 @@ import time
 
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from support.endless_calls import EndlessCallError, endless_calls_end
 from support.front_end.front_machine import PROFILES, FrontMachine
+from support.hunts import UNDER_TEST
 from support.seeded_bugs import replaced
 
 from blinkpy.scheduler.policies import SHIPPED
@@ -15,6 +17,7 @@ from mutants.session import Change
 
 STAGE_S = 6.0  # of the processor, for a stage
 MACHINE_S = 3.0  # of it, for the state machine: what lives longer there is rarely found at all
+CALL_S = 12.0  # of it, for one call: longer ones are endless
 STORMS = (40, 100, 200, 400)  # turns of the worlds, the last for all others: short ones kill most
 LANES = (1, 1, 2, 1, 1, 5, 1, 1, 32)  # of the scheduler, world by world: several find races, and take longer
 EXAMPLES = 20  # of the state machine between two looks at the clock
@@ -31,15 +34,16 @@ def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
         with replaced(change.module, change.file, change.source):
             make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
         turns = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
-        while time.process_time() < until:
-            (policy, turn), lanes = turns[made % len(turns)], LANES[made % len(LANES)]
-            storm = STORMS[min(made // len(turns), len(STORMS) - 1)]
-            records = made % 2 == 0  # which has barriers of its own
-            outcome = simulate(draw.randrange(1 << 30), storm, policy, scheduler=turn, oracle=True, records=records, lanes=lanes)
-            made += 1
-            if outcome.failure:
-                return str(outcome.failure)
-    except Exception as error:  # a mutant that can't be loaded is noticed, too
+        with endless_calls_end(CALL_S, UNDER_TEST):
+            while time.process_time() < until:
+                (policy, turn), lanes = turns[made % len(turns)], LANES[made % len(LANES)]
+                storm = STORMS[min(made // len(turns), len(STORMS) - 1)]
+                kind = {"records": made % 2 == 0, "lanes": lanes}  # records have barriers of their own
+                outcome = simulate(draw.randrange(1 << 30), storm, policy, scheduler=turn, oracle=True, **kind)
+                made += 1
+                if outcome.failure:
+                    return str(outcome.failure)
+    except (Exception, EndlessCallError) as error:  # a mutant that can't be loaded is noticed, too
         return _told(error)
     return ""
 
@@ -49,11 +53,11 @@ def exercised(change: Change, seed: int, seconds: float = MACHINE_S) -> str:
     del seed  # Hypothesis draws its own
     chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=EXAMPLES, print_blob=False)
     try:
-        with replaced(change.module, change.file, change.source):
+        with endless_calls_end(CALL_S, UNDER_TEST), replaced(change.module, change.file, change.source):
             until = time.process_time() + seconds
             while time.process_time() < until:
                 run_state_machine_as_test(FrontMachine, settings=chosen)
-    except Exception as error:
+    except (Exception, EndlessCallError) as error:
         return _told(error)
     return ""
 

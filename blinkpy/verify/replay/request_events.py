@@ -67,7 +67,7 @@ class EventTracer:
         return bool(self.state.requests.request_id[slot] == self._id[slot])
 
     def _ends(self) -> Iterator[Event]:
-        requests, pairs = self.state.requests, self.state.pairs
+        requests = self.state.requests
         alive = (self._status == S.RUNNING) | (self._status == S.WAITING)
         for slot in np.flatnonzero(alive).tolist():
             same, pair = self._same(slot), int(requests.pair[slot])
@@ -75,19 +75,16 @@ class EventTracer:
                 continue
             request, was = int(self._arrival[slot]), "running" if self._status[slot] == S.RUNNING else "waiting"
             self._reasons.pop(request, None)
-            if finish := self._finish(slot, same):
-                yield Event(request, "finished", finish)
-            elif slot in self._turn.cancelled:
+            if slot in self._turn.cancelled:
                 yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
-            elif pairs.verdict[pair] & S.REVOKE or self._attached[pair] > pairs.attached[pair]:
+            elif same and requests.finish[slot] == S.OWNER_GONE:  # what ended by itself in the same turn has FINISH_NONE
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
-                generated = max(0, int(requests.length[slot] - requests.prompt_length[slot]))
-                yield Event(request, "finished", f"by an error of the step, after {generated} tokens")
+                yield Event(request, "finished", self._finish(slot, same))
 
     def _finish(self, slot: int, same: bool) -> str:
-        """Why the last token ended the request, as append_token() decides it; empty if it did not. When the slot has a new
-        request already, only the length is known."""
+        """Why the last step ended the request, as append_token() decides it. When the slot has a new request already, only the
+        length is known."""
         requests, limits = self.state.requests, self.limits
         if not same:
             return f"after {int(self._length[slot]) + 1} tokens, prompt and output"
@@ -95,7 +92,7 @@ class EventTracer:
         generated, most = length - prompt, int(requests.entry[slot, WORD_MAX_TOKENS])
         stops = requests.entry[slot, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS].tolist()
         if length == self._length[slot]:
-            return ""
+            return f"by an error of the step, after {max(0, generated)} tokens"
         if int(requests.tokens[slot, length - 1]) in stops and generated > requests.entry[slot, WORD_MIN_TOKENS]:
             return f"with a stop token, after {generated} tokens"
         grammar, words = requests.grammar[slot], self.state.grammars.words
@@ -103,7 +100,7 @@ class EventTracer:
             return f"at the end of its grammar, after {generated} tokens"
         if generated >= most:
             return f"at max_tokens, after {generated} tokens"
-        return f"at the context of {limits.max_model_len} tokens" if length >= limits.max_model_len else ""
+        return f"at the context of {limits.max_model_len} tokens"
 
     def _pairs(self) -> Iterator[Event]:
         for pair, (before, now) in enumerate(zip(self._attached.tolist(), self.state.pairs.attached.tolist(), strict=True)):

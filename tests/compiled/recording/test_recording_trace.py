@@ -3,8 +3,11 @@
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 from support.recorded_cases import RecordedCase, RecordedStorm, Recording, crowded
 
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.replay.replayer import Replay
@@ -68,6 +71,35 @@ def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     assert texts(events, 1, "cancelled") == ["its front end cancelled it while it was running"]
     assert "queue pair 0: its lease ended" in texts(events, -1, "revoked")
     assert texts(events, 0, "dropped") == ["its front end lost queue pair 0 while it was running"]
+
+
+def test_a_request_that_ends_in_the_turn_that_its_pair_is_lost_is_not_dropped() -> None:
+    """Its end comes first: rules R6 and R7. Neither its length nor its slot shows it when a step's error ended it."""
+    case = RecordedCase(pairs=1, rows=2)
+    case.submit([1, 2, 3], 8)
+    case.submit([4, 5], 8)
+    case.turn()
+    case.state.batch.sampled[1] = -1  # the step went wrong for the second one
+    case.silent.add(0)
+    case.now += 3 * case.limits.lease_ns
+    case.turn()
+    events = told(case.recording)
+    assert [(event.request, event.kind) for event in events if event.kind in ("finished", "dropped")] == [
+        (0, "dropped"),
+        (1, "finished"),
+    ]
+    assert case.counter("requests_finished") == case.counter("requests_cancelled") == 1
+
+
+def test_a_scored_prompt_that_is_cancelled_did_not_end_at_its_grammar() -> None:
+    """The grammar ends where it begins, and the request is still before its first generated token."""
+    case = RecordedCase(pairs=1, share=2)
+    nothing = ByteAutomaton(np.zeros(256, np.uint8), np.full((1, 1), -1, np.int16), np.ones(1, np.bool_))
+    request = case.submit(list(range(9)), 5, grammar=nothing, flags=SUBMIT_SCORE_PROMPT, logprobs=0)
+    case.turn(3)
+    case.cancel(request)
+    case.turn()
+    assert [event.kind for event in told(case.recording) if event.request == 0][-1] == "cancelled"
 
 
 def test_traces_of_random_storms_tell_the_story_of_each_request(seed: int) -> None:

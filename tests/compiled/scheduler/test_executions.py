@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from support.tile_storms import Mirror, run_storms
 from blinkpy.device.array_trees import as_memoryviews, map_arrays
 from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, WAITING_COUNT
+from blinkpy.kv.state import FAST_PATH, RUNNING_COUNT, UNRANKED_COUNT, WAITING_COUNT
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.phases.plan import step_budget
@@ -146,9 +147,9 @@ def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
 
 
 def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
-    """Against the same rule in NumPy, in states of random storms."""
+    """Against the same rule in NumPy, in states of random storms. Who waits counts, with a rank or, preempted, without one."""
     sizes = case_sizes(slots=6, rows=4, tokens=20, mixed_step_tokens=8, burst_step_tokens=14, burst_tokens=24, pages=40)
-    seen = {8: 0, 14: 0, 20: 0}
+    seen, draw = {8: 0, 14: 0, 20: 0}, random.Random(seed)
     for number in range(24):
         (storm,) = storms(("general",), seed + number, 60, fcfs, chosen=sizes)
         limits, state = storm.world.limits, storm.world.state
@@ -163,6 +164,10 @@ def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
             elif (lacking == 1).any() and prompts.mean() > 8:
                 expected = 14
             assert step_budget(limits, as_memoryviews(state), 0, 1) == expected
+            unranked = draw.randint(0, int(state.counts[WAITING_COUNT]))
+            state.counts[[WAITING_COUNT, UNRANKED_COUNT]] += [-unranked, unranked]
+            assert step_budget(limits, as_memoryviews(state), 0, 1) == expected
+            state.counts[[WAITING_COUNT, UNRANKED_COUNT]] -= [-unranked, unranked]
             seen[expected] += 1
     assert min(seen.values()) > 15, seen
 

@@ -12,6 +12,7 @@ from support.random_policies import HEADER, RandomPolicy, random_request
 from blinkpy.scheduler.guarded_arithmetic import checked_rank
 from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
 from blinkpy.scheduler.policy_fault import BAD_RANK, FAULT_SHIFT, FAULT_TEXTS, MOST_ROUNDS, WORST_RANK, describe_policy_fault
+from blinkpy.scheduler.policy_language import PolicyError
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 Outcome = tuple[int, str]
@@ -103,6 +104,99 @@ def test_what_has_no_result_is_a_fault_with_its_line(tmp_path: Path, body: str, 
     else:
         assert (rank, fault[: len(outcome)]) == (WORST_RANK, outcome)
     assert by_rules(policy, REQUEST) == (rank, fault)
+
+
+REFUSED = [  # body; the line, what is said
+    ("return request", 2, "rank must return an integer, not the request"),
+    ("return", 2, "rank must return an integer, not None"),
+    ("x = request\n    return 1", 2, "the request can't be assigned; use its fields"),
+    ("a, request.pair = 1, 2\n    return a", 2, "rank uses `a, request.pair = (1, 2)`, which device code has no form of"),
+    ("return own(*(1,))", 2, "rank uses `own(*(1,))`, which device code has no form of"),
+    ("return own(**{'x': 1})", 2, "rank uses `own(**{'x': 1})`, which device code has no form of"),
+    ("x = 1\n    return own(x, 2, 3)", 3, "own(x, 2, 3): too many positional arguments"),
+    ("return own()", 2, "own(): missing a required argument: 'x'"),
+    ("return starred(1)", 12, "starred takes arguments that are not plain ones"),
+    ("return named(x=1)", 16, "named takes arguments that are not plain ones"),
+    ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are taken"),
+    ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
+    ("return len(3)", 2, "rank uses `len(3)`, which device code has no form of"),
+    ("return 9223372036854775808", 2, "9223372036854775808 needs more than 64 bits"),
+    ("return -9223372036854775809", 2, "9223372036854775809 needs more than 64 bits"),
+    ("return None", 2, "rank uses None; device code has numbers alone"),
+    ("return TABLE", 2, "rank uses `TABLE`, a tuple; device code has numbers alone"),
+    ("return own[0]", 2, "own is not a row of numbers"),
+    ("return ~0.5", 2, "a float where an integer is needed: write int(...)"),
+    ("return 0.5 << 1", 2, "floats have + - * and / alone here"),
+    ("return TABLE @ TABLE", 2, "rank uses `TABLE`, a tuple"),
+    ("return 1 @ 2", 2, "rank uses `1 @ 2`, which device code has no form of"),
+    ("return 1 < own(1) < 2", 2, "a call between two comparisons: write `a < f(b) and f(b) < c`"),
+    ("return own(1) in (1, 2)", 2, "a call on the left of `in`: give its result a name first"),
+    ("return 1 in ()", 2, "rank uses `1 in ()`, which device code has no form of"),
+    ("return TABLE is TABLE", 2, "rank uses `TABLE is TABLE`, which device code has no form of"),
+    ("return 0.5 if request.pair else 1", 2, "a float in one case and an integer in another: write float(...) around"),
+    ("return request.pair and 0.5", 2, "a float in one case and an integer in another"),
+    ("if request.pair:\n        return 1\n    return 0.5", 4, "rank returns an integer in one place and a float here"),
+    ("return 1 if request else 2", 2, "the request is no condition; use its fields"),
+    ("return request + 1", 2, "the request where an integer is needed"),
+    ("for i in range(1, 2, 3, 4):\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
+    ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
+    ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
+    ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
+    ("x += 1\n    return x", 2, "x may be read before it has a value"),
+    ("x: int\n    return 1", 2, "rank uses `x: int`, which device code has no form of"),
+    ("assert request.pair\n    return 1", 2, "rank uses assert (there is nobody to tell); device code has none"),
+    ("while True:\n        pass", 1, "rank must return an integer: it may end without `return`"),
+    ("return lambdas(1)", 2, "calls <lambda>, which is no `def` in a source file"),
+    ("return 0.5", 1, "must return an integer, not a float"),
+]  # fmt: skip
+BESIDE = """
+
+import math
+
+
+def own(x, y=4):
+    return x * y
+
+
+def starred(*x):
+    return 1
+
+
+def named(*, x):
+    return 1
+
+
+TABLE = (20, 21)
+lambdas = eval("lambda x: x")
+"""
+
+
+@pytest.mark.parametrize(("body", "line", "what"), REFUSED)
+def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
+    with pytest.raises(PolicyError) as told:
+        guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{BESIDE}"))
+    assert what in told.value.text and told.value.place.line == line
+
+
+TAKEN = [  # a function, and its rank
+    ("def rank(request, weight=3):\n    return request.pair * weight + 2", 5),
+    ("def rank(request):\n    return own(request.pair) + own(y=2, x=3)", 10),
+    ("def rank(request):\n    a, b = request.pair, 7\n    a, b = b, a\n    return a * 10 + b", 71),
+    ("def rank(request):\n    return 9223372036854775807 - 1", HIGH - 1),
+    ("def rank(request):\n    return -9223372036854775807 - 1", LOW),
+    ("def rank(request):\n    x: int = 4\n    x += len(TABLE)\n    return x", 6),
+    ("def rank(request):\n    x = request.pair\n    return (x in (0, 1)) + 2 * (x not in (0, 1)) + 4 * (0 < x < 2)", 5),
+    ("def rank(request):\n    while True:\n        x = 3\n        break\n    return x", 3),
+    ("def rank(request):\n    x = 0\n    for i in range(9):\n        if i == 7:\n            break\n        if i % 2:\n"
+     "            continue\n        x += i\n    return x", 12),
+    ("def rank(request):\n    return math.floor(-0.5) + int(-1.5) + bool(7) + abs(-3) + min(4, 2, 3) + max(1, 5)", 9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "rank"), TAKEN)
+def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None:
+    policy = policy_of(tmp_path, f"{function}\n{BESIDE}")
+    assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
 
 
 def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Generator) -> None:

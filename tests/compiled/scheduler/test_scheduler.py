@@ -1,5 +1,7 @@
 """What the simulator can't judge of the scheduler, or never reaches: sizes of batches, words for the host, rare ends."""
 
+import random
+
 import numpy as np
 import pytest
 from support.expected_request import ExpectedRequest
@@ -74,6 +76,22 @@ def test_nobody_is_preempted_while_the_pages_suffice() -> None:
     case.finish()
     assert case.counter("preemptions") == 0
     assert all(request.ended == FINISH_LENGTH for request in requests)
+
+
+def test_many_that_lack_pages_at_once_and_were_preempted_before(seed: int) -> None:
+    """Pages of one token: whoever decodes lacks one in each turn. The oracle says who is preempted, and no one more."""
+    draw, preempted, again = random.Random(seed), 0, 0
+    for _ in range(30):
+        case = make_case(lanes=1, pairs=1, slots=10, rows=10, page_size=1, pages=32, intake_entries=10, prefix_caching=False)
+        requests = [case.submit(tokens(draw.randint(1, 4), draw.randrange(VOCAB)), draw.randint(8, 16)) for _ in range(10)]
+        most = case.state.requests.preemptions
+        while not all(request.ended for request in requests):
+            case.read(0)
+            case.turn()
+            again = max(again, int(most.max()))
+        preempted += case.counter("preemptions")
+    print(preempted, again)
+    assert preempted > 150 and again > 1, (preempted, again)
 
 
 def test_words_without_log_probabilities_leave_the_records_alone() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.automata import WordsOfSlot
 from support.models.random_grammars import random_rules
 
 from blinkpy.kv.limits import Limits
@@ -24,8 +25,8 @@ def test_the_packed_form_gives_the_rules_back(rng: np.random.Generator) -> None:
         assert [list(one) for one in again.banned] == [list(one) for one in rules.banned]
         assert again.digest == rules.digest
         digests.add(rules.digest)
-        memory = np.stack([rules.words()] * 2)
-        allowed = [is_allowed(memory.data, 1, token) for token in range(vocabulary)]
+        words = WordsOfSlot(rules.words(), 1)
+        allowed = [is_allowed(words, 1, token) for token in range(vocabulary)]
         assert np.flatnonzero(allowed).tolist() == (again.allowed or list(range(vocabulary)))
     assert len(digests) == 40
 
@@ -50,12 +51,35 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
             fine = True
         except ValueError:
             fine = False
-        memory = np.full((2, len(words) + 4), 12345, np.int32)
-        memory[1, : len(words)] = words
-        arguments = limits_of(vocabulary), memory.data, 1, len(words)
+        arguments = limits_of(vocabulary), WordsOfSlot(words, 1), 1, len(words)
         assert are_token_rules(*arguments, 0, 1) == fine, words.tolist()
         seen[fine] += 1
     assert min(seen.values()) > 200
+
+
+MOST = R.MOST_BIASES, R.MOST_SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("biases", "sequences", "fine"),
+    [(*MOST, True), (0, 1, True), (MOST[0] + 1, 1, False), (1, MOST[1] + 1, False), (-8, 2, False), (16, -1, False)],
+)
+@pytest.mark.parametrize("vocabulary", [2000, 2016])
+def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vocabulary: int) -> None:
+    """The engine and TokenRules take the same ones. Where a count is negative, the whole has the length that it says."""
+    banned = np.full((max(0, sequences), R.SEQUENCE_TOKENS), R.ANY_TOKEN)
+    banned[:, -1] = np.arange(len(banned))
+    mask = np.full(R.bitmask_words(vocabulary), -1)
+    mask[-1] = (1 << (vocabulary % 32)) - 1 if vocabulary % 32 else -1
+    parts = [R.MARK, biases, sequences, len(mask)], np.arange(biases), np.zeros(max(0, biases)), banned.reshape(-1), mask
+    whole = np.concatenate(parts).astype(np.int32)
+    words = whole[: R.FIRST_WORD + 2 * biases + R.SEQUENCE_TOKENS * sequences + len(mask)]
+    assert are_token_rules(limits_of(vocabulary), WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine
+    if fine:
+        assert len(TokenRules.of_words(words, vocabulary).biases) == biases
+    else:
+        with pytest.raises(ValueError, match="count"):
+            TokenRules.of_words(words, vocabulary)
 
 
 @pytest.mark.parametrize(

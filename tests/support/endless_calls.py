@@ -1,0 +1,52 @@
+"""Calls that never return, told from slow ones: by the processor's time in one call, however long everything takes."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+LOOKS = 10  # at a call before it counts as endless
+
+
+class EndlessCallError(BaseException):
+    """One call took too much of the processor. No Exception, so that nothing under test, and no tester, goes on behind it."""
+
+
+@contextlib.contextmanager
+def endless_calls_end(seconds: float, under_test: tuple[Path, ...]) -> Iterator[None]:
+    """Raise EndlessCallError in a call that takes more than `seconds` of the processor, in this process's main thread.
+
+    A call is one from a tester into what is under test, folders or files: their outermost frame. So the tester may take any
+    time, in as many calls as it likes, and so may a machine that has little for this process.
+    """
+    prefixes = tuple(map(str, under_test))
+    seen: list[FrameType | None] = [None]  # kept, so that no other frame can take its place
+    looks = 0
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal looks
+        call = _outermost(frame, prefixes)
+        looks = looks + 1 if call is not None and call is seen[0] else 0
+        seen[0] = call
+        if call is not None and looks >= LOOKS:
+            looks = 0
+            raise EndlessCallError(f"{call.f_code.co_qualname} does not return")
+
+    before = signal.signal(signal.SIGPROF, look)
+    signal.setitimer(signal.ITIMER_PROF, seconds / LOOKS, seconds / LOOKS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        seen[0] = None
+
+
+def _outermost(frame: FrameType | None, prefixes: tuple[str, ...]) -> FrameType | None:
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(prefixes):
+            found = frame
+        frame = frame.f_back
+    return found
