@@ -11,6 +11,7 @@
 #   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make fuzz-http  a server under damaged requests, for SECONDS: no 5xx, no hang, no leak
+#   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
@@ -23,7 +24,7 @@
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
-#            SECONDS=600                                                         for make fuzz and make fuzz-http
+#            SECONDS=600                                                         for make fuzz, make fuzz-http and make soak
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            VENV=system                                                         no environment: PYTHON as it is, with the packages
 #                                                                                that it has; for machines without a network
@@ -56,7 +57,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http mutants coverage
+.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -155,6 +156,9 @@ build/fuzz-http/.installed:
 
 fuzz-http: $(VENV)/.dev build/fuzz-http/.installed
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz_http.py --seconds $(SECONDS) --schemathesis build/fuzz-http/bin/schemathesis
+
+soak: $(call STAMP,dev)
+	@PYTHONPATH=.:tests:tools $(RUN) -m soak $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

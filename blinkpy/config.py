@@ -162,6 +162,7 @@ class EngineOptions:
         64, "different grammars and token rules of requests at a time; each worker has an even share (0: none)", low=0, high=4096
     )
     grammar_kib: int = option(256, "largest grammar, as an automaton, or token rules, KiB", low=1, high=1 << 14)
+    restart: bool = option(True, "start an engine that died again; without it the server ends with exit code 1", commands="serve")
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
     record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
     record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")

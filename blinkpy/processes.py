@@ -23,6 +23,8 @@ from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
 from blinkpy.progress import ProgressCallback
 
+STEADY_S = 60.0  # a process that served for so long and then died counts as one that died for the first time
+
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
 
 
@@ -171,6 +173,13 @@ class Child:
         self._process.kill()
         self._socket.close()
         return self._process.wait()
+
+
+def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, float]) -> float:
+    """Seconds from the death of a process to the start of its successor: twice as long as before the last start, within pauses_s.
+    served_s: how long the dead one served."""
+    first, most = pauses_s
+    return first if served_s > STEADY_S else min(most, max(first, 2 * before_s))
 
 
 def child_environment() -> dict[str, str]:

@@ -217,8 +217,8 @@ def simulated(results: Results) -> dict[str, Any]:
 
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    if name == "fuzz_schemas":
-        return "`make fuzz-schemas`"
+    if name in ("fuzz_schemas", "soak"):
+        return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]
     return f"`python -m benchmarks.{known[0]}`" if known else "a benchmark of that commit"

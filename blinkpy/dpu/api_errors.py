@@ -13,11 +13,13 @@ MAX_MESSAGE = 1000  # characters
 
 
 class ApiError(Exception):
-    """An answer that is not a completion. param: the request's parameter at fault; code: for programs."""
+    """An answer that is not a completion. param: the request's parameter at fault; code: for programs; retry_s: seconds after
+    which the same request may be served, if ever."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_s: int = 1):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message[:MAX_MESSAGE], param, code
+        self.retry_s = retry_s
 
     def body(self) -> bytes:
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
@@ -37,9 +39,9 @@ def busy(message: str) -> ApiError:
     return ApiError(429, f"The server is busy: {message}.", code="no_free_slot")
 
 
-def unavailable(message: str) -> ApiError:
-    """A 503: there is no engine, or it accepts nothing."""
-    return ApiError(503, message, code="engine_unavailable")
+def unavailable(message: str, retry_s: int = 1) -> ApiError:
+    """A 503: there is no engine, or it accepts nothing. retry_s: as of ApiError."""
+    return ApiError(503, message, code="engine_unavailable", retry_s=retry_s)
 
 
 def shutting_down() -> ApiError:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
+from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
@@ -38,10 +39,11 @@ Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int
 
 
 class EngineLink:
-    """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second."""
+    """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second. starts:
+    of the engine, if somebody here starts it again when it dies."""
 
-    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics):
-        self._connect, self._metrics = connect, metrics
+    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics, starts: EngineStarts | None = None):
+        self._connect, self._metrics, self._starts = connect, metrics, starts
         self.pair: QueuePair | None = None
         self._problem = "The engine is not connected yet."
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
@@ -90,6 +92,14 @@ class EngineLink:
             return "The queue pair has had no heartbeat for half its lease."
         return problem
 
+    def unavailable(self, problem: str) -> ApiError:
+        """A 503 for what status() or readiness() tells, with the time to ask again."""
+        return unavailable(problem, 1 if self._starts is None else self._starts.retry_s())
+
+    def restarts(self) -> int | None:
+        """Times that the engine was started again; None where nobody here does so."""
+        return None if self._starts is None else self._starts.restarts
+
     def engine_words(self) -> list[int] | None:
         """The engine's block, for metrics; None without an engine."""
         try:
@@ -104,7 +114,7 @@ class EngineLink:
         """The queue pair. Raises ApiError with status 503 when there is none or the engine accepts nothing."""
         problem = self.status()
         if problem is not None or self.pair is None:
-            raise unavailable(problem or self._problem)
+            raise self.unavailable(problem or self._problem)
         return self.pair
 
     def submit(self, work: list[Submission]) -> None:
@@ -130,7 +140,7 @@ class EngineLink:
                 raise
             if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
-            raise unavailable(_sentence(error)) from error
+            raise self.unavailable(_sentence(error)) from error
         finally:
             if (submitted or self._held) and self._poll_timer is None:
                 self._interval = 0.0
@@ -170,7 +180,7 @@ class EngineLink:
                 full = True
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
-                generation.fail(unavailable(_sentence(error)))
+                generation.fail(self.unavailable(_sentence(error)))
             except ValueError as error:  # what can never fit, and was not tried before: others waited
                 generation.fail(bad_request(_sentence(error)))
         self._held = waiting
@@ -273,7 +283,7 @@ class EngineLink:
         logger.error("queue pair lost: %s", error)
         self._metrics.count("engine_losses")
         self._metrics.gauge("attached", 0)
-        failure = unavailable(self._problem)
+        failure = self.unavailable(self._problem)
         lost = pair.abandon()
         pair.transport.close()
         for request in lost:

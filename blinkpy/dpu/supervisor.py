@@ -16,13 +16,12 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
-from blinkpy.processes import Child
+from blinkpy.processes import Child, pause_before_start
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
 FIRST_STARTS = 6  # of a worker that has never been ready: then its front end ends
 RESTART_DELAYS_S = (0.5, 8.0)  # after the first death; twice as long after each further one, up to the second
-STEADY_S = 60.0  # after this time a death is a first one again
 END_GRACE_S = 5.0  # beyond shutdown_s, before a worker is killed
 HURRY_S = 2.0  # the same after a second stop()
 POLL_S, END_POLL_S = 0.2, 0.02
@@ -56,16 +55,17 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 class WorkerProcess:
     """One worker and its successors."""
 
-    def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int):
+    def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int, starts_fd: int = -1):
         self.index, self._config, self._sock = index, config, sock
         self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
         self.error = ""
-        self._fds = sock.fileno(), metrics_fd
+        self._fds = tuple(fd for fd in (sock.fileno(), metrics_fd, starts_fd) if fd >= 0)
         self._orders = {
             "pair": index,
             "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
             "listen_fd": sock.fileno(),
             "metrics_fd": metrics_fd,
+            "starts_fd": starts_fd,
             "folder": str(folder),
         }
         self._starts = 0
@@ -99,9 +99,7 @@ class WorkerProcess:
         if code is not None:
             process.end(0)
             self.ready, self._process = False, None
-            first, most = RESTART_DELAYS_S
-            steady = time.monotonic() - self._started > STEADY_S
-            self._delay = first if steady else min(most, max(first, 2 * self._delay))
+            self._delay = pause_before_start(self._delay, time.monotonic() - self._started, RESTART_DELAYS_S)
             self._next_start = time.monotonic() + self._delay
         return code
 
@@ -138,9 +136,9 @@ class WorkerProcess:
 class Supervisor:
     """Runs config.frontend.workers workers. folder: the model's, which must be local; clients see
     config.model.served_model_name. on_ready: called with host and port once every worker listens; the engine may come later.
-    Raises ConfigError."""
+    starts_fd: of EngineStarts, -1 where nobody here starts the engine. Raises ConfigError."""
 
-    def __init__(self, config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None):
+    def __init__(self, config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None, starts_fd: int = -1):
         self.config, self._on_ready = config, on_ready
         options = config.frontend
         self._stops = 0
@@ -153,7 +151,8 @@ class Supervisor:
             self.host, self.port = self._sockets[0].getsockname()[:2]
         self._metrics_fd = os.memfd_create("blinkpy-metrics")
         os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
-        self.workers = [WorkerProcess(i, config, folder, sock, self._metrics_fd) for i, sock in enumerate(self._sockets)]
+        fds = self._metrics_fd, starts_fd
+        self.workers = [WorkerProcess(i, config, folder, sock, *fds) for i, sock in enumerate(self._sockets)]
 
     def stop(self) -> None:
         """Ask run() to end, and the second time to end at once; from any thread or signal handler."""

@@ -21,6 +21,7 @@ from blinkpy.config import AccessOptions, Config
 from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.engine_starts import EngineStarts, map_starts
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
@@ -152,12 +153,14 @@ def make_server(
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
     on_drained: Callable[[], None] | None = None,
+    starts: EngineStarts | None = None,
 ) -> Server:
     """The server of one worker; until the engine is there, it answers 503. owner: who it is to an engine on another machine, 0
-    for a new one. on_drained: as of Server. Raises ConfigError for a model that the front end can't work with."""
+    for a new one. on_drained: as of Server. starts: what is known of the engine's. Raises ConfigError for a model that the front
+    end can't work with."""
     metrics = Metrics(pair, config.frontend.workers, metrics_memory)
     identity = WorkerIdentity(pair, owner or new_owner())
-    service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics), metrics)
+    service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics, starts), metrics)
     return Server(App(service, config), config.access, on_ready, on_drained)
 
 
@@ -166,8 +169,11 @@ def may_meter(config: Config) -> bool:
     return config.transport.transport == "shm" and config.engine.device in ("auto", "cuda")
 
 
-def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, folder: str) -> int:
-    """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. folder: the model's, for its tokenizer."""
+def serve_worker(
+    config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, starts_fd: int, folder: str
+) -> int:
+    """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
+    folder: the model's, for its tokenizer."""
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
     # uvicorn's notes on each start and stop are ours to write.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -176,7 +182,8 @@ def serve_worker(config: Config, reporter: Reporter, pair: int, owner: int, list
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(metrics_fd, 0))
-        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained)
+        starts = None if starts_fd < 0 else map_starts(starts_fd)
+        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts)
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
         if energy is not None:

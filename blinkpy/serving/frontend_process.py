@@ -30,18 +30,18 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     return run_front(config, lambda host, port: print_ready(config, port))
 
 
-def frontend_child(config: Config, reporter: Reporter) -> int:
-    """The front ends as a child of `serve`."""
-    return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True)
+def frontend_child(config: Config, reporter: Reporter, starts_fd: int) -> int:
+    """The front ends as a child of `serve`. starts_fd: of EngineStarts."""
+    return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)
 
 
-def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool = False) -> int:
+def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool = False, starts_fd: int = -1) -> int:
     """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
     what a second signal does."""
     from blinkpy.dpu.supervisor import Supervisor
     from blinkpy.dpu.watch.log_output import start_logging
 
     start_logging("frontend", config.frontend.log_level, config.watch.log_format)
-    supervisor = Supervisor(config, Path(config.model.model), on_ready)
+    supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd)
     with Signals(lambda count: supervisor.stop(), quiet).caught():
         return supervisor.run()

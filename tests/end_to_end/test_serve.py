@@ -1,6 +1,5 @@
 """`blinkpy serve` as people run it: processes, the official client, and what happens when parts of it die."""
 
-import contextlib
 import json
 import os
 import re
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import APIError, OpenAI
-from openai.types.chat import ChatCompletionChunk
+from openai import APIError
 from support.commands import ROOT, START_S, Command
+from support.served import LINE, STORY, Server, serving
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
@@ -24,50 +23,6 @@ from blinkpy.scheduler.policies import fcfs
 from blinkpy.serving.engine_process import OPENMP_SPINS
 from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
-
-STORY = [{"role": "user", "content": "Tell me a story."}]
-LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
-
-
-class Server(Command):
-    """A running `blinkpy serve`."""
-
-    def connect(self) -> None:
-        """Wait until it is ready."""
-        self.model, self.url = self.find(LINE).groups()
-        self.find(re.compile("^curl "))
-        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
-
-    def child(self, entry: str) -> int:
-        """Process id of the engine or the front end."""
-        return next(pid for pid in self.children() if f" {entry} " in command_line(pid))
-
-    def children(self) -> list[int]:
-        """All processes below it."""
-        return sorted(set(tree(self.process.pid)) - {self.process.pid})
-
-    def segments(self) -> list[str]:
-        return [path.name for path in Path("/dev/shm").glob(f"blinkpy.serve-{self.process.pid}-*")]
-
-    def chat(self, **more: object) -> str:
-        answer = self.client.chat.completions.create(model=self.model, messages=STORY, max_tokens=16, **more)
-        assert answer.usage.completion_tokens <= 16
-        return answer.choices[0].message.content or ""
-
-    def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
-        """A streamed answer of this length."""
-        options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
-        return iter(self.client.chat.completions.create(messages=STORY, **options))
-
-
-@contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[Server]:
-    server = Server("serve", "--port", "0", *arguments)
-    try:
-        server.connect()
-        yield server
-    finally:
-        server.end(30)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +118,9 @@ def test_a_running_engine_is_recorded_and_replayed(
     assert null_server.chat(), "it goes on serving"
 
 
-def test_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_path: Path) -> None:
-    with serving("--device", "null", "--null-step-us", "20000", "--record-folder", str(tmp_path)) as server:
+def test_without_restart_a_killed_engine_means_errors_within_two_seconds_then_exit_code_1(tmp_path: Path) -> None:
+    options = ("--device", "null", "--null-step-us", "20000", "--no-restart")
+    with serving(*options, "--record-folder", str(tmp_path)) as server:
         stream = server.stream(1000)
         next(stream)
         os.kill(server.child("engine"), signal.SIGKILL)
@@ -218,7 +174,8 @@ Engine.run = run
 def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: Path) -> None:
     policy = tmp_path / "killed.py"
     policy.write_text(KILLED_IN_A_TURN)
-    with serving("--device", "null", "--policy", f"{policy}:rank", "--record-folder", str(tmp_path)) as server:
+    options = ("--device", "null", "--no-restart", "--policy", f"{policy}:rank")
+    with serving(*options, "--record-folder", str(tmp_path)) as server:
         with pytest.raises(APIError):
             server.chat()
         assert server.wait(20) == 1
@@ -251,7 +208,7 @@ def test_the_servers_last_line_says_why_the_engine_ended(tmp_path: Path) -> None
     """A policy's file runs in the engine's process: this one makes up a fault of the GPU."""
     policy = tmp_path / "broken.py"
     policy.write_text(BROKEN)
-    with serving("--device", "null", "--policy", f"{policy}:rank") as server:
+    with serving("--device", "null", "--no-restart", "--policy", f"{policy}:rank") as server:
         assert server.wait(20) == 1
         assert server.said[-1] == (
             "blinkpy: error: the engine ended with exit code 1 "
@@ -276,14 +233,20 @@ def test_children_end_with_a_killed_parent_and_the_next_start_is_clean() -> None
 
 
 def test_engine_and_front_end_run_separately_by_name() -> None:
-    name = f"test-{os.getpid()}"
+    """As two systemd units: an engine that is killed is replaced by another one of its name, and the front end finds it."""
+    name, body = f"test-{os.getpid()}", {"model": "demo", "prompt": "x", "max_tokens": 3, "seed": 1}
     engine = Command("engine", "--device", "null", "--name", name)
     front = Command("frontend", "--port", "0", "--name", name)
     try:
         url = front.find(LINE)[2]
         wait_for(lambda: httpx.get(url + "/health").status_code == 200, START_S, "healthy")
-        body = {"model": "demo", "prompt": "x", "max_tokens": 3}
-        assert httpx.post(url + "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+        before = httpx.post(url + "/v1/completions", json=body).json()
+        assert before["usage"]["completion_tokens"] == 3
+        engine.kill()
+        wait_for(lambda: "it is dead" in httpx.get(url + "/health").text, 20, "the engine's death")
+        engine = Command("engine", "--device", "null", "--name", name)
+        wait_for(lambda: httpx.get(url + "/health").status_code == 200, START_S, "the next engine")
+        assert httpx.post(url + "/v1/completions", json=body).json()["choices"] == before["choices"]
         assert [front.end(), engine.end()] == [0, 0]
         assert not Path(f"/dev/shm/blinkpy.{name}").exists()
     finally:

@@ -48,6 +48,7 @@ def test_every_stream_is_told_and_the_server_says_why(tmp_path: Path, control: s
     (tmp_path / "config.json").write_text(json.dumps(facts | SIZES))
     told = tmp_path / "fault"
     options = ["--served-model-name", "demo", "--port", "0", "--device", "cuda", "--control", control, "--load-format", "dummy"]
+    options.append("--no-restart")
     options += ["--num-pages", "2304", "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--policy", f"{POLICY}:rank"]
     server = Command("serve", str(tmp_path), *options, env={"BLINKPY_TEST_FAULT": str(told)})
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from blinkpy.config import Config
-from blinkpy.dpu.api_errors import ApiError, shutting_down, unavailable
+from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.cross_origin import CrossOrigin
@@ -55,7 +55,7 @@ class App:
             "/ping": self._health,
             "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
-            "/metrics": lambda: (TEXT, exposition.render(service.engine.engine_words())),
+            "/metrics": lambda: (TEXT, exposition.render(service.engine.engine_words(), service.engine.restarts())),
             "/openapi.json": lambda: (JSON, openapi(self._root)),
             "/docs": lambda: (HTML, page()),
             "/version": lambda: (JSON, orjson.dumps({"version": __version__})),
@@ -137,7 +137,7 @@ class App:
     def _health(self) -> tuple[bytes, bytes]:
         problem = self.service.engine.readiness()
         if problem is not None:
-            raise unavailable(problem)
+            raise self.service.engine.unavailable(problem)
         return JSON, b'{"status":"ok"}'
 
     def _load(self) -> tuple[bytes, bytes]:

@@ -15,7 +15,7 @@ from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
 SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
 JSON = b"application/json"
-LATER = frozenset({429, 503})  # the same request may be served a second later
+LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 
@@ -135,7 +135,7 @@ class Exchange:
         """Send an error object."""
         headers: Headers = []
         if error.status in LATER:
-            headers.append((b"retry-after", b"1"))
+            headers.append((b"retry-after", b"%d" % error.retry_s))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if error.status in CLOSING or error.code in CLOSING_CODES:

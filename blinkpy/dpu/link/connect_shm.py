@@ -152,6 +152,8 @@ def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: 
 def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
     fd = open_file(path)
     try:
+        if lock_file(fd, fcntl.LOCK_SH):  # until fd is closed, at once
+            raise BlockingIOError(errno.EAGAIN, "it is dead")
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             owner = f"user {status.st_uid} with mode {status.st_mode & 0o777:o}"

@@ -345,9 +345,9 @@ class QueuePair:
                     continue
                 if request.silent:
                     request.silent = False
-                    start = self.transport.read_hits(slot)
-                    request.cached_tokens = hits_of(start, request.request_id) * self.facts.page_size
-                    request.waited_ns = wait_of(start, request.request_id)
+                    hit_word = self.transport.read_hits(slot)
+                    request.cached_tokens = hits_of(hit_word, request.request_id) * self.facts.page_size
+                    request.waited_ns = wait_of(hit_word, request.request_id)
                 flags = word >> FLAG_SHIFT & FLAG_MASK
                 if flags & FINISH_MASK:
                     live[slot] = None

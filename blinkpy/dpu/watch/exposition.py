@@ -32,9 +32,13 @@ class Exposition:
         escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._of_model = f'model_name="{escaped}",engine="0"'
 
-    def render(self, engine: list[int] | None) -> bytes:
-        """The exposition. engine: the words of the engine's block, None while there is no engine."""
+    def render(self, engine: list[int] | None, restarts: int | None = None) -> bytes:
+        """The exposition. engine: the words of the engine's block, None while there is no engine; restarts: of the engine, None
+        where nobody here starts it."""
         lines = [*self._of_engine(engine), *self._of_workers(), *self._of_gpu()]
+        if restarts is not None:
+            lines += _family("blinkpy_engine_restarts_total", "counter", "Starts of the engine after one that died")
+            lines.append(f"blinkpy_engine_restarts_total {restarts}")
         if self._vllm:
             lines += self._of_vllm(engine)
         return ("\n".join(lines) + "\n").encode("utf-8", "replace")

@@ -24,8 +24,9 @@ from support.waiting import wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.http import connection
-from blinkpy.dpu.supervisor import RESTART_DELAYS_S, STEADY_S, Supervisor, WorkerProcess
+from blinkpy.dpu.supervisor import RESTART_DELAYS_S, Supervisor, WorkerProcess
 from blinkpy.dpu.watched_tasks import WatchedTasks
+from blinkpy.processes import STEADY_S
 from blinkpy.queues.layout import QueueSizes
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)")

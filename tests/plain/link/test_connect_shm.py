@@ -24,7 +24,17 @@ from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.layout import LayoutError
-from blinkpy.queues.words import FRONT_DOORBELL, PAIR_ATTACHED, PAIR_CQ_TAIL, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.queues.submission import SQ_ENTRY_BYTES
+from blinkpy.queues.words import (
+    ENGINE_STATE,
+    FRONT_CLAIM,
+    FRONT_DOORBELL,
+    PAIR_ATTACHED,
+    PAIR_CQ_TAIL,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+    STATE_READY,
+)
 from blinkpy.transport import segment as segment_module
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import create_segment, segment_path, unlink_stale
@@ -116,8 +126,17 @@ def test_dead_engines_segment_is_replaced_or_removed(name) -> None:
             create_segment(name, SIZES, FACTS)
         assert not unlink_stale(name)
     assert transport.lost()
+    with pytest.raises(TransportError, match="it is dead"):
+        attach_segment(name, 0)
     segment = create_segment(name, SIZES, FACTS._replace(instance=2))
     assert transport.lost(), "the name belongs to another engine now"
+    before = bytes(segment.buffer)
+    transport.write_entry(0, b"\1" * SQ_ENTRY_BYTES)
+    transport.ring_doorbell(1)
+    transport.write_word(FRONT_CLAIM, 1)
+    assert bytes(segment.buffer) == before, "a client of the dead engine reaches its memory alone"
+    segment.views().engine[ENGINE_STATE] = STATE_READY
+    assert transport.read_engine_state() != STATE_READY
     new = attach_segment(name, 0)
     assert new.facts.instance == 2
     for opened in (new, transport, segment):

@@ -291,6 +291,24 @@ def test_the_context_is_what_fits(longest: int, pages: int, context: int) -> Non
     assert QueuePair(transport).context == context
 
 
+@pytest.mark.parametrize("word", [0, 7, 8, 9, 500, 1 << 62])
+def test_no_hit_word_makes_a_poll_read_again_or_less(word: int) -> None:
+    """Whatever the word is, also the ring's position itself, each completion is taken once."""
+    transport = Noted()
+    pair = attached(transport)
+    request = pair.submit(np.ones(1, np.int32), RequestParameters())
+    transport.hits[request.slot] = word
+    for position in range(8):
+        transport.ring[position] = pack_completion(request.slot, position, HAS_TOKEN, lap_of(position, 512))
+    assert [token for _, token, _ in pair.poll()] == list(range(8))
+    assert pair.poll() == []
+    request.silent, pair._cq_position = True, 490  # a later start, with more than one window behind it
+    for position in range(490, 512):
+        transport.ring[position] = pack_completion(request.slot, position, HAS_TOKEN, lap_of(position, 512))
+    assert [token for _, token, _ in pair.poll()] == list(range(490, 512))
+    assert pair.poll() == []
+
+
 def test_polls_read_windows_and_publish_one_head() -> None:
     """A small window first, then large ones, at most a ring; records in one piece from the first to the last that has one."""
     transport = Noted()

@@ -1,0 +1,113 @@
+"""The engine of `blinkpy serve`: its process, and with --restart a new one whenever it died, for ever.
+
+An engine that died has its recording saved and its segment removed before the next one starts. The pause before a start doubles
+up to PAUSES_S, and is the first one again after an engine that served for a while. Front ends learn from EngineStarts when to
+expect it; they notice the death, and attach to the new engine, by themselves.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+
+from blinkpy.config import Config
+from blinkpy.dpu.engine_starts import EngineStarts
+from blinkpy.process_exit import describe_exit, print_error
+from blinkpy.processes import Child, ChildError, pause_before_start
+from blinkpy.progress import ProgressCallback
+from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
+from blinkpy.transport.fault_word import FaultWord
+from blinkpy.transport.segment import unlink_stale
+from blinkpy.verify.recording.dump_file import save_crash
+from blinkpy.verify.recording.recording_links import RecordingError, remove_dead_links
+from blinkpy.verify.recording.recording_reader import RecordingReader
+
+PAUSES_S = (0.5, 60.0)  # the first, and the longest
+FAULT_EXIT_S = 30.0  # from a fault to the end of the process: it saves its recording, and frees what it has
+START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
+POLL_S = 0.1
+
+Tick = Callable[[], None]  # called several times a second; what it raises ends a wait
+
+
+class KeptEngine:
+    """See the module. Its processes have the config's segment, one after another. hurry: whether a second signal came."""
+
+    def __init__(self, config: Config, starts: EngineStarts, hurry: Callable[[], bool]):
+        self._config, self._starts, self._hurry = config, starts, hurry
+        self._child: Child | None = None
+        self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
+        self._fault: FaultWord | None = None
+        self._ready_at: float | None = None  # None: it has not served yet
+        self._start_s = self._pause_s = 0.0
+
+    def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
+        """Start a process, and wait until it serves. Raises ChildError, and what on_tick raises."""
+        began, self._ready_at = time.monotonic(), None
+        self._child = Child("engine", self._config)
+        self._child.wait_ready(START_SILENCE_S, on_progress, on_tick)
+        with contextlib.suppress(OSError):  # it is gone already: that is found out next
+            self._fault = FaultWord(self._config.engine.name)
+        if self._config.engine.record_steps:
+            with contextlib.suppress(RecordingError):
+                self._recording = RecordingReader(self._config.engine.name)
+        self._ready_at = time.monotonic()
+        self._start_s = self._ready_at - began
+        self._starts.serving()
+
+    def wait_end(self, on_tick: Tick) -> str:
+        """Wait until the engine has died, and tell how; then its recording is saved. Raises what on_tick raises."""
+        assert self._child is not None
+        faulted_at = 0.0
+        while (code := self._child.exit_code()) is None:
+            time.sleep(POLL_S)
+            on_tick()
+            if not faulted_at and self._fault is not None and self._fault.is_set():
+                faulted_at = time.monotonic()
+            if faulted_at and time.monotonic() - faulted_at > FAULT_EXIT_S:
+                return f"had a fault, and was ended: its process did not end by itself within {FAULT_EXIT_S:.0f} s"
+        how, reason = describe_exit(code), self._child.last_error()
+        if code < 0 and self._recording is not None:  # one that fails has saved it itself
+            engine = self._config.engine
+            _say(save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
+        return how + (f" ({reason})" if reason else "")
+
+    def start_again(self, how: str, on_tick: Tick) -> None:
+        """Start until an engine serves. how: the last one ended. Raises what on_tick raises."""
+        reason = f"the engine {how}"
+        while True:
+            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+            self._pause_s = pause_before_start(self._pause_s, served_s, PAUSES_S)
+            self._starts.expect(self._pause_s + self._start_s)
+            self._clear()
+            print_error(f"{reason}; restart {self._starts.restarts + 1} in {self._pause_s:g} s")
+            due = time.monotonic() + self._pause_s
+            while time.monotonic() < due:
+                on_tick()
+                time.sleep(min(POLL_S, max(0.0, due - time.monotonic())))
+            self._starts.count()
+            self._starts.expect(self._start_s)
+            try:
+                self.start(lambda *report: None, on_tick)
+            except ChildError as error:
+                on_tick()  # what it raises comes first
+                reason = f"the engine did not start: {error}"
+                continue
+            _say(f"the engine serves again after {self._start_s:.1f} s")
+            return
+
+    def end(self) -> None:
+        """End the process: in order if it serves. Its segment is gone then."""
+        self._clear(ENGINE_STOP_S if self._ready_at is not None else START_STOP_S)
+
+    def _clear(self, stop_s: float = 0.0) -> None:
+        """End the process, if it still runs, and what it started; remove what it left."""
+        if self._child is not None:
+            self._child.end(stop_s, self._hurry)
+        self._child = self._recording = self._fault = None
+        unlink_stale(self._config.engine.name)
+        remove_dead_links()
+
+
+def _say(line: str) -> None:
+    print(f"blinkpy: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,221 @@
+"""`blinkpy serve` when its engine dies: it starts another one, and front ends stay."""
+
+import http.client
+import json
+import mmap
+import os
+import re
+import secrets
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from openai import APIError
+from support.commands import START_S
+from support.served import Server, serving
+from support.waiting import wait_for
+
+from benchmarks.serving.systems import alive
+from blinkpy import cli
+from blinkpy.config import Config
+from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.queues.header import read_header
+from blinkpy.queues.words import CONTROL_FAULT
+from blinkpy.serving import kept_engine
+from blinkpy.serving.kept_engine import KeptEngine
+from blinkpy.transport.segment import segment_path
+
+NULL = ("--device", "null", "--null-step-us", "20000")
+PROMPT = {"model": "demo", "prompt": "fog", "max_tokens": 3, "seed": 7}
+
+
+class Connection:
+    """One connection that stays open: a request on it fails once the server has closed it."""
+
+    def __init__(self, url: str):
+        self._http = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+        self._http.connect()
+        self._socket = self._http.sock
+
+    def ask(self, method: str, path: str, body: dict | None = None) -> tuple[int, int, dict]:
+        """Status, Retry-After or 0, and the body of the answer."""
+        content = None if body is None else json.dumps(body)
+        self._http.request(method, path, content, {"content-type": "application/json"})
+        answer = self._http.getresponse()
+        found = json.loads(answer.read())
+        assert self._http.sock is self._socket, "it was closed"
+        return answer.status, int(answer.headers["retry-after"] or 0), found
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class Streams:
+    """Streams in threads of their own. ends: of each, its error, or None if all of it came."""
+
+    def __init__(self, server: Server, count: int):
+        self.ends: list[object] = []
+        self.begun, self._server = 0, server
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+        wait_for(lambda: self.begun == count, 20, "streams")
+
+    def _run(self) -> None:
+        error: object = None
+        try:
+            for number, _ in enumerate(self._server.stream(1900)):
+                self.begun += number == 1
+        except (APIError, httpx.HTTPError) as raised:
+            error = raised
+        self.ends.append(error)
+
+    def errors(self) -> list[object]:
+        for thread in self._threads:
+            thread.join(30)
+        assert len(self.ends) == len(self._threads)
+        return self.ends
+
+
+def healthy(server: Server) -> bool:
+    """Of whichever worker answers."""
+    return httpx.get(server.url + "/health", timeout=20).status_code == 200
+
+
+def restarts(server: Server) -> list[str]:
+    """The pauses before restarts, as logged."""
+    return [found[1] for line in list(server.said) if (found := re.search(r"; restart \d+ in (\S+) s$", line))]
+
+
+def counted(server: Server) -> int:
+    found = re.search(r"^blinkpy_engine_restarts_total (\d+)$", httpx.get(server.url + "/metrics").text, re.M)
+    assert found
+    return int(found[1])
+
+
+def test_a_killed_engine_comes_back_twice_and_nothing_else_ends(tmp_path: Path) -> None:
+    """Streams end with an error. Connections, sockets and workers stay; a request gets 503 at once, with the time of a start to
+    wait; and the next engine serves on the same connections."""
+    with serving(*NULL, "--workers", "2", "--record-folder", str(tmp_path)) as server:
+        engine, others = server.child("engine"), set(server.children()) - {server.child("engine")}
+        idle = [Connection(server.url) for _ in range(8)]
+        texts = [connection.ask("POST", "/v1/completions", PROMPT)[2]["choices"] for connection in idle]
+        assert counted(server) == 0
+        for round_number in (1, 2):
+            streams = Streams(server, 3)
+            (segment,) = server.segments()
+            inode = os.stat(f"/dev/shm/{segment}").st_ino
+            os.kill(engine, signal.SIGKILL)
+            assert all(streams.errors())
+            wait_for(lambda: idle[0].ask("POST", "/v1/completions", PROMPT)[:2] > (503, 1), 20, "503 with Retry-After")
+            assert idle[0].ask("GET", "/livez")[0] == 200
+            assert idle[0].ask("GET", "/health")[0] == 503
+            wait_for(lambda: all(connection.ask("GET", "/health")[0] == 200 for connection in idle), START_S, "the next engine")
+            assert [connection.ask("POST", "/v1/completions", PROMPT)[2]["choices"] for connection in idle] == texts
+            assert counted(server) == round_number
+            engine = server.child("engine")
+            assert set(server.children()) - {engine} == others
+            (segment,) = server.segments()
+            assert os.stat(f"/dev/shm/{segment}").st_ino != inode
+        assert len(restarts(server)) == 2
+        assert sum("the engine was ended by SIGKILL; restart" in line for line in server.said) == 2
+        for connection in idle:
+            connection.close()
+        below = server.children()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        assert not server.segments()
+        wait_for(lambda: not any(alive(pid) for pid in below), 10, "children ended")
+    saved = sorted(tmp_path.glob("crash-*.recording"))
+    assert len(saved) == 2
+    assert all(any(str(path) in line for line in server.said) for path in saved)
+    assert cli.main(["replay", str(saved[0]), "--no-trace"]) == 0
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_a_server_stays_while_no_engine_comes_up_and_ends_promptly(tmp_path: Path, how: str) -> None:
+    """The model's config.json is gone when the next engine reads it, or is a pipe that nobody writes to."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    config, kept = model / "config.json", (model / "config.json").read_bytes()
+    with serving(str(model), *NULL, "--served-model-name", "demo") as server:
+        config.unlink()
+        if how == "hangs":
+            os.mkfifo(config)
+        os.kill(server.child("engine"), signal.SIGKILL)
+        wait_for(lambda: len(restarts(server)) >= (3 if how == "fails" else 1), START_S, "restarts")
+        if how == "hangs":
+            wait_for(lambda: len(server.children()) == 3, 20, "an engine that starts")
+        refusal = httpx.post(server.url + "/v1/completions", json=PROMPT, timeout=20)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert int(refusal.headers["retry-after"]) >= 1
+        assert httpx.get(server.url + "/livez").status_code == 200
+        assert not server.segments(), "the dead engine's is gone"
+        if how == "fails":
+            assert restarts(server)[:3] == ["0.5", "1", "2"]
+            assert sum("the engine did not start: " in line for line in server.said) >= 2
+            config.write_bytes(kept)
+            wait_for(lambda: healthy(server), START_S, "an engine that comes up after all")
+            config.unlink()
+            os.kill(server.child("engine"), signal.SIGKILL)
+            wait_for(lambda: not healthy(server), 20, "the loss")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert not server.segments()
+
+
+def test_an_engine_that_dies_while_the_server_drains_is_not_replaced() -> None:
+    with serving(*NULL, "--shutdown-s", "600") as server:
+        streams = Streams(server, 2)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: not healthy(server), 20, "the drain")
+        os.kill(server.child("engine"), signal.SIGKILL)
+        assert all(streams.errors())
+        assert server.wait(30) == 0
+        assert restarts(server) == []
+        assert not server.segments()
+
+
+def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test writes the word: the engine itself goes on."""
+    monkeypatch.setattr(kept_engine, "FAULT_EXIT_S", 0.2)
+    config = Config().with_options({"device": "null", "name": f"test-{secrets.token_hex(4)}"})
+    path = segment_path(config.engine.name)
+    engine = KeptEngine(config, EngineStarts(memoryview(bytearray(STARTS_BYTES))), lambda: True)
+    began = time.monotonic()
+
+    def tick() -> None:
+        assert time.monotonic() - began < START_S
+
+    try:
+        engine.start(lambda *report: None, tick)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            layout, _ = read_header(memoryview(memory))
+            place = layout.control_words + 8 * CONTROL_FAULT
+            memory[place : place + 8] = (1).to_bytes(8, "little")
+        assert "had a fault" in engine.wait_end(tick)
+    finally:
+        engine.end()
+    assert not path.exists()
+
+
+def test_time_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("blinkpy.dpu.engine_starts.time.monotonic", lambda: now[0])
+    starts = EngineStarts(memoryview(bytearray(STARTS_BYTES)))
+    found = [starts.retry_s()]
+    for step_s in (0.0, 1.5, 30.0):  # an engine in 12.2 s: a moment later, and when it is late
+        if not step_s:
+            starts.expect(12.2)
+        now[0] += step_s
+        found.append(starts.retry_s())
+    starts.expect(1e9)
+    found.append(starts.retry_s())
+    starts.serving()
+    assert [*found, starts.retry_s()] == [1, 13, 11, 1, 600, 1]

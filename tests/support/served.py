@@ -1,0 +1,56 @@
+"""`blinkpy serve` as people run it, with the official client."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
+from support.commands import Command
+
+from benchmarks.serving.systems import command_line, tree
+
+STORY = [{"role": "user", "content": "Tell me a story."}]
+LINE = re.compile(r"blinkpy serves (\S+) on (http://\S+) ")
+
+
+class Server(Command):
+    """A running `blinkpy serve`."""
+
+    def connect(self) -> None:
+        """Wait until it is ready."""
+        self.model, self.url = self.find(LINE).groups()
+        self.find(re.compile("^curl "))
+        self.client = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+
+    def child(self, entry: str) -> int:
+        """Process id of the engine or the front end."""
+        return next(pid for pid in self.children() if f" {entry} " in command_line(pid))
+
+    def children(self) -> list[int]:
+        """All processes below it."""
+        return sorted(set(tree(self.process.pid)) - {self.process.pid})
+
+    def segments(self) -> list[str]:
+        return [path.name for path in Path("/dev/shm").glob(f"blinkpy.serve-{self.process.pid}-*")]
+
+    def chat(self, **more: object) -> str:
+        answer = self.client.chat.completions.create(model=self.model, messages=STORY, max_tokens=16, **more)
+        assert answer.usage.completion_tokens <= 16
+        return answer.choices[0].message.content or ""
+
+    def stream(self, tokens: int) -> Iterator[ChatCompletionChunk]:
+        """A streamed answer of this length."""
+        options = {"model": self.model, "max_tokens": tokens, "stream": True, "extra_body": {"ignore_eos": True}}
+        return iter(self.client.chat.completions.create(messages=STORY, **options))
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[Server]:
+    server = Server("serve", "--port", "0", *arguments)
+    try:
+        server.connect()
+        yield server
+    finally:
+        server.end(30)

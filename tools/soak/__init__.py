@@ -1,0 +1,1 @@
+"""A server under random requests, while parts of it are killed and stopped."""

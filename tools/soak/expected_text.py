@@ -1,0 +1,53 @@
+"""What the null engine must answer: computed here once more, from a request's seed and nothing of the server's."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
+
+MODULUS = 2**31 - 1
+CUT = "\ufffd"  # in place of bytes that are no character
+
+
+class ExpectedText:
+    """Texts of the null engine with the demonstration model's vocabulary. folder: of the tokenizer."""
+
+    def __init__(self, folder: Path = DEMO_FOLDER):
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._size = json.loads((folder / "config.json").read_text())["vocab_size"]
+
+    def token(self, seed: int, position: int) -> int:
+        """What the null engine wants as the token at a position of the sequence."""
+        mixed = (seed % MODULUS * 48271 + position * 69621 + 1) % MODULUS
+        low = self._size // 16
+        return low + mixed * 48271 % MODULUS * 69621 % MODULUS % (self._size - low)
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens))
+
+    def free(self, seed: int, prompt_length: int, count: int) -> str:
+        """The text of `count` tokens without any rule; a character that is cut at its end is left out."""
+        return self.decode([self.token(seed, prompt_length + i) for i in range(count)]).rstrip(CUT)
+
+    def chosen(self, seed: int, prompt_length: int, choices: tuple[str, ...]) -> str:
+        """The one of `choices`, of ASCII alone, where each token is the first legal one from the wanted one on."""
+        text, position, end = "", prompt_length, 1
+        while True:
+            wanted = self.token(seed, position)
+            for token in (*range(wanted, self._size), *range(wanted)):
+                if token == end and text in choices:
+                    return text
+                piece = self._piece(token)
+                if piece and any(choice.startswith(text + piece) for choice in choices):
+                    break
+            else:
+                raise AssertionError(f"no token goes on from {text!r}")
+            text, position = text + piece, position + 1
+
+    @cache  # noqa: B019 - there is one
+    def _piece(self, token: int) -> str:
+        """A token's text; "" for one that means something else."""
+        return self.decode([token]) if token > 15 else ""
