@@ -35,11 +35,10 @@ class CpuDevice(HostDevice):
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
 
         if torch_dtype_name(model, config.model.dtype) is None:
-            from blinkpy.models.arrays.numpy_products import numpy_speed, set_product_threads
+            from blinkpy.models.arrays.numpy_products import numpy_speed
+            from blinkpy.models.arrays.thread_team import ThreadTeam
 
-            if config.engine.threads:
-                set_product_threads(config.engine.threads)
-            return numpy_speed()
+            return numpy_speed(ThreadTeam(config.engine.threads))
         import torch
 
         from blinkpy.models.cpu.torch_progress import torch_speed
@@ -79,8 +78,9 @@ class CpuDevice(HostDevice):
 
         if torch_dtype_name(setup.model, setup.config.model.dtype) is None:
             from blinkpy.models.arrays.numpy_products import NumpyProgress
+            from blinkpy.models.arrays.thread_team import ThreadTeam
 
-            return setup.load_array_weights(), NumpyProgress(piece)
+            return setup.load_array_weights(), NumpyProgress(piece, ThreadTeam(setup.config.engine.threads))
         from blinkpy.models.cpu.torch_progress import TorchProgress
         from blinkpy.models.weights.decoder_weights import choose_dtype
 

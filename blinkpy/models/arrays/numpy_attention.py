@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.arrays.row_passes import RowPasses, address
-from blinkpy.models.arrays.thread_team import ThreadTeam
+from blinkpy.models.arrays.numpy_products import NumpyProgress
+from blinkpy.models.arrays.row_passes import RowPasses, address, function_of
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
-from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
 from blinkpy.models.weights.array_weights import ArrayLayer, Float32
@@ -27,16 +26,16 @@ class NumpyAttention:
         layers: list[ArrayLayer],
         cache: ArrayCache,
         limits: tuple[int, int],
-        progress: StepProgress,
-        team: ThreadTeam,
+        progress: NumpyProgress,
         passes: RowPasses,
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         max_model_len, max_tokens = limits
-        self.model, self.cache, self.progress, self.team, self.passes = model, cache, progress, team, passes
+        self.model, self.cache, self.progress, self.team, self.passes = model, cache, progress, progress.team, passes
         self.compiled = compile_pass(False, cache.page_size, model.head_dim)
-        self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (team.size, model.heads)
+        self.decode = function_of(self.compiled)
+        self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
         self.out, self.begun = np.empty((max_tokens, model.heads, model.head_dim), np.float32), np.zeros(2, np.int64)
         ropes = {rope: rope.tables(max_model_len) for rope in model.ropes}
         queries, sums = np.empty((2, *heads, model.head_dim), np.float32)
@@ -84,7 +83,8 @@ class NumpyAttention:
         model, out = self.model, self.out[: self.tokens]
         self.arguments["qkv"][layer] = address(qkv)
         self.begun[:] = 0
-        self.team.run(self.compiled.address, self.addresses[layer], self.threads)
+        place = self.addresses[layer]
+        self.team.run(lambda: self.decode(place), self.threads)
         heads = qkv.reshape(self.tokens, -1, model.head_dim)[:, : model.heads]
         for start, end, context, pages in self.prompts:
             self._attend(heads[start:end], layer, pages, context, out[start:end])
@@ -105,12 +105,18 @@ class NumpyAttention:
             for side in (self.cache.keys, self.cache.values)
         )
         queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
-        for start in range(0, len(q), queries):
-            some = q[start : start + queries]
-            keys, at = first + start + len(some) - base, first + start - base
-            grouped = some.transpose(1, 0, 2).reshape(kv_heads, -1, model.head_dim)
-            scores = grouped @ k[:, :keys].transpose(0, 2, 1)
-            self.passes.softmax(scores.reshape(kv_heads, -1, len(some), keys), at, window, scale)
-            attended = (scores @ v[:, :keys]).reshape(model.heads, len(some), model.head_dim)
-            out[start : start + queries] = attended.transpose(1, 0, 2)
+        group = model.heads // kv_heads
+
+        def attend(unit: int) -> None:
+            """For one key head, with the queries that share it, and some tokens."""
+            start, head = unit // kv_heads * queries, unit % kv_heads
+            some = q[start : start + queries, head * group : (head + 1) * group]
+            tokens, at = len(some), first + start - base
+            grouped = some.transpose(1, 0, 2).reshape(-1, model.head_dim)
+            scores = np.matmul(grouped, k[head, : at + tokens].T)
+            self.passes.softmax(scores.reshape(group, tokens, -1), at, window, scale)
+            attended = np.matmul(scores, v[head, : at + tokens]).reshape(group, tokens, model.head_dim)
+            out[start : start + queries, head * group : (head + 1) * group] = attended.transpose(1, 0, 2)
             self.progress.word += 1
+
+        self.team.share(attend, -(-len(q) // queries) * kv_heads)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.arrays.numpy_attention import NumpyAttention
-from blinkpy.models.arrays.numpy_products import NumpyProgress, product_threads
+from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.arrays.row_passes import RowPasses
-from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
@@ -24,7 +23,7 @@ from blinkpy.models.weights.array_weights import ArrayLayer, ArrayWeights, Float
 
 class NumpyDecoder:
     """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work.
-    What is compiled runs on as many threads as the products."""
+    Its team runs what is compiled, too."""
 
     def __init__(
         self,
@@ -37,9 +36,8 @@ class NumpyDecoder:
     ):
         model.require_blocks(BLOCKS, "the CPU's decoder without torch")
         self.model, self.weights, self.progress = model, weights, progress or NumpyProgress()
-        team = ThreadTeam(product_threads())
-        self.passes, limits = RowPasses(team), (max_model_len, max_tokens)
-        self.attention = NumpyAttention(model, weights.layers, cache, limits, self.progress, team, self.passes)
+        self.passes, limits = RowPasses(self.progress.team), (max_model_len, max_tokens)
+        self.attention = NumpyAttention(model, weights.layers, cache, limits, self.progress, self.passes)
 
     def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> Float32:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.

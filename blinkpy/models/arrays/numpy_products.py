@@ -1,29 +1,20 @@
-"""Matrix products by NumPy in pieces of bounded time."""
+"""Matrix products by NumPy on a team's threads, in pieces of bounded time."""
 
 import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
 
-from blinkpy.models.arrays.thread_team import core_count
+from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
-from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.cpu.step_progress import PIECE, StepProgress
 from blinkpy.models.weights.array_weights import Float32
 
 FEW_TOKENS = 4  # are multiplied one by one: a matrix product would first copy the weights into another order
 BLOCK_BYTES = 1 << 20  # of the weights, which stay in the cache meanwhile
+UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
+UNITS = 4  # of a product for each thread, so that none waits long for another
 
 
-def set_product_threads(threads: int) -> None:
-    """Threads of NumPy's products, in the whole process."""
-    threadpool_limits(threads, "blas")
-
-
-def product_threads() -> int:
-    """How many there are; the number of cores where NumPy's library does not tell."""
-    return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"), default=core_count())
-
-
-def multiply(x: Float32, weight: Float32, out: Float32) -> None:
-    """out = x weight^T. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs], contiguous."""
+def _multiply(x: Float32, weight: Float32, out: Float32) -> None:
+    """out = x weight^T, on this thread."""
     if len(x) > FEW_TOKENS:
         np.matmul(x, weight.T, out=out)
         return
@@ -34,14 +25,33 @@ def multiply(x: Float32, weight: Float32, out: Float32) -> None:
             np.matmul(some, row, out=result[first : first + outputs])
 
 
+def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> None:
+    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]."""
+    units = min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK))
+    if units < 2 or team.size == 1:
+        _multiply(x, weight, out)
+        return
+    outputs = -(-len(weight) // units)
+
+    def do(unit: int) -> None:
+        some = slice(unit * outputs, (unit + 1) * outputs)
+        _multiply(x, weight[some], out[:, some])
+
+    team.share(do, -(-len(weight) // outputs))
+
+
 class NumpyProgress(StepProgress):
-    """Products of which none takes more than a piece."""
+    """Products of which none takes more than a piece. team: what computes them; one thread for each core by default."""
+
+    def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None):
+        super().__init__(piece)
+        self.team = team or ThreadTeam()
 
     def linear(self, x: Float32, weight: Float32, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
         out = np.empty((len(x), len(weight)), np.float32)
         for part in self.pieces(len(x), weight.size):
-            multiply(x[part], weight, out[part])
+            multiply(self.team, x[part], weight, out[part])
         if bias is not None:
             out += bias
         return out
@@ -52,8 +62,8 @@ class NumpyProgress(StepProgress):
         return x
 
 
-def numpy_speed() -> float:
+def numpy_speed(team: ThreadTeam) -> float:
     """Multiply-adds per second of NumPy's products."""
     x, weight = np.ones((TOKENS, INPUTS), np.float32), np.ones((OUTPUTS, INPUTS), np.float32)
     out = np.empty((TOKENS, OUTPUTS), np.float32)
-    return measured_speed(lambda: multiply(x, weight, out))
+    return measured_speed(lambda: multiply(team, x, weight, out))

@@ -1,5 +1,7 @@
 """Norms, gated activations and softmax of rows, on a team's threads."""
 
+import ctypes
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,19 +16,28 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+@functools.cache
+def function_of(compiled: Any) -> Any:
+    """A CFunc void(void *) as a function of an address. Calls let go of the interpreter's lock."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
+
+
+TAKEN = ARGUMENTS.fields["taken"][1]
+
+
 class RowPasses:
-    """For one caller at a time."""
-
     def __init__(self, team: ThreadTeam):
-        self._team, self._arguments, self._begun = team, np.zeros(1, ARGUMENTS), np.zeros(1, np.int64)
-        self._norm, self._silu, self._softmax = compiled_passes()
-        self._places = address(self._arguments), address(self._begun)
+        self._team = team
+        self._norm, self._silu, self._softmax = map(function_of, compiled_passes())
 
-    def _run(self, compiled: Any, x: int, other: int, out: int, rows: int, width: int, *rest: float) -> None:
-        arguments, begun = self._places
-        self._begun[0] = 0
-        self._arguments[0] = (x, other, out, begun, rows, width, *rest)
-        self._team.run(compiled.address, arguments, -(-rows * width // UNIT_ITEMS))
+    def _run(self, function: Any, x: int, other: int, out: int, rows: int, width: int, *rest: float) -> None:
+        arguments, units = np.zeros(1, ARGUMENTS), rows * width // UNIT_ITEMS
+        place = address(arguments)
+        arguments[0] = (x, other, out, place + TAKEN, 0, rows, width, *rest)
+        if units < 2 or self._team.size == 1:
+            function(place)
+        else:
+            self._team.run(lambda: function(place), units)
 
     def norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
         """x / sqrt(mean of x^2 + eps) * weight. x: [tokens, width]. weight: [width]."""
@@ -42,7 +53,10 @@ class RowPasses:
         return out
 
     def softmax(self, scores: Float32, first: int, window: int, scale: float) -> None:
-        """Causal softmax of scale * scores, in place. scores: [..., tokens, keys], contiguous; token i sees keys up to number
-        first + i, the last `window` of them (0: all). scale: positive."""
+        """Causal softmax of scale * scores, in place, on this thread. scores: [rows, tokens, keys], contiguous; token i sees keys
+        up to number first + i, the last `window` of them (0: all). scale: positive."""
         tokens, keys = scores.shape[-2:]
-        self._run(self._softmax, address(scores), 0, 0, scores.size // keys, keys, tokens, first, window, scale)
+        arguments = np.zeros(1, ARGUMENTS)
+        place = address(arguments)
+        arguments[0] = (address(scores), 0, 0, place + TAKEN, 0, scores.size // keys, keys, tokens, first, window, scale)
+        self._softmax(place)

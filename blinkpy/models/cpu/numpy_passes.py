@@ -14,11 +14,11 @@ from blinkpy.models.cpu.njit_math import FAST, exp2, pointer_to, take_number
 
 UNIT_ITEMS = 1 << 14  # of the rows of one unit
 ARGUMENTS = np.dtype(
-    [(name, np.int64) for name in ("x", "other", "out", "begun", "rows", "width", "tokens", "first", "window")]
+    [(name, np.int64) for name in ("x", "other", "out", "begun", "taken", "rows", "width", "tokens", "first", "window")]
     + [("scalar", np.float32)],
     align=True,
 )
-"""x, other, out: float32, as each pass says. begun: int64 [1], units that have begun, 0 before the pass. rows, width: of x."""
+"""x, other, out: float32, as each pass says. begun: address of `taken`, units that have begun, 0 before. rows, width: of x."""
 
 inlined = njit(inline="always")
 

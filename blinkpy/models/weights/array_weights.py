@@ -122,8 +122,8 @@ def load_array_weights(
 
 
 def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DUMMY_RANGE) -> ArrayWeights:
-    """The numbers of decoder_weights.dummy_weights in float32: torch's generator on the CPU is MT19937, too, and makes a number in
-    [0, 1) of the low 24 bits of a word."""
+    """The numbers of decoder_weights.dummy_weights in float32: torch's generator on the CPU is MT19937, too, and makes a number
+    in [0, 1) of the low 24 bits of a word."""
     generator = np.random.MT19937()
     generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch takes as much of it
     width = np.float64(np.float32(spread) - np.float32(-spread))
