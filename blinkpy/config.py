@@ -153,7 +153,7 @@ class EngineOptions:
     name: str = option(
         "blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes", commands=ALL
     )
-    threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
+    threads: int = option(0, "threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
     grammar_slots: int = option(
         64, "different grammars and token rules of requests at a time; each worker has an even share (0: none)", low=0, high=4096
