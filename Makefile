@@ -52,6 +52,10 @@ RUNNER := $(VENV)/bin/python
 STAMP = $(VENV)/.$(1)
 endif
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input
+comma := ,
+# Install, and say what it takes and took. $(1): what, in words. $(2): arguments of pip. $(3): how long it may take.
+INSTALL = echo "install $(1): $(3)"; began=$$(date +%s); $(PIP) $(2) && \
+  echo "  took $$(($$(date +%s) - began)) s; $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"
 # Threads of OpenMP that wait shall sleep: several tests share the cores.
 RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
 
@@ -70,31 +74,28 @@ $(VENV)/.created:
 	@python=$$(for p in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
 	  "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo "$$p" && break; done); \
 	if [ -z "$$python" ]; then echo "blinkpy needs Python 3.11, 3.12 or 3.13; none was found (PYTHON=/path/to/python names one)" >&2; exit 1; fi; \
-	echo "[1/3] environment: $$("$$python" --version) in $(VENV)"; \
+	echo "environment: $$("$$python" --version) in $(VENV)"; \
 	"$$python" -m venv --clear $(VENV) || { rm -rf $(VENV); \
 	  echo "can't make a virtual environment; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.torch-$(TORCH): | $(VENV)/.created
-	@echo "[2/3] install torch $(TORCH): a minute or more"
-	@$(PIP) $(TORCH_ARGS) torch==$(TORCH)
+	@$(call INSTALL,torch $(TORCH),$(TORCH_ARGS) torch==$(TORCH),some minutes)
 	@rm -f $(VENV)/.torch-* && touch $@
 
-$(VENV)/.serve-$(EXTRA): pyproject.toml | $(VENV)/.torch-$(TORCH)
-	@echo "[3/3] install blinkpy with all that it needs on this machine"
-	@$(PIP) --editable '.[$(EXTRA)]'
+# An engine on the CPU needs no torch.
+$(VENV)/.serve-$(EXTRA): pyproject.toml | $(VENV)/$(if $(GPU),.torch-$(TORCH),.created)
+	@$(call INSTALL,blinkpy with all that it needs on this machine,--editable '.[$(EXTRA)]',$(if $(GPU),a minute or more,half a minute))
 	@touch $@
 
 # torch's CPU build brings no Triton: take the release that the GPU side uses.
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(TORCH)
-	@echo "[3/3] install blinkpy, test tools and linters: a minute or more"
 	@$(VENV)/bin/python -m pip show --quiet triton 2>/dev/null || $(PIP) triton==3.6.0
-	@$(PIP) --editable '.[$(EXTRA),dev]'
+	@$(call INSTALL,blinkpy$(comma) test tools and linters,--editable '.[$(EXTRA)$(comma)dev]',a minute or more)
 	@touch $(VENV)/.serve-$(EXTRA) $@
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
-	@echo "[3/3] install blinkpy and what the benchmarks need"
-	@$(PIP) --editable '.[$(EXTRA),bench]'
+	@$(call INSTALL,blinkpy and what the benchmarks need,--editable '.[$(EXTRA)$(comma)bench]',a minute or more)
 	@touch $(VENV)/.serve-$(EXTRA) $@
 
 # ---- what people ask for -------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class EngineOptions:
     name: str = option(
         "blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes", commands=ALL
     )
-    threads: int = option(0, "torch threads of the CPU engine (0: one for each core)", low=0, high=1024)
+    threads: int = option(0, "threads of the CPU engine (0: one for each core)", low=0, high=1024)
     null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
     batch_invariant: bool = option(
         False, "the same request gives the same tokens, whatever runs beside it; slower: docs/tuning.md"

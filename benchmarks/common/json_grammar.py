@@ -48,7 +48,7 @@ def byte_level_tokenizer(vocab_size: int) -> str:
     single = [character for character, byte in alphabet.items() if byte]
     vocabulary, draw = {character: i for i, character in enumerate(single)}, random.Random(1)
     while len(vocabulary) < vocab_size:
-        word = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789,.:\"{}[]-_ ", k=draw.randint(2, 12)))
+        word = "".join(draw.choices('abcdefghijklmnopqrstuvwxyz0123456789,.:"{}[]-_ ', k=draw.randint(2, 12)))
         vocabulary.setdefault("".join(spelled[byte] for byte in word.encode()), len(vocabulary))
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
     return json.dumps({"model": model, "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}})

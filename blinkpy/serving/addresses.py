@@ -1,17 +1,23 @@
-"""Where a server listens: checked before minutes go into loading a model, and shown to people when it is ready."""
+"""Where a server listens and what else front ends read: checked before minutes go into loading a model, and shown to people when
+it is ready."""
 
 import json
 import shlex
 import socket
 import ssl
+from pathlib import Path
 
 from blinkpy.config import AccessOptions, Config, ConfigError
+from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.unix_socket import check_unix
 from blinkpy.packages import require_packages
 
 
 def check_access(config: Config) -> None:
-    """Notice an address, a certificate or a missing package before minutes go into loading a model. Raises ConfigError."""
+    """Notice an address, a certificate, a chat template or a missing package before minutes go into loading a model. Raises
+    ConfigError."""
+    if config.model.chat_template:
+        load_template(Path(), {}, config.model.chat_template, max_characters=1)
     if config.access.uds:
         check_unix(config.access.uds)
     else:

@@ -9,9 +9,13 @@ import torch
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
 
-from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
+from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
+from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.models.cpu.cpu_step import emitting_tokens
+from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.paged_cache import ArrayCache, PagedCache
+from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.decoder_weights import load_weights
 
 PAGE = 8
@@ -33,10 +37,19 @@ def make_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecod
     return TorchDecoder(model, load_weights(model, folder, dtype), cache, MAX_MODEL_LEN, 512)
 
 
-def run(decoder: TorchDecoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> Seen:
+def make_numpy_decoder(folder: Path) -> NumpyDecoder:
+    """The same without torch."""
+    model = describe_model(folder)
+    cache = ArrayCache(model, 160, PAGE)
+    for array in cache.keys + cache.values:
+        array.fill(np.nan)
+    return NumpyDecoder(model, load_array_weights(model, folder), cache, MAX_MODEL_LEN, 512)
+
+
+def run(decoder: TorchDecoder | NumpyDecoder, batches: PagedBatches, work: list[tuple[Sequence, int]]) -> Seen:
     """One greedy step. Returns (sequence, position, logits [vocab]) of every token of the batch."""
     batch = batches.batch(work)
-    logits = decoder.logits(decoder.forward(batch, batches.requests.page_table)).numpy()
+    logits = np.asarray(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
     seen = []
     for row, (sequence, count) in enumerate(batches.work):
         start = batch.query_starts[row]
@@ -86,10 +99,17 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """By torch's decoder, and by NumPy's where it has all blocks."""
+    model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
+    mixed_batches(model, make_decoder(tmp_path), rng)
+    if not lacking_without_torch(describe_model(tmp_path)):
+        mixed_batches(model, make_numpy_decoder(tmp_path), rng)
+
+
+def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, rng: np.random.Generator) -> None:
     """A sequence alone: its prompt in one chunk, then tokens whose heads are divided among the threads. Then decodes and prefill
     chunks together, two rows on shared pages, and a preempted sequence that is computed again."""
-    model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
-    decoder, batches, seen = make_decoder(tmp_path), make_batches(rng), list[Any]()
+    batches, seen = make_batches(rng), list[Any]()
     common = prompt(rng, 3 * PAGE)
     first = batches.add(common + prompt(rng, int(rng.integers(1, 30))))
     for count in (len(first.tokens), *[1] * 8):

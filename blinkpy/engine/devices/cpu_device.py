@@ -1,4 +1,4 @@
-"""--device cpu: the model's step on torch and Numba, on the processor."""
+"""--device cpu: the model's step on the processor, by NumPy and Numba, or by torch (blinkpy/models/cpu/cpu_decoders.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from blinkpy.config import STEP_TOKENS, Config
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 
 if TYPE_CHECKING:
+    from blinkpy.models.cpu.step_progress import StepProgress
     from blinkpy.models.description.decoder_description import DecoderDescription
-
+    from blinkpy.models.weights.array_weights import ArrayWeights
+    from blinkpy.models.weights.decoder_weights import Weights
 
 STEP_S = 1.0  # a step of one size, on a machine that does nothing else
 PIECE_S = 0.02  # and a piece of it, behind which front ends see progress
@@ -30,20 +32,28 @@ class CpuDevice(HostDevice):
 
     def _speed(self, config: Config, model: DecoderDescription) -> float:
         """Multiply-adds per second on the threads of the engine, which it sets."""
+        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+
+        if torch_dtype_name(model, config.model.dtype) is None:
+            from blinkpy.models.arrays.numpy_products import numpy_speed
+            from blinkpy.models.arrays.thread_team import ThreadTeam
+
+            return numpy_speed(ThreadTeam(config.engine.threads))
         import torch
 
-        from blinkpy.models.cpu.cpu_speed import measured_speed
+        from blinkpy.models.cpu.torch_progress import torch_speed
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
-        return measured_speed(choose_dtype(model, config.model.dtype, "cpu"))
+        return torch_speed(choose_dtype(model, config.model.dtype, "cpu"))
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
         from blinkpy.models.paged_cache import kv_bytes_per_page
-        from blinkpy.models.weights.decoder_weights import choose_dtype
 
-        return kv_bytes_per_page(model, config.cache.page_size, choose_dtype(model, config.model.dtype, "cpu"))
+        name = torch_dtype_name(model, config.model.dtype)
+        return kv_bytes_per_page(model, config.cache.page_size, 2 if name == "bfloat16" else 4)
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         return config.cache.cpu_cache_mib << 20
@@ -51,12 +61,9 @@ class CpuDevice(HostDevice):
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.models.cpu.cpu_step import CpuStep
-        from blinkpy.models.cpu.step_progress import StepProgress
-        from blinkpy.models.weights.decoder_weights import choose_dtype
 
         sizes, model = setup.sizes, setup.model
-        progress = StepProgress(int(self._speed(setup.config, model) * PIECE_S))
-        weights = setup.load_weights(choose_dtype(model, setup.config.model.dtype, "cpu"), "cpu")
+        weights, progress = self._weights(setup, int(self._speed(setup.config, model) * PIECE_S))
         setup.report("preparing the model's step")
         tokens = setup.config.scheduler.max_num_batched_tokens
         state = setup.make_state()
@@ -64,6 +71,21 @@ class CpuDevice(HostDevice):
         step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens, grammars, progress)
         setup.report("allocating queues and pages")
         return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
+
+    def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:
+        """The model's weights, and what moves with their products. piece: multiply-adds between two moves."""
+        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+
+        if torch_dtype_name(setup.model, setup.config.model.dtype) is None:
+            from blinkpy.models.arrays.numpy_products import NumpyProgress
+            from blinkpy.models.arrays.thread_team import ThreadTeam
+
+            return setup.load_array_weights(), NumpyProgress(piece, ThreadTeam(setup.config.engine.threads))
+        from blinkpy.models.cpu.torch_progress import TorchProgress
+        from blinkpy.models.weights.decoder_weights import choose_dtype
+
+        dtype = choose_dtype(setup.model, setup.config.model.dtype, "cpu")
+        return setup.load_weights(dtype, "cpu"), TorchProgress(piece)
 
 
 DEVICE = CpuDevice

@@ -98,7 +98,7 @@ class CudaDevice:
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import kv_bytes_per_page
 
-        return kv_bytes_per_page(model, config.cache.page_size, self._dtype(config, model))
+        return kv_bytes_per_page(model, config.cache.page_size, self._dtype(config, model).itemsize)
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         import torch

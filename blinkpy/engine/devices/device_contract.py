@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from blinkpy.kv.state import State
     from blinkpy.kv.token_bytes import TokenBytes
     from blinkpy.models.description.decoder_description import DecoderDescription
+    from blinkpy.models.weights.array_weights import ArrayWeights
     from blinkpy.models.weights.decoder_weights import Weights
     from blinkpy.progress import TimedPhases
     from blinkpy.scheduler.policies import Policy
@@ -78,6 +79,15 @@ class Setup:
         if self.config.model.load_format == "dummy":
             return dummy_weights(self.model, self.config.model.seed, dtype, device)
         return load_weights(self.model, self.folder, dtype, device, lambda share: self.report("loading weights", share, 1))
+
+    def load_array_weights(self) -> ArrayWeights:
+        """The same as NumPy arrays, float32."""
+        from blinkpy.models.weights.array_weights import dummy_array_weights, load_array_weights
+
+        self.report("loading weights")
+        if self.config.model.load_format == "dummy":
+            return dummy_array_weights(self.model, self.config.model.seed)
+        return load_array_weights(self.model, self.folder, lambda share: self.report("loading weights", share, 1))
 
 
 class Runner(Protocol):

@@ -48,15 +48,20 @@ def load_rotated(
 @triton.jit
 def _rope_and_cache(
     qkv_ptr,  # [T, (H + 2 * KVH) * D] fused projections: query heads, key heads, value heads; queries replaced in place
-    q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
-    cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
+    q_weight_ptr,
+    k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
+    cos_ptr,
+    sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     positions_ptr,  # int32 [T] position of each token in its sequence
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written
-    k_cache_ptr, v_cache_ptr,  # [N, KVH, P, D]
+    k_cache_ptr,
+    v_cache_ptr,  # [N, KVH, P, D]
     counts_ptr,  # int64 [8] batch header
     eps,  # float, of the q/k norm
-    H: tl.constexpr, KVH: tl.constexpr,  # query heads, key/value heads
-    D: tl.constexpr, P: tl.constexpr,  # elements of a head, tokens of a page
+    H: tl.constexpr,
+    KVH: tl.constexpr,  # query heads, key/value heads
+    D: tl.constexpr,
+    P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
     HEADS: tl.constexpr,  # heads of one program, power of two

@@ -62,9 +62,7 @@ class DecodeWorkspace:
     arrivals: torch.Tensor  # int32 [rows * kv_heads], zero between launches
 
     @classmethod
-    def allocate(
-        cls, plans: Sequence[tuple[int, DecodePlan]], heads: int, kv_heads: int, head_dim: int, device: str
-    ) -> Self:
+    def allocate(cls, plans: Sequence[tuple[int, DecodePlan]], heads: int, kv_heads: int, head_dim: int, device: str) -> Self:
         """Enough for each of the plans, which are given with the rows of their buckets."""
         most = max(rows * plan.splits for rows, plan in plans) * heads
         return cls(

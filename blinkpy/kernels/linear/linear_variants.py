@@ -50,9 +50,7 @@ class LinearWorkspace:
     rows: torch.Tensor  # storage dtype [elements] normalised inputs, and results before SwiGLU, where these are not fused
 
     @classmethod
-    def allocate(
-        cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1
-    ) -> Self:
+    def allocate(cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1) -> Self:
         """partial: floats; tiles: counters; rows: at least T * 2 * width where SwiGLU is not fused, and T * K more where a norm
         is given and not fused."""
         return cls(

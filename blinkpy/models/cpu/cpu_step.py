@@ -1,41 +1,57 @@
 """One engine step on the CPU: forward, grammars, token rules, penalties, sampling, log probabilities."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
+from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.cpu import cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
 from blinkpy.models.cpu.cpu_token_rules import apply_rules
-from blinkpy.models.cpu.step_progress import StepProgress
-from blinkpy.models.cpu.torch_decoder import TorchDecoder, emitting_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import Weights
+from blinkpy.models.paged_cache import ArrayCache
+from blinkpy.models.weights.array_weights import ArrayWeights
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
+
+if TYPE_CHECKING:
+    from blinkpy.models.weights.decoder_weights import Weights
 
 
 class CpuStep:
-    """A model with its KV cache, ready to run batches.
+    """A model with its KV cache, ready to run batches: by NumPy or by torch, as its weights are.
 
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
-    the scheduler's state, if requests may have some. progress: moves with the work.
+    the scheduler's state, if requests may have some. progress: moves with the work, NumpyProgress or
+    TorchProgress.
     """
 
     def __init__(
         self,
         model: DecoderDescription,
-        weights: Weights,
+        weights: ArrayWeights | Weights,
         num_pages: int,
         page_size: int,
         max_model_len: int,
         max_tokens: int,
         grammars: Grammars | None = None,
-        progress: StepProgress | None = None,
+        progress: Any = None,
     ):
-        self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
-        self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
+        self.cache: Any
+        self.decoder: Any
+        if isinstance(weights, ArrayWeights):
+            self.cache = ArrayCache(model, num_pages, page_size)
+            self.decoder = NumpyDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
+        else:
+            from blinkpy.models.cpu.torch_decoder import TorchDecoder
+            from blinkpy.models.paged_cache import PagedCache
+
+            self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
+            self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars = grammars
         warm_up()
         if grammars is not None:
@@ -53,7 +69,7 @@ class CpuStep:
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return
-        logits: NDArray[np.float32] = self.decoder.logits(hidden).numpy()
+        logits: NDArray[np.float32] = np.asarray(self.decoder.logits(hidden))
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p, prompts = read_parameters(entries), requests.prompt_length[slots]
@@ -82,3 +98,9 @@ class CpuStep:
         batch.sampled[rows] = sampled
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
+
+
+def emitting_tokens(batch: Batch) -> NDArray[np.int64]:
+    """Index of the last token of each row that produces a token in this step, int64 [emitting rows]."""
+    rows = int(batch.counts[S.ROWS])
+    return batch.query_starts[1 : rows + 1][batch.emits[:rows] != 0].astype(np.int64) - 1

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 PIECE = 1 << 30  # multiply-adds
 FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
@@ -23,15 +21,3 @@ class StepProgress:
         for start in range(0, tokens, size):
             yield slice(start, min(start + size, tokens))
             self.word += 1
-
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
-        parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
-
-    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
-        out = torch.empty_like(x)
-        for part in self.pieces(len(x), weight.numel()):
-            torch.addmm(x[part], inner[part], weight.t(), out=out[part])
-        return out if bias is None else out.add_(bias)

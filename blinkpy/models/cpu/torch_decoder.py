@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention
-from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -28,10 +28,10 @@ class TorchDecoder:
         cache: PagedCache,
         max_model_len: int,
         max_tokens: int,
-        progress: StepProgress | None = None,
+        progress: TorchProgress | None = None,
     ):
         model.require_blocks(BLOCKS, "the CPU's decoder")
-        self.model, self.weights, self.progress = model, weights, progress or StepProgress()
+        self.model, self.weights, self.progress = model, weights, progress or TorchProgress()
         self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
 
     @torch.inference_mode()
@@ -122,9 +122,3 @@ BLOCKS: dict[BlockType, Callable[..., Any]] = {
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
 }
 """What computes each type of block here. Other types are refused."""
-
-
-def emitting_tokens(batch: Batch) -> NDArray[np.int64]:
-    """Index of the last token of each row that produces a token in this step, int64 [emitting rows]."""
-    rows = int(batch.counts[S.ROWS])
-    return batch.query_starts[1 : rows + 1][batch.emits[:rows] != 0].astype(np.int64) - 1

@@ -115,9 +115,13 @@ class DecoderDescription:
 
     def require_blocks(self, implemented: Container[BlockType], decoder: str) -> None:
         """Raise ConfigError, naming them, if a decoder lacks blocks of this model. implemented: the decoder's table."""
+        lacking = self.lacking_blocks(implemented)
+        if lacking:
+            raise ConfigError(f"{self.name} needs {', '.join(lacking)}, which {decoder} does not support")
+
+    def lacking_blocks(self, implemented: Container[BlockType]) -> list[str]:
+        """Names of this model's blocks that a decoder's table lacks, sorted."""
         needed: set[BlockType] = {self.placement}
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
-        lacking = sorted(str(block) for block in needed if block not in implemented)
-        if lacking:
-            raise ConfigError(f"{self.name} needs {', '.join(lacking)}, which {decoder} does not support")
+        return sorted(str(block) for block in needed if block not in implemented)

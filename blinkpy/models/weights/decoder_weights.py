@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
 from blinkpy.models.weights.tensor_loader import load_tensors
+from blinkpy.models.weights.weight_dtypes import dtype_name
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,15 +60,8 @@ class Weights:
 
 
 def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torch.dtype:
-    """Type to compute in. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
-    name = model.dtype if requested == "auto" else requested
-    if name not in TORCH_DTYPES:
-        raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(TORCH_DTYPES)})")
-    if name == "float16" and device == "cpu":
-        if requested != "auto":
-            raise ConfigError("dtype float16 is not supported on the CPU (supported: float32, bfloat16)")
-        name = "float32"
-    return TORCH_DTYPES[name]
+    """Type to compute in: see dtype_name."""
+    return TORCH_DTYPES[dtype_name(model, requested, device)]
 
 
 def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:

@@ -4,18 +4,16 @@ For a GPU the buffers are pinned, so that a copy runs while the next pieces are 
 on the host. Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from io import FileIO
-from pathlib import Path
 from queue import SimpleQueue
 
 import torch
 
-from blinkpy.config import ConfigError
 from blinkpy.models.weights.checkpoint import StoredTensor
+from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 8
 PIECE_BYTES = 16 << 20
@@ -64,7 +62,7 @@ def load_tensors(
     for _ in range(2 * threads):
         free.put(Staging(piece_bytes, stream))
     with ExitStack() as closing:
-        files = {path: closing.enter_context(_open(path)) for path in {stored.path for _, stored, _ in places}}
+        files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))  # which may still write to the targets
             closing.callback(stream.synchronize)
@@ -86,28 +84,13 @@ def load_tensors(
                 progress(told)
 
 
-def _open(path: Path) -> FileIO:
-    try:
-        return FileIO(path)
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
-
-
 def _load_piece(
     free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: torch.Tensor
 ) -> None:
     staging = free.get()
     try:
         staging.wait()
-        wanted = staging.memory[: target.numel() * dtype.itemsize]
-        while wanted:
-            try:
-                read = os.preadv(file.fileno(), [wanted], offset)
-            except OSError as error:
-                raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
-            if read == 0:
-                raise ConfigError(f"{file.name} was cut short while it was read: {name} lacks {len(wanted)} bytes or more")
-            wanted, offset = wanted[read:], offset + read
+        read_into(staging.memory[: target.numel() * dtype.itemsize], file, offset, name)
         staging.copy(target.numel(), dtype, target)
     finally:
         free.put(staging)

@@ -120,7 +120,7 @@ def test_cache_size(architecture: DecoderDescription) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         cache = PagedCache(architecture, 10, PAGE, dtype)
         total = sum(t.numel() * t.element_size() for t in cache.keys + cache.values)
-        assert total == 10 * kv_bytes_per_page(architecture, PAGE, dtype)
+        assert total == 10 * kv_bytes_per_page(architecture, PAGE, dtype.itemsize)
 
 
 def test_batches_beyond_the_memory_are_refused(architecture: DecoderDescription, rng: np.random.Generator) -> None:

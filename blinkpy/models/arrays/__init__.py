@@ -1,0 +1,1 @@
+"""The decoder that needs NumPy and Numba alone: the CPU's, in float32."""

@@ -1,0 +1,122 @@
+"""Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py does it with torch."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
+from blinkpy.models.arrays.numpy_products import NumpyProgress
+from blinkpy.models.arrays.row_passes import RowPasses, address, function_of
+from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.paged_cache import ArrayCache
+from blinkpy.models.weights.array_weights import ArrayLayer, Float32
+
+QUERIES = 64  # of a prompt attend together: keys behind them all are not looked at
+SHARED_WORK = 1 << 17  # multiply-adds of a pass from which on a second thread is worth its call
+
+
+class NumpyAttention:
+    """max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
+
+    def __init__(
+        self,
+        model: DecoderDescription,
+        layers: list[ArrayLayer],
+        cache: ArrayCache,
+        limits: tuple[int, int],
+        progress: NumpyProgress,
+        passes: RowPasses,
+    ):
+        if cache.page_size % 4:
+            raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
+        max_model_len, max_tokens = limits
+        self.model, self.cache, self.progress, self.team, self.passes = model, cache, progress, progress.team, passes
+        self.compiled = compile_pass(False, cache.page_size, model.head_dim)
+        self.decode = function_of(self.compiled)
+        self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
+        self.out, self.begun = np.empty((max_tokens, model.heads, model.head_dim), np.float32), np.zeros(2, np.int64)
+        ropes = {rope: rope.tables(max_model_len) for rope in model.ropes}
+        queries, sums = np.empty((2, *heads, model.head_dim), np.float32)
+        scratch = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
+        self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
+        self.kept = (layers, scratch, ropes)  # the arguments point into them
+        for name, array in {**scratch, "out": self.out, "begun": self.begun}.items():
+            arguments[name] = address(array)
+        arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
+        arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
+        arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
+        for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+            own["keys"], own["values"], own["window"] = address(keys), address(values), block.attention.window
+            cos, sin = ropes[block.attention.rope]
+            own["cos"], own["sin"], own["half"] = address(cos), address(sin), cos.shape[1]
+            if weights.q_norm is not None and weights.k_norm is not None:
+                own["q_norm"], own["k_norm"] = address(weights.q_norm), address(weights.k_norm)
+        self.addresses = [address(arguments[layer:]) for layer in range(len(model.layers))]
+
+    def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
+        """Take over the metadata of one step. page_table: int32 [slots, pages]."""
+        arguments, counts = self.arguments, batch.counts
+        self.tokens, rows, decode_rows = (int(counts[name]) for name in (S.TOKENS, S.ROWS, S.DECODE_ROWS))
+        # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
+        if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
+            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
+        arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
+        arguments["positions"], arguments["cache_slots"] = address(batch.positions), address(batch.cache_slots)
+        arguments["row_slots"], arguments["contexts"] = address(batch.row_slots), address(batch.context_lengths)
+        arguments["page_table"], arguments["progress"] = address(page_table), address(self.progress.word)
+        arguments["slots"], arguments["table_width"] = page_table.shape
+        read = int(batch.context_lengths[:decode_rows].sum()) + self.tokens
+        self.threads = self.team.size if read * self.model.q_size * 2 > SHARED_WORK else 1
+        starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
+        self.prompts = [
+            (int(starts[row]), int(starts[row + 1]), int(contexts[row]), page_table[slots[row]])
+            for row in range(decode_rows, rows)
+        ]
+
+    def run(self, layer: int, qkv: Float32) -> Float32:
+        """qkv: [tokens, q_size + 2 * kv_size], contiguous, changed in place.
+
+        Returns [tokens, q_size], valid until the next run.
+        """
+        model, out = self.model, self.out[: self.tokens]
+        self.arguments["qkv"][layer] = address(qkv)
+        self.begun[:] = 0
+        place = self.addresses[layer]
+        self.team.run(lambda: self.decode(place), self.threads)
+        heads = qkv.reshape(self.tokens, -1, model.head_dim)[:, : model.heads]
+        for start, end, context, pages in self.prompts:
+            self._attend(heads[start:end], layer, pages, context, out[start:end])
+        return out.reshape(self.tokens, model.q_size)
+
+    def _attend(self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32) -> None:
+        """Causal attention of the last tokens of one sequence.
+
+        q, out: [tokens, heads, head_dim]; the sequence's tokens [context - tokens, context). pages: int32, of the sequence.
+        """
+        model, page_size, window = self.model, self.cache.page_size, self.model.layers[layer].attention.window
+        first, kv_heads, scale = context - len(q), model.kv_heads, model.attention.score_scale
+        skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
+        base, seen = skipped * page_size, pages[skipped : -(-context // page_size)]
+        # [pages, kv_heads, page_size, head_dim] -> [kv_heads, tokens, head_dim]
+        k, v = (
+            side[layer][seen].transpose(1, 0, 2, 3).reshape(kv_heads, -1, model.head_dim)
+            for side in (self.cache.keys, self.cache.values)
+        )
+        queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
+        group = model.heads // kv_heads
+
+        def attend(unit: int) -> None:
+            """For one key head, with the queries that share it, and some tokens."""
+            start, head = unit // kv_heads * queries, unit % kv_heads
+            some = q[start : start + queries, head * group : (head + 1) * group]
+            tokens, at = len(some), first + start - base
+            grouped = some.transpose(1, 0, 2).reshape(-1, model.head_dim)
+            scores = np.matmul(grouped, k[head, : at + tokens].T)
+            self.passes.softmax(scores.reshape(group, tokens, -1), at, window, scale)
+            attended = np.matmul(scores, v[head, : at + tokens]).reshape(group, tokens, model.head_dim)
+            out[start : start + queries, head * group : (head + 1) * group] = attended.transpose(1, 0, 2)
+            self.progress.word += 1
+
+        self.team.share(attend, -(-len(q) // queries) * kv_heads)

@@ -1,0 +1,139 @@
+"""The decoder on the CPU without torch: one forward pass over a batch that mixes decode tokens and prefill chunks, float32.
+
+Products are NumPy's, all else is compiled by Numba. It knows the blocks of its table with the fields that it names; models that
+need others are the torch decoder's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.kv import state as S
+from blinkpy.kv.state import Batch
+from blinkpy.models.arrays.numpy_attention import NumpyAttention
+from blinkpy.models.arrays.numpy_products import NumpyProgress
+from blinkpy.models.arrays.row_passes import RowPasses
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.paged_cache import ArrayCache
+from blinkpy.models.weights.array_weights import ArrayLayer, ArrayWeights, Float32
+
+
+class NumpyDecoder:
+    """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work.
+    Its team runs what is compiled, too."""
+
+    def __init__(
+        self,
+        model: DecoderDescription,
+        weights: ArrayWeights,
+        cache: ArrayCache,
+        max_model_len: int,
+        max_tokens: int,
+        progress: NumpyProgress | None = None,
+    ):
+        model.require_blocks(BLOCKS, "the CPU's decoder without torch")
+        self.model, self.weights, self.progress = model, weights, progress or NumpyProgress()
+        self.passes, limits = RowPasses(self.progress.team), (max_model_len, max_tokens)
+        self.attention = NumpyAttention(model, weights.layers, cache, limits, self.progress, self.passes)
+
+    def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> Float32:
+        """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
+
+        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
+        residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
+        """
+        ids = batch.token_ids[: int(batch.counts[S.TOKENS])]
+        self.attention.begin(batch, page_table)
+        x = self.weights.embedding[ids]
+        if self.model.factors.embedding != 1:
+            x *= np.float32(self.model.factors.embedding)
+        kept = None if wanted is None or len(wanted) == len(ids) else wanted
+        run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            x = run_layer(self, x, index, layer, kept if index == last else None)
+        return x
+
+    def logits(self, hidden: Float32) -> Float32:
+        """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
+        return self.progress.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head)
+
+    def _norm(self, x: Float32, weight: Float32) -> Float32:
+        return self.passes.norm(x, weight, self.model.norm.eps)
+
+    def _pre_norm_layer(self, x: Float32, index: int, layer: ArrayLayer, kept: NDArray[np.int64] | None) -> Float32:
+        """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
+        attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
+        if kept is not None:
+            x, attended = x[kept], attended[kept]
+        if len(x) == 0:
+            return x
+        x = self.progress.add_linear(x, attended, layer.o, layer.o_bias)
+        mlp = self.model.layers[index].mlp
+        return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
+
+    def _mlp(self, x: Float32, normed: Float32, layer: ArrayLayer, mlp: Mlp) -> Float32:
+        """x + the MLP's result. x, normed: [tokens, hidden]."""
+        inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
+        return self.progress.add_linear(x, inner, layer.down, layer.down_bias)
+
+    def _experts(self, x: Float32, normed: Float32, layer: ArrayLayer, experts: Experts) -> Float32:
+        """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
+        if layer.router is None:
+            raise ValueError("an expert layer without a router")
+        shares, chosen = BLOCKS[experts.router](self.progress.linear(normed, layer.router), experts)  # [tokens, top_k]
+        order = np.argsort(chosen, axis=None, kind="stable")  # assignments, by expert
+        ends = np.cumsum(np.bincount(chosen.reshape(-1), minlength=experts.number))
+        results = np.empty((len(order), x.shape[1]), np.float32)
+        start = 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                part = order[start:end]
+                inner = self._gated(normed[part // experts.top_k], layer.gate_up[expert], None, experts.activation)
+                results[part] = self.progress.linear(inner, layer.down[expert])
+                start = end
+        results = results.reshape(*chosen.shape, -1)
+        for place in range(experts.top_k):  # in the order of the token's experts, so the rest of the batch doesn't matter
+            x += results[:, place] * shares[:, place, None]
+        return x
+
+    def _gated(self, x: Float32, gate_up: Float32, bias: Float32 | None, activation: Activation) -> Float32:
+        """activation(gate) * up, where both come from one product."""
+        return BLOCKS[activation](self.passes, self.progress.linear(x, gate_up, bias))
+
+
+def _softmax(scores: Float32) -> Float32:
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _top_k(scores: Float32, k: int) -> NDArray[np.int64]:
+    """Places of the k highest of each row, the first one of equals, highest first. scores: [rows, n]."""
+    return np.argsort(-scores, axis=-1, kind="stable")[:, :k]
+
+
+def _softmax_top_k(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[np.int64]]:
+    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]."""
+    every = _softmax(scores)
+    chosen = _top_k(every, experts.top_k)
+    shares = np.take_along_axis(every, chosen, axis=-1)
+    return (shares / shares.sum(axis=-1, keepdims=True) if experts.normalize else shares), chosen
+
+
+def _top_k_softmax(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[np.int64]]:
+    """The same, for RouterKind.TOP_K_SOFTMAX."""
+    chosen = _top_k(scores, experts.top_k)
+    return _softmax(np.take_along_axis(scores, chosen, axis=-1)), chosen
+
+
+BLOCKS: dict[BlockType, Callable[..., Any]] = {
+    NormPlacement.PRE: NumpyDecoder._pre_norm_layer,
+    Mlp: NumpyDecoder._mlp,
+    Experts: NumpyDecoder._experts,
+    Activation.SILU: RowPasses.gated_silu,
+    RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
+    RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
+}
+"""What computes each type of block here. Other types are refused."""

@@ -1,0 +1,36 @@
+"""Which decoder computes a model on the CPU: NumPy's in float32, or torch's where that is installed."""
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.array_weights import unknown_parts
+from blinkpy.models.weights.weight_dtypes import dtype_name
+from blinkpy.packages import installed
+
+TORCH = "pip install 'blinkpy-serve[torch]'"
+
+
+def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
+    """The type that torch computes a model in; None: NumPy computes it, in float32.
+
+    requested: value of --dtype. "auto" is the checkpoint's with torch, and float32 without. Raises ConfigError for what needs
+    torch where there is none.
+    """
+    name, torch_is_there = dtype_name(model, requested, "cpu"), installed("torch")
+    if name != "float32":
+        if torch_is_there:
+            return name
+        if requested != "auto":
+            raise ConfigError(f"dtype {name} on the CPU needs torch: {TORCH}; float32 does without")
+    lacking = lacking_without_torch(model)
+    if not lacking:
+        return None
+    if not torch_is_there:
+        raise ConfigError(f"{model.name} needs {', '.join(lacking)}, which the CPU computes with torch alone: {TORCH}")
+    return "float32"
+
+
+def lacking_without_torch(model: DecoderDescription) -> list[str]:
+    """What NumPy's decoder lacks of a model's blocks and weights."""
+    from blinkpy.models.arrays.numpy_decoder import BLOCKS
+
+    return model.lacking_blocks(BLOCKS) or unknown_parts(model)

@@ -1,0 +1,30 @@
+"""Matrix products by torch in pieces of bounded time."""
+
+import torch
+import torch.nn.functional as F
+
+from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
+from blinkpy.models.cpu.step_progress import StepProgress
+
+
+class TorchProgress(StepProgress):
+    """Products of which none takes more than a piece."""
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
+        parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
+
+    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
+        out = torch.empty_like(x)
+        for part in self.pieces(len(x), weight.numel()):
+            torch.addmm(x[part], inner[part], weight.t(), out=out[part])
+        return out if bias is None else out.add_(bias)
+
+
+@torch.inference_mode()
+def torch_speed(dtype: torch.dtype) -> float:
+    """Multiply-adds per second in dtype, on torch's threads."""
+    x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
+    return measured_speed(lambda: F.linear(x, weight))

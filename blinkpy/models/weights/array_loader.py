@@ -1,0 +1,59 @@
+"""Tensors from files into NumPy arrays, float32: threads read pieces, and widen those of other types.
+
+Files are read and not mapped: a file that is cut short meanwhile is an error with a name, and not a SIGBUS.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from io import FileIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.models.weights.checkpoint import ITEM_BYTES, StoredTensor
+from blinkpy.models.weights.weight_reader import open_weights, read_into
+
+THREADS = 4
+PIECE_ITEMS = 4 << 20
+STORED_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+def load_arrays(
+    places: list[tuple[str, StoredTensor, NDArray[np.float32]]],
+    progress: Callable[[float], None] = lambda share: None,
+    threads: int = THREADS,
+    piece_items: int = PIECE_ITEMS,
+) -> None:
+    """Load tensors, given by name and by where they lie, each into a contiguous array of its shape.
+
+    progress: called with the share that is done, for each further percent. piece_items: of one read. Raises ConfigError when a
+    file can't be read to the end, and abandons what is left then.
+    """
+    with ExitStack() as closing:
+        files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}
+        pool = ThreadPoolExecutor(threads, "loader")
+        closing.callback(pool.shutdown, cancel_futures=True)
+        pieces = []
+        for name, stored, target in places:
+            flat, offset = target.reshape(-1), stored.offset
+            for first in range(0, flat.size, piece_items):
+                part = flat[first : first + piece_items]
+                pieces.append((part.size, pool.submit(_load_piece, files[stored.path], name, stored.dtype, offset, part)))
+                offset += part.size * ITEM_BYTES[stored.dtype]
+        total, done, told = sum(size for size, _ in pieces), 0, 0.0
+        for size, piece in pieces:
+            piece.result()
+            done += size
+            if done / total >= told + 0.01 or done == total:
+                told = done / total
+                progress(told)
+
+
+def _load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
+    stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
+    read_into(stored.view(np.uint8).data, file, offset, name)
+    if dtype == "BF16":  # the upper half of a float32
+        np.left_shift(stored, 16, out=target.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    elif stored is not target:
+        target[:] = stored

@@ -1,0 +1,139 @@
+"""A decoder's weights as NumPy arrays, float32: those of decoder_weights.py without torch, and what keeps a model from them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, Norm
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.array_loader import load_arrays
+from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+
+Float32 = NDArray[np.float32]
+DUMMY_RANGE = 1e-3  # as of decoder_weights.py
+DRAWN = 1 << 20  # random numbers at a time
+
+
+@dataclass
+class ArrayLayer:
+    """Weights of one layer: see decoder_weights.LayerWeights."""
+
+    input_norm: Float32  # [hidden]
+    qkv: Float32  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: Float32  # [hidden, heads * head_dim]
+    post_norm: Float32  # [hidden]
+    gate_up: Float32  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: Float32  # [hidden, intermediate] or [experts, hidden, expert_size]
+    qkv_bias: Float32 | None = None
+    o_bias: Float32 | None = None
+    gate_up_bias: Float32 | None = None
+    down_bias: Float32 | None = None
+    q_norm: Float32 | None = None  # [head_dim]
+    k_norm: Float32 | None = None  # [head_dim]
+    router: Float32 | None = None  # [experts, hidden]
+
+
+@dataclass
+class ArrayWeights:
+    """All weights of a decoder. Tied embeddings: lm_head is the embedding."""
+
+    embedding: Float32  # [vocab, hidden]
+    layers: list[ArrayLayer]
+    final_norm: Float32  # [hidden]
+    lm_head: Float32  # [vocab, hidden]
+
+
+KNOWN: dict[type, frozenset[str]] = {
+    Norm: frozenset({"eps"}),
+    Attention: frozenset({"heads", "kv_heads", "head_dim", "rope", "window", "qk_norm", "qkv_bias", "o_bias", "scale"}),
+    Factors: frozenset({"embedding", "residual", "logits"}),
+    Mlp: frozenset({"size", "activation", "bias"}),
+    Experts: frozenset({"number", "top_k", "size", "router", "activation", "normalize"}),
+    Part: frozenset({"field", "shape", "sources", "factor"}),
+    DecoderDescription: frozenset(
+        {"name", "vocab_size", "hidden_size", "layers", "norm", "placement", "max_position", "tied_embeddings", "dtype"}
+        | {"tensors", "factors"}
+    ),
+}
+"""Fields that the decoder over these arrays computes with. Others may exist for other decoders, and must have their defaults."""
+
+
+def _set_fields(block: Any) -> Iterator[str]:
+    """Fields of a block, a part or a description that are not KNOWN, and that ask for something."""
+    if hasattr(block, "_fields"):
+        values, defaults = block._asdict(), block._field_defaults
+    else:
+        values = {field.name: getattr(block, field.name) for field in fields(block)}
+        defaults = {field.name: field.default for field in fields(block) if field.default is not MISSING}
+    for name, value in values.items():
+        if name not in KNOWN[type(block)] and (name not in defaults or value != defaults[name]):
+            yield f"{type(block).__name__}.{name}"
+
+
+def unknown_parts(model: DecoderDescription) -> list[str]:
+    """What a model has and these weights, or the decoder over them, have not; sorted."""
+    parts = [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
+    own = {field.name for field in fields(ArrayLayer)}
+    found = {f"weights {part.field}" for part in parts if part.field not in own}
+    norms = {part.shape for part in parts if part.field in ("q_norm", "k_norm")}
+    if norms - {(model.head_dim,)}:
+        found.add("norms of queries and keys over more than a head")
+    blocks = {model.norm, model.factors, *(block for layer in model.layers for block in (layer.attention, layer.mlp))}
+    for block in (model, *blocks, *parts, *outer_parts(model)):
+        found.update(_set_fields(block))
+    return sorted(found)
+
+
+def _assemble(model: DecoderDescription, make: Callable[[Part], Float32]) -> ArrayWeights:
+    outer = {part.field: make(part) for part in outer_parts(model)}
+    layers = [ArrayLayer(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(len(model.layers))]
+    return ArrayWeights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+
+
+def load_array_weights(
+    model: DecoderDescription, folder: str | Path, progress: Callable[[float], None] = lambda share: None
+) -> ArrayWeights:
+    """Load a checkpoint, of any float type. progress: called with the share of the bytes that is done.
+
+    Headers are checked first, before anything is allocated; then tensors are read piece by piece, each into its place. Raises
+    ConfigError (see open_checkpoint), also for a file that can't be read to its end.
+    """
+    stored = open_checkpoint(model, folder)
+    places, scaled = [], list[tuple[Float32, float]]()
+
+    def make(part: Part) -> Float32:
+        result = np.empty(part.shape, np.float32)
+        for name, shape, expert, row in part.sources:
+            target = result if expert < 0 else result[expert]
+            places.append((name, stored[name], target[row : row + shape[0]]))
+        if part.factor != 1:
+            scaled.append((result, part.factor))
+        return result
+
+    weights = _assemble(model, make)
+    load_arrays(places, progress)
+    for array, factor in scaled:
+        array *= np.float32(factor)
+    return weights
+
+
+def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DUMMY_RANGE) -> ArrayWeights:
+    """The numbers of decoder_weights.dummy_weights in float32: torch's generator on the CPU is MT19937, too, and makes a number
+    in [0, 1) of the low 24 bits of a word."""
+    generator = np.random.MT19937()
+    generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch takes as much of it
+    width = np.float64(np.float32(spread) - np.float32(-spread))
+
+    def make(part: Part) -> Float32:
+        result = np.ones(part.shape, np.float32)
+        if not part.field.endswith("norm"):
+            for some in np.split(result.reshape(-1), range(DRAWN, result.size, DRAWN)):
+                numbers = (generator.random_raw(len(some)) & 0xFFFFFF) * 2.0**-24
+                some[:] = numbers * width - np.float32(spread)  # rounded once, as by a fused multiply-add
+        return result
+
+    return _assemble(model, make)

@@ -1,0 +1,28 @@
+"""Bytes of weight files, with errors that name the file and the tensor."""
+
+import os
+from io import FileIO
+from pathlib import Path
+
+from blinkpy.config import ConfigError
+
+
+def open_weights(path: Path) -> FileIO:
+    """The file, for read_into. Raises ConfigError."""
+    try:
+        return FileIO(path)
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+
+
+def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
+    """Fill memory, bytes, with what lies in the file from `offset` on. name: of the tensor. Raises ConfigError when the file ends
+    before, or can't be read."""
+    while memory:
+        try:
+            read = os.preadv(file.fileno(), [memory], offset)
+        except OSError as error:
+            raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
+        if read == 0:
+            raise ConfigError(f"{file.name} was cut short while it was read: {name} lacks {len(memory)} bytes or more")
+        memory, offset = memory[read:], offset + read
