@@ -60,7 +60,7 @@ class ChatDialect:
             return ""
 
     def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as the template takes it: content in one text where it does not read parts; beside calls none as it likes it."""
+        """A message as the template takes it: content in one text unless it reads parts, none beside calls as it likes it."""
         content = message["content"]
         if isinstance(content, list) and not self._takes_parts[message["role"]]:
             content = "\n".join(part["text"] for part in content)

@@ -106,6 +106,11 @@ class DecoderDescription:
         return self.kv_heads * self.head_dim
 
     @property
+    def kv_elements(self) -> int:
+        """Elements of one token's keys and values, of all layers together."""
+        return 2 * len(self.layers) * self.kv_size
+
+    @property
     def mlp_size(self) -> int:
         """Width of the widest MLP that is dense or shared, 1 where there are none."""
         mlps = {layer.mlp for layer in self.layers}
