@@ -63,6 +63,8 @@ INVARIANT = tuple(replace(shape, whole=True) for shape in (ONE, MIXED))  # launc
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED, *INVARIANT)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED, *INVARIANT)),
+    "GLM-4.5-Air": (SHAPES["glm-4.5-air"], (ONE, MANY, MIXED)),
+    "Qwen1.5-MoE": (SHAPES["qwen1.5-moe"], (ONE, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
@@ -146,7 +148,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     dtype = TORCH_DTYPES[model.dtype]
 
     def parts(described: list[Part]) -> dict[str, torch.Tensor]:
-        return {part.field: meta(*part.shape, dtype=dtype) for part in described}
+        return {part.field: meta(*part.shape, dtype=torch.float32 if part.wide else dtype) for part in described}
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
@@ -211,7 +213,8 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
     down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
-    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    selection = case.selection(meta(shape.experts, dtype=torch.float32))
+    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

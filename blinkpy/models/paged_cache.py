@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int) -> int:
     """Bytes that one page takes, keys and values of all layers together. itemsize: of a number."""
-    return 2 * len(model.layers) * model.kv_size * page_size * itemsize
+    return model.kv_elements * page_size * itemsize
 
 
 class PagedCache:

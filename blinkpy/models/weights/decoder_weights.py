@@ -23,7 +23,8 @@ much power. At its power limit that decides its clock, too."""
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
+    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert; those of its shared
+    MLP have none.
     """
 
     input_norm: torch.Tensor  # [hidden]
@@ -39,6 +40,10 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [head_dim]
     k_norm: torch.Tensor | None = None  # [head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
+    selection_bias: torch.Tensor | None = None  # float32 [experts]
+    shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
+    shared_down: torch.Tensor | None = None  # [hidden, shared]
+    shared_gate: torch.Tensor | None = None  # [1, hidden]
 
 
 @dataclass
@@ -88,7 +93,7 @@ def load_weights(
     places, scaled = [], list[tuple[torch.Tensor, float]]()
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.empty(part.shape, dtype=dtype, device=device)
+        result = torch.empty(part.shape, dtype=torch.float32 if part.wide else dtype, device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
@@ -110,7 +115,7 @@ def dummy_weights(
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.ones(part.shape, dtype=dtype, device=device)
+        result = torch.ones(part.shape, dtype=torch.float32 if part.wide else dtype, device=device)
         return result if part.field.endswith("norm") else result.uniform_(-spread, spread, generator=generator)
 
     return _assemble(model, make)
