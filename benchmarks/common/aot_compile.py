@@ -45,7 +45,7 @@ from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.checkpoint import Part, layer_parts, outer_parts
-from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights
+from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights, own_dtype
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
@@ -57,12 +57,22 @@ REGISTER_LIMIT = 255
 # a multiprocessor; what it spills belongs to the penalties.
 SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
+GEMMA = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "dtype": "bfloat16",
+}
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 # config.json of a model, and the steps of it that are launched; two layers stand for all
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
+    "Gemma-2-9B": (GEMMA, (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
@@ -145,7 +155,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     dtype = TORCH_DTYPES[model.dtype]
 
     def parts(described: list[Part]) -> dict[str, torch.Tensor]:
-        return {part.field: meta(*part.shape, dtype=dtype) for part in described}
+        return {part.field: meta(*part.shape, dtype=own_dtype(part, dtype)) for part in described}
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]

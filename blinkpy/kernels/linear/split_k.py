@@ -144,7 +144,7 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         x, call.weight, x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, partial,
         arrivals, rows, x.stride(0),
         N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
-        BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu, WEIGHTS_FIRST=config.weights_first,
+        BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate, WEIGHTS_FIRST=config.weights_first,
         KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
         PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip

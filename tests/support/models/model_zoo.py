@@ -44,7 +44,9 @@ def _longrope(original: int) -> dict[str, Any]:
 
 GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 0.7}
 HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
 FULL, SLIDING = "full_attention", "sliding_attention"
+LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 
 # name -> (class of the config, what differs from BASE)
@@ -72,6 +74,15 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biased": ("GraniteConfig", {**GRANITE, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "granite4-micro": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "position_embedding_type": "rope"}),
     "granite4-nope": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2Config", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
+    "gemma2-uncapped": (
+        "Gemma2Config",
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "sliding_window": 9},
+    ),
+    "gemma3": ("Gemma3TextConfig", {**GEMMA, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "gemma3-mqa": ("Gemma3TextConfig", {**GEMMA, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
