@@ -208,7 +208,7 @@ def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], obje
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
     workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
-    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu)
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
     return partial(linear, call, config)
 
 

@@ -118,7 +118,7 @@ def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> N
     compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3", "granite"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "gemma2", "gemma3", "olmo3"])
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

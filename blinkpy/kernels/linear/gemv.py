@@ -114,7 +114,7 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
         LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),
         LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
-        LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, gelu=True, bias=True)),
         LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
     ),
     (_gemv,),

@@ -198,7 +198,9 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, partials=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(9, 64, 70, partials=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 1, weights_first=True), LinearShape(17, 45, 70, norm=True, bias=True)),
-        LinearCase(LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, residual=True)),
+        LinearCase(
+            LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, gelu=True, residual=True)
+        ),
         LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),

@@ -181,7 +181,7 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
         LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
         LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
-        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True, gelu=True)),
         LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
         LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),

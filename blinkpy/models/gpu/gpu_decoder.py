@@ -67,11 +67,13 @@ class GpuDecoder:
         self.buffers = Buffers(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(
+                s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed, head_dim=model.head_dim
+            )
             for s in shapes
             for mixed in (False, True)
         }
-        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=True)
+        self.prefill_plan = plan_prefill(dtype, sm_count, head_dim=model.head_dim, overlap_prefill=True)
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
