@@ -33,9 +33,7 @@ class PrefillPlan:
     variant: str = "tiles"  # name of an `AttentionVariant`
 
 
-def plan_prefill(
-    dtype: torch.dtype, sm_count: int = 132, *, head_dim: int = 128, overlap_prefill: bool = False
-) -> PrefillPlan:
+def plan_prefill(dtype: torch.dtype, sm_count: int = 132, *, head_dim: int = 128, overlap_prefill: bool = False) -> PrefillPlan:
     """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an
     H200, by the time from the end of the rotary embedding to the begin of the next layer: two small tiles on an SM leave decode
     attention room beside them, and hide each other's loads. For heads over 128 they are the largest of which two fit, not

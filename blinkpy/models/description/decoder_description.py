@@ -119,7 +119,7 @@ class DecoderDescription:
 
     def require_blocks(self, implemented: Container[BlockType], decoder: str) -> None:
         """Raise ConfigError, naming them, if a decoder lacks blocks of this model. implemented: the decoder's table."""
-        needed: set[BlockType] = {self.placement} | ({self.attention.qk_norm} - {None})
+        needed: set[BlockType] = {block for block in (self.placement, self.attention.qk_norm) if block is not None}
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
         lacking = sorted(str(block) for block in needed if block not in implemented)

@@ -101,7 +101,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5, 1.5).sub_(1 if kind.startswith("Gemma") else 0)  # to which Gemma adds 1
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:
