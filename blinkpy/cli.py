@@ -50,12 +50,12 @@ class Tool(NamedTuple):
     prefix: str
 
     def options(self) -> type:
-        kind: type = loaded(f"{self.prefix}_options:{self.name.title()}Options")
+        kind: type = loaded(f"{self.prefix}_options:{self.name.title().replace('-', '')}Options")
         return kind
 
     def run(self, arguments: Mapping[str, Any]) -> int:
         values = {name: " ".join(value) if isinstance(value, list) else value for name, value in arguments.items()}
-        return int(loaded(f"{self.prefix}_command:run_{self.name}")(self.options()(**values)))
+        return int(loaded(f"{self.prefix}_command:run_{self.name.replace('-', '_')}")(self.options()(**values)))
 
 
 ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
@@ -66,8 +66,10 @@ COMMANDS = (
     Command("frontend", FRONT_END, "serving.frontend_process:frontend_alone"),
     Command("doctor", "look whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
 )
+MODEL_HELP = "look whether a model can be served and what it needs, before its weights are read"
 CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
 TOOLS = (
+    Tool("check-model", MODEL_HELP, "model", "serving.model_check"),
     Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", CHECK),
     Tool("record", "save the last steps of a running engine", "name?", REPLAY),
     Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),

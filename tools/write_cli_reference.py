@@ -15,6 +15,7 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy serve [MODEL] [options]      an engine and front ends, as processes that `serve` looks after
     blinkpy engine [MODEL] [options]     an engine alone, for front ends on this machine (--name) or others (--listen)
     blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
+    blinkpy check-model MODEL [options]  look whether a model can be served and what it needs, before its weights are read
     blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
     blinkpy record [NAME] [options]      save the last steps of a running engine
     blinkpy replay FILE [options]        run saved steps again, and tell what happened and why

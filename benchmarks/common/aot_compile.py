@@ -71,6 +71,8 @@ ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2
 STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
+    "GLM-4.5-Air": (SHAPES["glm-4.5-air"], (ONE, MANY, MIXED)),
+    "Qwen1.5-MoE": (SHAPES["qwen1.5-moe"], (ONE, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "Gemma-2-9B": (GEMMA, (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
@@ -219,7 +221,8 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
     down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
-    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    selection = case.selection(meta(shape.experts, dtype=torch.float32))
+    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

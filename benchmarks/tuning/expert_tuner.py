@@ -18,7 +18,7 @@ from benchmarks.common import aot_compile
 from benchmarks.tuning.kernel_tuner import about_tables, compiled, layer_us
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
-from blinkpy.kernels.moe.routing import Routing, route
+from blinkpy.kernels.moe.routing import Routing, Selection, route
 from blinkpy.kv.state import ROWS, TOKENS
 
 SHARED_MEMORY = 227 * 1024
@@ -98,7 +98,7 @@ def measure(shape: ExpertShape, tokens: int, usable: list[Candidate]) -> ExpertC
     counts[ROWS] = counts[TOKENS] = tokens
     routings = {m: Routing.allocate(tokens, shape.experts, shape.top_k, m, "cuda") for m in {c.block_m for c in usable}}
     for routing in routings.values():
-        route(logits, counts, routing, normalize=True)
+        route(logits, counts, routing, Selection(normalize=True))
     ups, downs = (fastest([c for c in usable if c.up == up], tokens, routings) for up in (True, False))
     block_m = min(ups.keys() & downs.keys(), key=lambda m: ups[m][0] + downs[m][0])
     used = len(torch.unique(routings[block_m].ids))

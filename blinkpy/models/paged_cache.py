@@ -7,7 +7,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, dtype: torch.dtype) -> int:
     """Bytes that one page takes, keys and values of all layers together."""
-    return 2 * len(model.layers) * model.kv_size * page_size * dtype.itemsize
+    return model.kv_elements * page_size * dtype.itemsize
 
 
 class PagedCache:

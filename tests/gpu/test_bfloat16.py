@@ -38,7 +38,7 @@ def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     ours = forced.follow(tokens, prompt, 8)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
-        reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).cuda()
+        reference = model_zoo.auto_class(name).from_pretrained(tmp_path, dtype=dtype).cuda()
         found.append(model_logits.logits_of(reference, tokens, prompt, 64))
     narrow, exact = found
     mine, theirs = relative_error(ours, exact), relative_error(narrow, exact)

@@ -6,7 +6,7 @@ from typing import Any
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
-from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.request_fields import ROLES, Request
 from blinkpy.dpu.http.fields.tool_fields import NO_PARAMETERS, Tool
 from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
@@ -24,6 +24,9 @@ PROBE_QUESTION: dict[str, Any] = {"role": "user", "content": "x"}
 PROBE_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": CALL, "arguments": {}}}
 PROBE_ANSWER = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
 PROBE_RESULT = {"role": "tool", "content": RESULT, "tool_call_id": "abcdefghi"}
+PART = "probe_of_a_part"
+PROBE_PARTS = [{"type": "text", "text": PART}, {"type": "text", "text": PART}]
+BEFORE: dict[str, list[dict[str, Any]]] = {"assistant": [PROBE_QUESTION], "tool": [PROBE_QUESTION, PROBE_ANSWER]}
 
 
 class ChatDialect:
@@ -36,8 +39,32 @@ class ChatDialect:
         self.tags = choose_tags(options.reasoning_parser, source)
         self.tokens = (*(self.calls.tokens if self.calls else ()), *(self.tags or ()))
         conversation = [PROBE_QUESTION, PROBE_ANSWER, PROBE_RESULT]
+        silent = [PROBE_QUESTION, PROBE_ANSWER | {"content": None}, PROBE_RESULT]
         self._takes_tools = self._writes(TOOL, [PROBE_QUESTION])
-        self._takes_calls, self._takes_results = self._writes(CALL, conversation), self._writes(RESULT, conversation)
+        self._no_content = None if CALL in (text := self._probe(silent)) and "None" not in text else ""  # beside calls
+        self._takes_calls = self._no_content is None or self._writes(CALL, conversation)
+        self._takes_results = self._writes(RESULT, conversation)
+        self._takes_parts = {role: self._reads_parts(role) for role in ROLES}
+
+    def _reads_parts(self, role: str) -> bool:
+        """Whether the template goes through the parts of such a message, and does not write them as a list."""
+        after = [] if role in BEFORE else [PROBE_QUESTION] * (role != "user")
+        text = self._probe([*BEFORE.get(role, ()), {"role": role, "content": PROBE_PARTS, "tool_call_id": "abcdefghi"}, *after])
+        return text.count(PART) == len(PROBE_PARTS) and "'text'" not in text and '"text"' not in text
+
+    def _probe(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What the template makes of a conversation with tools; "" where it refuses it."""
+        try:
+            return "" if self.template is None else self.template.render(messages, tools=PROBE_TOOLS)
+        except ChatError:
+            return ""
+
+    def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it: content in one text unless it reads parts, none beside calls as it likes it."""
+        content = message["content"]
+        if isinstance(content, list) and not self._takes_parts[message["role"]]:
+            content = "\n".join(part["text"] for part in content)
+        return message | {"content": self._no_content if not content and "tool_calls" in message else content}
 
     def _writes(self, name: str, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the template writes what has this name. One that refuses the probe may take other conversations."""
@@ -51,7 +78,7 @@ class ChatDialect:
         ChatError."""
         if self.template is None:
             raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
-        messages, choice = request.messages or [], request.tool_choice
+        messages, choice = [self._fitted(message) for message in request.messages or ()], request.tool_choice
         tools = () if choice is not None and choice.mode == "none" else request.tools
         self._check(request, tools)
         described = [tool.described for tool in tools]

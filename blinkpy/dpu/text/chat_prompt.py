@@ -22,8 +22,10 @@ def chat_text(
     ChatTemplate.render. Raises ChatError."""
     marked = specials.mark([dict(message) for message in messages])
     if continue_final_message:
-        last = marked[-1]
-        last["content"] = f"{last['content']}{specials.end_mark}"
+        last, key = marked[-1], "content"
+        if isinstance(last[key], list) and last[key]:
+            last, key = last[key][-1], "text"
+        last[key] = f"{last[key] or ''}{specials.end_mark}"
     generation = add_generation_prompt and not continue_final_message
     values = {name: specials.mark(value) for name, value in variables.items()}
     text = template.render(marked, generation, specials.mark(list(tools)) if tools else None, values)

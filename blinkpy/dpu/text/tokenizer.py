@@ -23,6 +23,8 @@ from blinkpy.queues.submission import STOP_IDS
 # One text is one task: the library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Classes that go by add_bos_token and add_eos_token; for the others the post-processor of tokenizer.json decides.
+CLASSES_WITH_BOS_KEYS = ("", "Llama", "CodeLlama", "Gemma", "Cohere")
 logger = logging.getLogger("blinkpy.frontend")
 
 
@@ -69,8 +71,8 @@ class Tokenizer:
         self.model_type = str(model_config.get("model_type", ""))
         self._eos_id = self._id(special_token(self.config, "eos_token"))  # at the end of a text, if any
         self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
-        # As in Hugging Face's library: without an explicit add_bos_token the post-processor of tokenizer.json decides.
-        self._add_bos = self.config.get("add_bos_token")
+        kind = str(self.config.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
+        self._add_bos = self.config.get("add_bos_token") if kind in CLASSES_WITH_BOS_KEYS else None
         self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
         self._texts_showing: dict[tuple[str, ...], TokenTexts] = {(): self._texts}

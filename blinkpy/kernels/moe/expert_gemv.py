@@ -28,9 +28,11 @@ def _expert_gate_up(
     x_ptr,  # [T, K] normed tokens
     w_ptr,  # [E, 2 * N, K] gate rows, then up rows
     logits_ptr,  # float32 [T, E]
+    bias_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
-    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -43,7 +45,8 @@ def _expert_gate_up(
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
-    ids, _ = pick_experts(logits_ptr + token * E, E, TOP_K, True, BLOCK_E, BLOCK_TOP)
+    token_logits = logits_ptr + token * E
+    ids, _ = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
     if valid:
         expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
         weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
@@ -63,10 +66,12 @@ def _expert_down(
     x_ptr,  # [T * TOP_K, K] results of gate and up
     w_ptr,  # [E, N, K]
     logits_ptr,  # float32 [T, E]
+    bias_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T, N] residual stream, to which the weighted sum is added
-    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_TOP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -74,7 +79,8 @@ def _expert_down(
     choice = tl.arange(0, BLOCK_TOP)
     chosen = choice < TOP_K
     # _expert_gate_up lets this kernel start after its own wait, so the logits, written before that, are there.
-    ids, shares = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    token_logits = logits_ptr + token * E
+    ids, shares = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
     launch.wait_for_predecessor(PDL)
@@ -103,15 +109,16 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
     sizes |= launch.options(pdl)
+    bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
-        call.x, call.gate_up, call.logits, call.counts, inner,
+        call.x, call.gate_up, call.logits, bias, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128,
-        num_warps=1, **sizes,
+        num_warps=1, **chosen | {"NORMALIZE": True}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
-        inner, call.down, call.logits, call.counts, call.out,
-        N=shape.hidden, K=shape.width, NORMALIZE=call.normalize, BLOCK_K=64,
-        num_warps=2, **sizes,
+        inner, call.down, call.logits, bias, call.counts, call.out,
+        N=shape.hidden, K=shape.width, BLOCK_K=64,
+        num_warps=2, **chosen, **sizes,
     )  # fmt: skip
 
 
@@ -124,10 +131,12 @@ VARIANT = ExpertVariant(
         ExpertCase(1, 1, ExpertShape(8, 4, 32, 128)),  # no tile is cut
         ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
         ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
+        ExpertCase(3, 3, ExpertShape(12, 5, 48, 40), groups=3, factor=2.5),
         ExpertCase(1, 1, ExpertShape(128, 8, 2048, 768)),
         ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
         ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),
         ExpertCase(3, 3, ExpertShape(8, 2, 512, 900), ties=True),
+        ExpertCase(1, 1, ExpertShape(160, 8, 5120, 1536), groups=1, factor=2.5),
     ),
     (_expert_gate_up, _expert_down),
 )

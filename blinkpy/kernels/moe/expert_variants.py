@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
+from blinkpy.kernels.moe.routing import Selection
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class ExpertWorkspace:
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
-    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax."""
+    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax. With a
+    bias in the selection both are as it has them."""
 
     x: torch.Tensor  # [T, hidden]
     logits: torch.Tensor  # float32 [T, E] of the router
@@ -36,7 +38,7 @@ class ExpertCall:
     out: torch.Tensor  # [T, hidden], the residual stream
     workspace: ExpertWorkspace
     top_k: int
-    normalize: bool  # a token's weights sum to 1
+    selection: Selection
     pdl: bool = False
 
     @property
@@ -56,6 +58,13 @@ class ExpertCase(NamedTuple):
     normalize: bool = True
     one_expert: bool = False  # every token chooses expert 0 first, so that its blocks fill
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
+    groups: int = 0  # weights are sigmoids, chosen with a bias from half of the groups, rounded up; 0: softmax
+    factor: float = 1.0
+
+    def selection(self, bias: torch.Tensor) -> Selection:
+        """bias: float32 [experts], which the case may leave aside."""
+        groups = max(1, self.groups)
+        return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if self.groups else None)
 
     @property
     def large(self) -> bool:

@@ -34,6 +34,7 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
     check_tensors(
         (call.x, "x", (tokens, shape.hidden), STORAGE_DTYPES, True),
         (call.logits, "logits", (tokens, shape.experts), torch.float32),
+        (call.selection.bias, "selection bias", (shape.experts,), torch.float32),
         (call.gate_up, "gate_up", (shape.experts, 2 * shape.width, shape.hidden), dtype),
         (call.down, "down", (shape.experts, shape.hidden, shape.width), dtype),
         (call.counts, "counts", *HEADER),

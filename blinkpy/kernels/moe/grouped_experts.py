@@ -116,7 +116,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     (routing, config), shape, tokens, pdl = prepared, call.shape, len(call.x), call.pdl
     if tuple(routing.ids.shape) != (tokens, shape.top_k) or routing.experts != shape.experts:
         raise ValueError(f"a routing of {list(routing.ids.shape)} does not fit {tokens} tokens of {shape}")
-    route(call.logits, call.counts, routing, normalize=call.normalize, pdl=pdl)
+    route(call.logits, call.counts, routing, call.selection, pdl=pdl)
     assignments = tokens * shape.top_k
     inner = call.workspace.inner[: assignments * shape.width].view(-1, shape.width)
     results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
@@ -143,6 +143,8 @@ VARIANT = ExpertVariant(
         ExpertCase(5, 9, ExpertShape(6, 3, 48, 40), SMALL, normalize=False),
         ExpertCase(37, 40, ExpertShape(4, 2, 48, 40), SMALL, one_expert=True),  # three blocks of one expert
         ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
+        ExpertCase(5, 6, ExpertShape(12, 5, 48, 40), SMALL, groups=4, factor=2.5),
+        ExpertCase(4, 6, ExpertShape(9, 3, 48, 40), SMALL, normalize=False, ties=True, groups=3),
         *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
     ),
     (_route, _sort_assignments, _expert_linear, _combine),

@@ -6,7 +6,7 @@ they depend on the inputs alone.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -56,34 +56,75 @@ def _router(
 
 
 @triton.jit
+def _keep_groups(
+    rank,  # float32 [BLOCK_E], -inf behind the last expert
+    E: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Ranks, but -inf outside of the KEPT groups whose best two sum to the most, the lower group first among equals."""
+    SIZE: tl.constexpr = E // GROUPS
+    expert = tl.arange(0, BLOCK_E)
+    total = tl.full([BLOCK_E], float("-inf"), tl.float32)  # of each expert's group
+    for group in tl.static_range(GROUPS):
+        member = expert // SIZE == group
+        first = tl.max(tl.where(member, rank, float("-inf")), 0)
+        at = tl.min(tl.where(member & (rank == first), expert, BLOCK_E), 0)
+        second = tl.max(tl.where(member & (expert != at), rank, float("-inf")), 0)
+        total = tl.where(member, first + second, total)
+    kept = expert < 0
+    for _ in tl.static_range(KEPT):
+        at = tl.min(tl.where(total == tl.max(total, 0), expert, BLOCK_E), 0)
+        best = expert // SIZE == at // SIZE
+        kept = kept | best
+        total = tl.where(best, float("-inf"), total)
+    return tl.where(kept, rank, float("-inf"))
+
+
+@triton.jit
 def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
+    bias_ptr,  # float32 [E] added to what the choice is made by; of SIGMOID alone
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
+    SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax
+    GROUPS: tl.constexpr, KEPT: tl.constexpr,  # of SIGMOID alone: the choice is from KEPT of GROUPS groups
+    FACTOR: tl.constexpr,  # of the weights
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
 ):  # fmt: skip
-    """Experts of a token [BLOCK_TOP], and their weights: softmax in float32, the lower id first among equals."""
+    """Experts of a token [BLOCK_TOP], and their weights: in float32, the lower id first among equals."""
     expert = tl.arange(0, BLOCK_E)
     choice = tl.arange(0, BLOCK_TOP)
     # Not through the first level of the cache: it may hold the logits of the layer before.
     logit = tl.load(logits_ptr + expert, mask=expert < E, other=float("-inf"), cache_modifier=".cg")
     logit = tl.where(logit == logit, logit + 0.0, float("-inf"))  # + 0.0: no negative zero
-    bits = logit.to(tl.int32, bitcast=True)
+    rank = logit
+    if SIGMOID:
+        share = 1.0 / (1.0 + tl.exp(-logit))
+        rank = share + tl.load(bias_ptr + expert, mask=expert < E, other=float("-inf")) + 0.0
+        if KEPT < GROUPS:
+            rank = _keep_groups(rank, E, GROUPS, KEPT, BLOCK_E)
+    bits = rank.to(tl.int32, bitcast=True)
     left = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the logits: a warp has an instruction for their maximum
     ids = tl.zeros([BLOCK_TOP], tl.int32)
     best = tl.zeros([BLOCK_TOP], tl.int32)
+    weights = tl.zeros([BLOCK_TOP], tl.float32)
     for index in tl.static_range(TOP_K):
         most = tl.max(left, 0)
         at = tl.min(tl.where(left == most, expert, BLOCK_E), 0)
         ids = tl.where(choice == index, at, ids)
         best = tl.where(choice == index, most, best)
+        if SIGMOID:
+            weights = tl.where(choice == index, tl.sum(tl.where(expert == at, share, 0.0), 0), weights)
         left = tl.where(expert == at, -0x80000000, left)
-    largest = tl.max(logit, 0)
-    weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
-    weights = tl.where(choice < TOP_K, weights, 0.0)
-    total = tl.sum(weights if NORMALIZE else tl.exp(logit - largest), 0)
-    return ids, weights / total
+    if SIGMOID:
+        if NORMALIZE:
+            weights = weights / (tl.sum(weights, 0) + 1e-20)  # all may round to 0
+    else:
+        largest = tl.max(logit, 0)
+        weights = tl.exp((best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - largest)
+        weights = tl.where(choice < TOP_K, weights, 0.0)
+        weights = weights / tl.sum(weights if NORMALIZE else tl.exp(logit - largest), 0)
+    return ids, weights * FACTOR
 
 
 @triton.jit
@@ -91,16 +132,18 @@ def _route(
     logits_ptr,  # float32 [T, E] router logits
     weights_ptr,  # float32 [T, TOP_K] output
     ids_ptr,  # int32 [T, TOP_K] output: experts
+    bias_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
-    E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
-    PDL: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_TOP)
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
     valid = (choice < TOP_K) & (token < tl.load(counts_ptr + COUNT_TOKENS))
-    ids, weights = pick_experts(logits_ptr + token * E, E, TOP_K, NORMALIZE, BLOCK_E, BLOCK_TOP)
+    token_logits = logits_ptr + token * E
+    ids, weights = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
     tl.store(weights_ptr + token * TOP_K + choice, weights, mask=valid)
     tl.store(ids_ptr + token * TOP_K + choice, ids, mask=valid)
 
@@ -148,6 +191,30 @@ def _sort_assignments(
             own = (ids == expert).to(tl.int32)
             tl.store(at + found + tl.cumsum(own, 0) - 1, assignment, mask=own != 0)
             found += tl.sum(own, 0)
+
+
+class Selection(NamedTuple):
+    """How a router's logits become a token's experts and weights.
+
+    normalize: weights sum to 1. factor: of the weights. bias: float32 [experts]; with it the weights are sigmoids of the logits,
+    and the experts are those whose sum with the bias is largest, from `kept` of `groups` groups; without it they are a softmax.
+    """
+
+    normalize: bool = False
+    factor: float = 1.0
+    groups: int = 1
+    kept: int = 1
+    bias: torch.Tensor | None = None
+
+    def bias_or(self, other: torch.Tensor) -> torch.Tensor:
+        """The bias, or a tensor in its place that is not read."""
+        return other if self.bias is None else self.bias
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the kernels are compiled for."""
+        sizes = {"GROUPS": self.groups, "KEPT": self.kept, "FACTOR": self.factor}
+        return {"NORMALIZE": self.normalize, "SIGMOID": self.bias is not None, **sizes}
 
 
 @dataclass(frozen=True)
@@ -215,18 +282,18 @@ def router_logits(
     )  # fmt: skip
 
 
-def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, *, normalize: bool, pdl: bool = False) -> None:
-    """Choose each token's experts (softmax in float32, the lower id first among equals) and sort the assignments into blocks.
+def route(logits: torch.Tensor, counts: torch.Tensor, routing: Routing, selection: Selection, *, pdl: bool = False) -> None:
+    """Choose each token's experts (in float32, the lower id first among equals) and sort the assignments into blocks.
 
-    logits: float32 [T, experts], of which the first counts[TOKENS] rows count; normalize: a token's weights sum to 1.
-    Fills all of `routing`; a token's experts and weights depend on itself alone. The caller has checked the tensors.
+    logits: float32 [T, experts], of which the first counts[TOKENS] rows count. Fills all of `routing`; a token's experts and
+    weights depend on itself alone. The caller has checked the tensors.
     """
     tokens, top_k = routing.ids.shape
     block_e = triton.next_power_of_2(routing.experts)
     blocks = len(routing.block_experts)
     _route[(tokens,)](
-        logits, routing.weights, routing.ids, counts,
-        E=routing.experts, TOP_K=top_k, NORMALIZE=normalize, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
+        logits, routing.weights, routing.ids, selection.bias_or(logits), counts,
+        E=routing.experts, TOP_K=top_k, **selection.options, BLOCK_E=block_e, BLOCK_TOP=triton.next_power_of_2(top_k),
         PDL=pdl, num_warps=1, **launch.options(pdl),
     )  # fmt: skip
     _sort_assignments[(routing.experts,)](

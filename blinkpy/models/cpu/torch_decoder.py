@@ -17,6 +17,8 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
 
+SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may round to 0
+
 
 class TorchDecoder:
     """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
@@ -92,7 +94,8 @@ class TorchDecoder:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
         if layer.router is None:
             raise ValueError("an expert layer without a router")
-        shares, chosen = BLOCKS[experts.router](self.progress.linear(normed, layer.router), experts)  # [tokens, top_k]
+        scores = self.progress.linear(normed.float(), layer.router.float())
+        shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
         order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
         tokens = order // experts.top_k
         assignments = torch.bincount(order_of, minlength=experts.number).tolist()
@@ -105,7 +108,13 @@ class TorchDecoder:
                 results[order[part]] = self.progress.linear(inner, layer.down[expert])
                 start += count
         # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
-        return x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), shares.to(x.dtype))
+        x = x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), (shares * experts.factor).to(x.dtype))
+        if layer.shared_gate_up is None or layer.shared_down is None:
+            return x
+        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation)
+        if layer.shared_gate is not None:
+            inner *= self.progress.linear(normed, layer.shared_gate).sigmoid()
+        return self.progress.add_linear(x, inner, layer.shared_down, None)
 
     def _gated(self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> torch.Tensor:
         """activation(gate) * up, where both come from one product."""
@@ -113,16 +122,30 @@ class TorchDecoder:
         return BLOCKS[activation](gate).mul_(up)
 
 
-def _softmax_top_k(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]."""
+def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]. bias: [number], of
+    routers that choose by another number than the share."""
     shares, chosen = scores.softmax(dim=-1, dtype=torch.float32).topk(experts.top_k, dim=-1)
     return (shares / shares.sum(dim=-1, keepdim=True) if experts.normalize else shares), chosen
 
 
-def _top_k_softmax(scores: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+def _top_k_softmax(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, for RouterKind.TOP_K_SOFTMAX."""
     scores, chosen = scores.topk(experts.top_k, dim=-1)
     return scores.softmax(dim=-1, dtype=torch.float32), chosen
+
+
+def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, for RouterKind.SIGMOID_TOP_K."""
+    shares = scores.float().sigmoid()
+    ranks = shares if bias is None else shares + bias
+    if experts.kept_groups < experts.groups:
+        grouped = ranks.view(len(ranks), experts.groups, -1)
+        dropped = grouped.topk(2, dim=-1).values.sum(-1).topk(experts.groups - experts.kept_groups, dim=-1, largest=False).indices
+        ranks = grouped.scatter(1, dropped[..., None].expand(-1, -1, grouped.shape[2]), -torch.inf).view(len(ranks), -1)
+    chosen = ranks.topk(experts.top_k, dim=-1).indices
+    shares = shares.gather(1, chosen)
+    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
 
 
 BLOCKS: dict[BlockType, Any] = {
@@ -134,6 +157,7 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
+    RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,
 }
 """What computes each type of block here. Other types are refused."""
 

@@ -37,6 +37,7 @@ class RouterKind(Enum):
 
     SOFTMAX_TOP_K = "softmax over all experts, of which the top k are taken"
     TOP_K_SOFTMAX = "softmax over the top k scores"
+    SIGMOID_TOP_K = "sigmoid of each score; the top k of its sum with the expert's bias are taken"
 
 
 class Norm(NamedTuple):
@@ -95,7 +96,12 @@ class Mlp(NamedTuple):
 
 class Experts(NamedTuple):
     """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
-    which those of TOP_K_SOFTMAX have anyway."""
+    which those of TOP_K_SOFTMAX have anyway; they are then multiplied by `factor`.
+
+    groups, kept_groups: of SIGMOID_TOP_K, the experts in equal groups, in their order; a token visits experts of the groups alone
+    whose best two sum to the most. shared: width of a further MLP that all tokens visit (0: none); its result is multiplied by a
+    sigmoid of the token's product with a vector where it is shared_gated.
+    """
 
     number: int
     top_k: int
@@ -103,6 +109,11 @@ class Experts(NamedTuple):
     router: RouterKind = RouterKind.SOFTMAX_TOP_K
     activation: Activation = Activation.SILU
     normalize: bool = False
+    factor: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    shared: int = 0
+    shared_gated: bool = False
 
 
 class Layer(NamedTuple):

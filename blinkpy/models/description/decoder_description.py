@@ -12,7 +12,8 @@ from blinkpy.models.description.rope_tables import Rope
 class TensorNames(NamedTuple):
     """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is its number.
 
-    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert.
+    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert. renamed: beginnings that
+    names may have instead, each with what stands for it here. spare: beginnings of names in parts that are left out.
     """
 
     embedding: str = "model.embed_tokens"
@@ -32,6 +33,12 @@ class TensorNames(NamedTuple):
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_down: str = "mlp.experts.{expert}.down_proj"
+    selection_bias: str = "mlp.gate.e_score_correction_bias"  # with nothing behind it
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    renamed: tuple[tuple[str, str], ...] = ()
+    spare: tuple[str, ...] = ()
 
 
 HF_NAMES = TensorNames()
@@ -103,9 +110,15 @@ class DecoderDescription:
         return self.kv_heads * self.head_dim
 
     @property
+    def kv_elements(self) -> int:
+        """Elements of one token's keys and values, of all layers together."""
+        return 2 * len(self.layers) * self.kv_size
+
+    @property
     def mlp_size(self) -> int:
-        """Width of the dense MLPs, 1 where there are none."""
-        return max((layer.mlp.size for layer in self.layers if isinstance(layer.mlp, Mlp)), default=1)
+        """Width of the widest MLP that is dense or shared, 1 where there are none."""
+        mlps = {layer.mlp for layer in self.layers}
+        return max(1, *(mlp.size if isinstance(mlp, Mlp) else mlp.shared for mlp in mlps))
 
     @property
     def experts(self) -> Experts:

@@ -96,12 +96,21 @@ def gated_mlp(c: HfConfig, *, bias: bool = False) -> Mlp:
     return Mlp(c.integer("intermediate_size"), activation(c), bias)
 
 
-def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool) -> Experts:
-    """The experts of a layer; size: the key of their width."""
-    count, top_k = c.integer("num_experts", "num_local_experts", low=0), c.integer("num_experts_per_tok")
+def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: bool, **more: Any) -> Experts:
+    """The experts of a layer; size: the key of their width. more: fields of Experts."""
+    count, top_k = c.integer("num_experts", "num_local_experts", "n_routed_experts", low=0), c.integer("num_experts_per_tok")
     if 0 < count < top_k:
         raise ConfigError(f"config.json: num_experts_per_tok ({top_k}) is above num_experts ({count})")
-    return Experts(count, top_k, c.integer(size), router, activation(c), normalize)
+    return Experts(count, top_k, c.integer(size), router, activation(c), normalize, **more)
+
+
+def strided_experts(c: HfConfig, experts: Experts) -> list[Mlp | Experts]:
+    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, but for mlp_only_layers."""
+    layers, stride, dense = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step"), c.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
+        raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r}")
+    chosen = [experts.number > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers)]
+    return [experts if has_experts else gated_mlp(c) for has_experts in chosen]
 
 
 def pre_norm_decoder(

@@ -54,6 +54,7 @@ class HfConfig(Mapping[str, Any]):
     def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
         self.name, self.where, self._values, self._defaults = name, where, values, defaults
         self._read: set[str] = set()
+        self._sections: list[HfConfig] = []
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
@@ -96,18 +97,30 @@ class HfConfig(Mapping[str, Any]):
             raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
         return bool(value)
 
+    def section(self, key: str, inherits: tuple[str, ...], defaults: Mapping[str, Any]) -> "HfConfig":
+        """An object within, whose keys are checked with those around it. inherits: keys whose value out here goes before."""
+        values = self.get(key)
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{self.where}: {key} must be an object, not {str(values)[:80]}")
+        outer = {name: self[name] for name in inherits if self.get(name) is not None}
+        section = HfConfig(self.name, {**values, **outer}, {**DEFAULTS, **defaults}, f"{self.where}: {key}")
+        self._sections.append(section)
+        return section
+
     def check_rest(self, ignores: tuple[str, ...]) -> None:
         """Raise ConfigError for a key that nobody looked up and that changes the computation; warn of unknown keys, of each once.
 
         ignores: keys without an effect in this family.
         """
+        for section in self._sections:
+            section.check_rest(ignores)
         rest = set(self._values) - self._read - set(ignores)
         for key in sorted(rest & set(NEUTRAL)):
             if self._values[key] not in NEUTRAL[key]:
                 raise ConfigError(
-                    f"config.json: {key} is not supported by {self.name} here (found {str(self._values[key])[:80]})"
+                    f"{self.where}: {key} is not supported by {self.name} here (found {str(self._values[key])[:80]})"
                 )
         unknown = sorted(key for key in rest - set(NEUTRAL) - INERT - _warned if not key.startswith("_"))
         if unknown:
-            logger.warning("config.json: keys unknown to %s are ignored: %s", self.name, ", ".join(unknown)[:300])
+            logger.warning("%s: keys unknown to %s are ignored: %s", self.where, self.name, ", ".join(unknown)[:300])
             _warned.update(unknown)

@@ -3,7 +3,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -23,8 +23,9 @@ FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
-def _section(c: HfConfig, layer_type: str | None) -> HfConfig:
-    """The part of a config.json that describes the rotary embedding, of layers of one type; empty where there is none."""
+def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
+    """The part of a config.json that describes the rotary embedding, of layers of one type; empty where there is none. inert:
+    keys without an effect."""
     parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
     where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, Mapping):
@@ -39,7 +40,7 @@ def _section(c: HfConfig, layer_type: str | None) -> HfConfig:
         values = {}
     if any(isinstance(value, Mapping) for value in values.values()):
         raise ConfigError(f"{where}: different rotary embeddings per layer type are not supported")
-    unknown = sorted(set(values) - KNOWN_PARAMETERS - INERT_PARAMETERS)
+    unknown = sorted(set(values) - KNOWN_PARAMETERS - INERT_PARAMETERS - inert)
     if unknown:
         raise ConfigError(f"{where}: {', '.join(unknown)} not supported (known: {', '.join(sorted(KNOWN_PARAMETERS))})")
     return HfConfig(c.name, values, {}, where)
@@ -54,16 +55,17 @@ def read_rope(
     aliases: Mapping[str, str] = MappingProxyType({}),
     layer_type: str | None = None,
     theta_key: str = "rope_theta",
+    inert: Set[str] = frozenset(),
 ) -> Rope:
     """The rotary embedding that a config.json describes.
 
     partial: the family can rotate a part of each head. original_default: original context of a family whose configs may
-    leave it out (0: the model's own maximum). aliases: older names of rope types in this family.
-    layer_type: of a family with an embedding for each: a single section is that of full attention. theta_key: of config.json,
-    where the section has none.
+    leave it out (0: the model's own maximum). aliases: older names of rope types in this family. inert: parameters that have no
+    effect in it. layer_type: of a family with an embedding for each: a single section is that of full attention. theta_key: of
+    config.json, where the section has none.
     Raises ConfigError for anything that is unknown, missing or out of range.
     """
-    section, max_position = _section(c, layer_type), c.integer("max_position_embeddings")
+    section, max_position = _section(c, layer_type, inert), c.integer("max_position_embeddings")
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:

@@ -25,7 +25,8 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
 from blinkpy.kernels.moe.expert_variants import ExpertCall
 from blinkpy.kernels.moe.experts import experts
-from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
+from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
+from blinkpy.kernels.moe.shared_gate import gate_shared
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
@@ -157,7 +158,7 @@ class GpuDecoder:
         last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
 
     def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
-        inner = self.buffers.inner[: self.stream.rows]
+        inner = self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
         gate = BLOCKS[mlp.activation]
         self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
         self._add_linear(inner, layer.down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
@@ -174,9 +175,16 @@ class GpuDecoder:
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits)
-        sizes, workspace = (block.top_k, BLOCKS[block.router](block)), scratch.workspace
-        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, *sizes, pdl)
+        selection = BLOCKS[block.router](block, layer.selection_bias)._replace(factor=block.factor)
+        workspace = scratch.workspace
+        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, block.top_k, selection, pdl)
         experts(call, scratch.plans[rows])
+        if layer.shared_gate_up is not None and layer.shared_down is not None:
+            inner = self.buffers.inner.view(-1)[: rows * block.shared].view(rows, block.shared)
+            self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
+            if layer.shared_gate is not None:
+                gate_shared(normed, layer.shared_gate, inner, counts, pdl=pdl)
+            self._add_linear(inner, layer.shared_down, None, None, norm_follows=True)
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
@@ -238,7 +246,8 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
     # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
-    RouterKind.SOFTMAX_TOP_K: lambda block: block.normalize,
-    RouterKind.TOP_K_SOFTMAX: lambda block: True,
+    RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
+    RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
+    RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
 }
 """What computes each type of block here. Other types are refused."""

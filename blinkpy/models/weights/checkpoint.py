@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Mlp, NormPlacement, QkNorm
+from blinkpy.models.description.blocks import Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
@@ -38,7 +38,7 @@ class Part:
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
-    weight is factor * (offset + the stored one). One with an offset is float32, whatever the others are: it keeps all bits.
+    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others.
     """
 
     field: str
@@ -46,6 +46,7 @@ class Part:
     sources: tuple[Source, ...]
     factor: float = 1.0
     offset: float = 0.0
+    wide: bool = False
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -61,11 +62,16 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
     return Part(field, (number, rows * len(stored), width), sources)
 
 
+def _with_offset(norm: Part, offset: float) -> Part:
+    """A norm to whose weights an offset is added, in float32: else they would lose their last bits."""
+    return replace(norm, offset=offset, wide=True) if offset else norm
+
+
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
-    factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias")
+    factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
-    parts = [replace(p, offset=model.norm.offset) if p.field.endswith("norm") else p for p in parts]
+    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
     return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
 
 
@@ -96,6 +102,12 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
     parts += matrix("router", (names.router,), (mlp.number,), hidden)
+    if mlp.router == RouterKind.SIGMOID_TOP_K:
+        parts.append(replace(_joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
+    if mlp.shared:
+        parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
+        parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
+        parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
     gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
     parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
     return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
@@ -107,7 +119,7 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
     last = _joined("final_norm", [(f"{names.final_norm}.weight", hidden)])
     parts = [
         _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
-        replace(last, factor=model.factors.logits, offset=model.norm.offset),
+        replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
     ]
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
@@ -188,18 +200,20 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _spare(name: str, model: DecoderDescription) -> bool:
     """Whether a tensor changes nothing that the model computes with this config.json: a value head, layers that predict further
-    tokens, or a bias that is switched off."""
+    tokens, a part for other things than text, or a bias that is switched off."""
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
-    return beyond or name.startswith(SPARE) or (stem != name and f"{stem}.weight" in expected_tensors(model))
+    outside = name.startswith((*SPARE, *model.tensors.spare))
+    return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
 
 def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All that the files hold, by the names of a model with its head: a checkpoint without one may lack their first part."""
     found: dict[str, StoredTensor] = {}
     for path in weight_files(Path(folder)):
-        for name, tensor in _read_header(path):
+        for stored, tensor in _read_header(path):
+            name = next((new + stored[len(old) :] for old, new in model.tensors.renamed if stored.startswith(old)), stored)
             if name in found:
                 raise ConfigError(f"{name} is both in {found[name].path} and in {path}")
             found[name] = tensor

@@ -23,8 +23,8 @@ much power. At its power limit that decides its clock, too."""
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert. Norms that a model
-    lacks are None; all are float32 where its stored ones lack an offset.
+    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert; those of its shared
+    MLP have none. Norms that a model lacks are None; all are float32 where an offset was added to them.
     """
 
     qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -42,6 +42,10 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [head_dim] or [heads * head_dim]
     k_norm: torch.Tensor | None = None  # [head_dim] or [kv_heads * head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
+    selection_bias: torch.Tensor | None = None  # float32 [experts]
+    shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
+    shared_down: torch.Tensor | None = None  # [hidden, shared]
+    shared_gate: torch.Tensor | None = None  # [1, hidden]
 
 
 @dataclass
@@ -82,7 +86,7 @@ def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
 
 def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
     """Of a weight of a decoder whose weights have a dtype."""
-    return torch.float32 if part.offset else dtype
+    return torch.float32 if part.wide else dtype
 
 
 def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:

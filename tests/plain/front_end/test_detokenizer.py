@@ -183,6 +183,15 @@ def test_encoding_adds_what_the_model_wants(tmp_path) -> None:
     assert on.encode("the dog", add_special_tokens=False).tolist() == without.tolist()
 
 
+@pytest.mark.parametrize(
+    ("kind", "counts"), [("LlamaTokenizerFast", True), ("PreTrainedTokenizerFast", False), ("Qwen2Tokenizer", False)]
+)
+def test_keys_count_where_the_class_of_the_tokenizer_reads_them(tmp_path, kind: str, counts: bool) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path, tokenizer_class=kind, add_bos_token=False, add_eos_token=True))
+    plain = tokenizer.encode("the dog", add_special_tokens=False).tolist()
+    assert tokenizer.encode("the dog").tolist() == ([*plain, 1] if counts else [0, *plain])
+
+
 def test_of_several_ends_the_tokenizers_own_is_appended_and_kept(tmp_path, caplog) -> None:
     folder = write_model(tmp_path, add_bos_token=False, add_eos_token=True)
     ids = [7, 8, 1, *range(20, 30)]

@@ -83,7 +83,7 @@ def test_chat_names_for_the_limit() -> None:
 def test_content_in_parts() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     request = chat(messages=[{"role": "system", "content": parts}, {"role": "user", "content": "", "name": "bob"}])
-    assert request.messages == [{"role": "system", "content": "one\ntwo"}, {"role": "user", "content": "", "name": "bob"}]
+    assert request.messages == [{"role": "system", "content": parts}, {"role": "user", "content": "", "name": "bob"}]
     assert chat(messages=[{"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}]).messages
 
 

@@ -28,7 +28,8 @@ from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, Line
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, plan_experts
-from blinkpy.kernels.moe.routing import Routing, route, router_logits
+from blinkpy.kernels.moe.routing import Routing, Selection, route, router_logits
+from blinkpy.kernels.moe.shared_gate import gate_shared
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
@@ -539,15 +540,29 @@ def router_case(
     untouched(logits[tokens:], "logits of the router")
 
 
+def shared_gate_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, hidden: int, width: int
+) -> None:
+    make: dict[str, Any] = {"dtype": dtype, "device": device}
+    x, gate = draw(rng, bucket, hidden, **make), draw(rng, 1, hidden, scale=hidden**-0.5, **make)
+    given = draw(rng, bucket, width, **make)
+    inner = given.clone()
+    gate_shared(x, gate, inner, header(tokens, tokens, 0, device))
+    expected = given.double() * torch.sigmoid(x.double() @ gate.double().T)
+    close(inner[:tokens], expected[:tokens], dtype, "gated results")
+    assert torch.equal(inner[tokens:], given[tokens:])
+
+
 def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_m: int) -> None:
     """The choice of the experts, and the sorting of the assignments into blocks."""
     tokens, (count, top_k, *_) = case.tokens, astuple(case.shape)
     logits = expert_logits(rng, device, case)
+    selection = case.selection(draw(rng, count, dtype=torch.float32, device=device, scale=0.3))
     routing = Routing.allocate(case.bucket, count, top_k, block_m, device)
     routing.assignments.fill_(12345)
     routing.block_experts.fill_(12345)
-    route(logits, header(tokens, tokens, 0, device), routing, normalize=case.normalize)
-    weights, ids = reference_route(logits[:tokens], case)
+    route(logits, header(tokens, tokens, 0, device), routing, selection)
+    weights, ids = reference_route(logits[:tokens], top_k, selection)
     assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
     close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
     used = routing.block_experts >= 0
@@ -569,8 +584,13 @@ def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Te
     return logits
 
 
-def reference_route(logits: Tensor, case: ExpertCase) -> tuple[Tensor, Tensor]:
-    return kernel_reference.route(torch.nan_to_num(logits, nan=-float("inf")), case.shape.top_k, case.normalize)
+def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[Tensor, Tensor]:
+    logits, (normalize, factor, groups, kept, bias) = torch.nan_to_num(logits, nan=-float("inf")), selection
+    if bias is None:
+        weights, ids = kernel_reference.route(logits, top_k, normalize)
+    else:
+        weights, ids = kernel_reference.route_by_sigmoid(logits, bias, top_k, normalize, groups, kept)
+    return weights * factor, ids
 
 
 def experts_case(
@@ -582,7 +602,9 @@ def experts_case(
     table = ExpertTable({} if config is None else {shape.key(dtype): {bucket: config}})
     plan = plan_experts(shape, bucket, dtype, device, table, name)
     logits = expert_logits(rng, device, case)
-    weights, ids = reference_route(logits[:tokens], case)
+    bias = draw(rng, shape.experts, dtype=torch.float32, device=device, scale=0.3)
+    selection = case.selection(bias)
+    weights, ids = reference_route(logits[:tokens], shape.top_k, selection)
     x = draw(rng, bucket, shape.hidden, **make)
     x[tokens:] = float("nan")
     gate_up = draw(rng, shape.experts, 2 * shape.width, shape.hidden, scale=shape.hidden**-0.5, **make)
@@ -595,7 +617,7 @@ def experts_case(
         out = poison(bucket, shape.hidden, **make)
         out[:live] = residual[:live]
         counts = header(tokens, live, 0, device)
-        experts(ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, case.normalize), plan)
+        experts(ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, selection), plan)
         untouched(out[live:], "experts")
         untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
         outs.append(out[:live])

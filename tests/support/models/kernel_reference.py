@@ -85,6 +85,21 @@ def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
 
 
+def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, groups: int, kept: int) -> tuple[Tensor, Tensor]:
+    """The same by sigmoids: of each token the `kept` groups whose best two experts, by sigmoid + bias, sum to the most, and of
+    these the best top_k experts. In float32 where the choice is made: equal there is equal."""
+    shares = torch.sigmoid(logits)
+    every = range(logits.shape[1])
+    size, chosen = logits.shape[1] // groups, []
+    for ranks in (shares + bias).tolist():
+        best = [sum(np.float32(r) for r in sorted(ranks[g * size : (g + 1) * size])[-2:]) for g in range(groups)]
+        open_to = sorted(range(groups), key=lambda g: (-best[g], g))[:kept]
+        chosen.append(sorted((e for e in every if e // size in open_to), key=lambda e: (-ranks[e], e))[:top_k])
+    ids = torch.tensor(chosen, device=logits.device)
+    weights = shares.double().gather(1, ids)
+    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
+
+
 def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """Mixture of SwiGLU experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights,
     ids: [t, k]."""

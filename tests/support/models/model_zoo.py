@@ -48,6 +48,16 @@ GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
 FULL, SLIDING = "full_attention", "sliding_attention"
 LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
+SHARED = {"shared_expert_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GLM = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32,
+    "head_dim": 32,
+    "num_mtp_layers": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+GROWING = {**YARN, "original_max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
 # name -> (class of the config, what differs from BASE)
 ZOO: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,21 +93,46 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-mqa": ("Gemma3TextConfig", {**GEMMA, "num_key_value_heads": 1, "tie_word_embeddings": False}),
     "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": False}),
+    "qwen2-moe-mixed": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False}),
+    "glm4-moe": ("Glm4MoeConfig", {**GLM, "use_qk_norm": True, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "glm4-moe-air": ("Glm4MoeConfig", {**GLM, "attention_bias": True, "n_shared_experts": 2, "norm_topk_prob": False}),
+    "ministral3": ("Ministral3Config", {"head_dim": 32, "max_position_embeddings": 1024, "rope_parameters": GROWING}),
+    "mistral3": ("Mistral3Config", {"model_type": "mistral", "head_dim": 32, "sliding_window": None}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
+}
+NESTED = {"Mistral3Config"}  # what differs from BASE is in their text_config
+SMALL_VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
 }
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
 MAX_MODEL_LEN = 256
 
 
+def auto_class(name: str) -> Any:
+    """What transformers makes a model of the zoo by."""
+    return transformers.AutoModelForImageTextToText if ZOO[name][0] in NESTED else transformers.AutoModelForCausalLM
+
+
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """The transformers model, with random weights."""
     kind, changes = ZOO[name]
-    config = getattr(transformers, kind)(**{**BASE, **changes})
+    values = {**BASE, **changes}
+    if kind in NESTED:
+        values = {"text_config": values, "vision_config": SMALL_VISION, "tie_word_embeddings": False}
+    config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(name).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
@@ -106,6 +141,9 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, 1.2 * parameter.shape[-1] ** -0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.2, 0.2)
     return model.to(dtype).eval()
 
 

@@ -271,22 +271,24 @@ def _message(where: str, value: Any) -> Message:
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
     more = tool_message_fields(where, value)
-    content = "" if value.get("content") is None and "tool_calls" in more else value.get("content")
+    silent = "tool_calls" in more or (role == "assistant" and "content" in value)  # as clients repeat an answer
+    content = "" if value.get("content") is None and silent else value.get("content")
     message: Message = {"role": role, "content": _content(f"{where}.content", content), **more}
     if value.get("name") is not None:
         message["name"] = _text(f"{where}.name", value["name"])
     return message
 
 
-def _content(where: str, value: Any) -> str:
+def _content(where: str, value: Any) -> str | list[dict[str, str]]:
+    """A text, or parts of one."""
     if type(value) is list:
         parts = []
         for i, part in enumerate(value):
             if type(part) is not dict or part.get("type") != "text" or set(part) != {"type", "text"}:
                 message = f"'{where}[{i}]' must be an object of type 'text' with a 'text'; other content is not supported."
                 raise bad_request(message, f"{where}[{i}]", "unsupported_content")
-            parts.append(_text(f"{where}[{i}].text", part["text"]))
-        return "\n".join(parts)
+            parts.append({"type": "text", "text": _text(f"{where}[{i}].text", part["text"])})
+        return parts
     return _text(where, value)
 
 

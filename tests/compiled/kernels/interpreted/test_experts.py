@@ -38,6 +38,12 @@ def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucke
     cases.router_case(rng, "cpu", dtype, tokens=tokens, bucket=bucket, count=count, hidden=hidden)
 
 
+@BOTH_DTYPES
+def test_gate_of_shared_experts(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    for sizes in ({"hidden": 48, "width": 40}, {"hidden": 64, "width": 1100}):
+        cases.shared_gate_case(rng, "cpu", dtype, tokens=3, bucket=5, **sizes)
+
+
 def test_block_bound(rng: np.random.Generator) -> None:
     """No routing fills more blocks than the bound: random ones, and the two extremes."""
     for _ in range(200):

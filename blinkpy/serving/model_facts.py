@@ -1,0 +1,210 @@
+"""What can be said of a model without reading its weights: what it is, what it needs, and what is not supported. No torch."""
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.text.chat_template import load_template
+from blinkpy.dpu.text.tokenizer import Tokenizer, read_json
+from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
+from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.rope_tables import NONE, Rope
+from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+from blinkpy.models.weights.checkpoint import layer_parts, open_checkpoint, outer_parts
+
+GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
+ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm")
+PROBE_CHARACTERS = 1 << 16  # of a chat template's text
+T = TypeVar("T")
+LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
+
+
+class GpuFit(NamedTuple):
+    """How a model fits on a GPU. context: tokens of the longest sequence; cached: of all together; problem: why there is none."""
+
+    gpu: str
+    context: int
+    cached: int
+    problem: str
+
+
+@dataclass
+class ModelFacts:
+    """See the module. problems: why it can't be served, in the words of the refusal. Bytes are those of the dtype that serves."""
+
+    model_class: str = "?"
+    quantization: str = "none"
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    shape: dict[str, Any] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)  # by part
+    active_parameters: int = 0  # that one token uses
+    weight_bytes: int = 0
+    cache_bytes_per_token: int = 0
+    gpus: list[GpuFit] = field(default_factory=list)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    chat: dict[str, Any] = field(default_factory=dict)
+
+
+def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, int]) -> ModelFacts:
+    """The facts of a model's folder. local: its weights should be there. gpus: bytes of memory by name. Raises ConfigError where
+    config.json can't be read."""
+    facts = ModelFacts()
+    raw = read_json(folder / "config.json")
+    names = raw.get("architectures")
+    facts.model_class = str(names[0] if isinstance(names, list) and names else raw.get("model_type", "?"))
+    quantized = raw.get("quantization_config")
+    if quantized is not None:
+        facts.quantization = str(quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized)[:80]
+    with _collected(facts.notes):
+        model = _tried(facts, lambda: describe_model(folder))
+        if model is not None:
+            _add_model(facts, model, config, gpus)
+            if local:
+                _tried(facts, lambda: open_checkpoint(model, folder))
+        tokenizer = _tried(facts, lambda: Tokenizer(folder))
+        if tokenizer is not None:
+            _tried(facts, lambda: _add_text(facts, tokenizer, model, config))
+    return facts
+
+
+def itemsize_of(model: DecoderDescription, config: Config) -> int:
+    """Bytes of a weight on a GPU; its kernels have no float16, which is widened to bfloat16's size."""
+    return 4 if "float32" in (config.model.dtype, model.dtype if config.model.dtype == "auto" else "") else 2
+
+
+def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuFit:
+    """How a model fits on a GPU of `total` bytes, all free: the arithmetic of an engine's start."""
+    itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
+    page_bytes = model.kv_elements * page_size * itemsize
+    try:
+        plan = plan_memory(config, model, itemsize, page_bytes, total, total)
+        plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
+        sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
+    except ConfigError as error:
+        return GpuFit(gpu, 0, 0, str(error))
+    return GpuFit(gpu, sizes.max_model_len, sizes.num_pages * page_size, "")
+
+
+def parameters_by_part(model: DecoderDescription) -> dict[str, int]:
+    """Numbers of parameters of the decoder's parts, those that there are."""
+    found: Counter[str] = Counter()
+    for part in outer_parts(model):
+        found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += math.prod(part.shape)
+    for layer in range(len(model.layers)):
+        for part in layer_parts(model, layer):
+            found[_part_of(part.field, len(part.shape))] += math.prod(part.shape)
+    return dict(found)
+
+
+def _part_of(name: str, dimensions: int) -> str:
+    if name in ATTENTION:
+        return "attention"
+    if name.startswith("shared"):
+        return "shared experts"
+    if name in ("router", "selection_bias"):
+        return "routers"
+    return "norms" if name.endswith("norm") else "experts" if dimensions == 3 else "dense MLPs"
+
+
+def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpus: dict[str, int]) -> None:
+    itemsize, experts = itemsize_of(model, config), model.experts
+    facts.shape = {
+        "layers": len(model.layers),
+        "hidden size": model.hidden_size,
+        "heads": model.heads,
+        "key and value heads": model.kv_heads,
+        "head size": model.head_dim,
+        "vocabulary": model.vocab_size,
+        "dtype": model.dtype,
+        "tied embeddings": model.tied_embeddings,
+    }
+    if experts.number:
+        facts.shape |= {"experts": experts.number, "experts of a token": experts.top_k}
+    windows = sorted({layer.attention.window for layer in model.layers} - {0})
+    facts.context = {"default": model.default_context, "longest": model.max_position, "windows": windows}
+    facts.context["rope"] = "; ".join(_spelled(rope) for rope in model.ropes)
+    facts.parameters = parameters_by_part(model)
+    total, routed = sum(facts.parameters.values()), facts.parameters.get("experts", 0)
+    facts.active_parameters = total - (routed - routed * experts.top_k // experts.number if routed else 0)
+    facts.weight_bytes, facts.cache_bytes_per_token = total * itemsize, model.kv_elements * itemsize
+    facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
+    if all(one.problem for one in facts.gpus):
+        facts.notes.append("it fits on none of these GPUs")
+
+
+def _spelled(rope: Rope) -> str:
+    factor = f", factor {rope.factor:g}" if rope.factor > 1 else ""
+    original = f", {rope.original_max_position:,} tokens before" if rope.original_max_position else ""
+    return rope.kind if rope.kind == NONE else f"{rope.kind}, theta {rope.theta:g}{factor}{original}"
+
+
+def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription | None, config: Config) -> None:
+    kind = read_json(tokenizer.folder / "tokenizer.json").get("model", {})
+    ids = tokenizer.encode("x").tolist()
+    facts.tokenizer = {
+        "kind": str(kind.get("type", "?")) if isinstance(kind, dict) else "?",
+        "class": str(tokenizer.config.get("tokenizer_class") or "?"),
+        "tokens": tokenizer.vocab_size,
+        "begins a text": None if tokenizer.bos_id is None else tokenizer.spell(tokenizer.bos_id)[0],
+        "adds it": tokenizer.bos_id is not None and tokenizer.bos_id in ids[:1],
+        "ends a text": [tokenizer.spell(token)[0] for token in tokenizer.eos_ids],
+    }
+    if not tokenizer.eos_ids:
+        facts.notes.append("no end-of-sequence id is named: every answer goes on to its limit")
+    if model is not None and tokenizer.vocab_size > model.vocab_size:
+        facts.notes.append(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}: the rest is refused")
+    template = load_template(tokenizer.folder, tokenizer.config, "", PROBE_CHARACTERS)
+    dialect = ChatDialect(template, config.model, tokenizer.model_type)
+    facts.chat = {
+        "template": template is not None,
+        "tool_call_parser": dialect.calls.name if dialect.calls else "none",
+        "reasoning_parser": f"{dialect.tags.open}...{dialect.tags.close}" if dialect.tags else "none",
+    }
+    if template is None:
+        facts.notes.append("there is no chat template: chats need --chat-template")
+
+
+def _tried(facts: ModelFacts, make: Callable[[], T]) -> T | None:
+    try:
+        return make()
+    except ConfigError as error:
+        facts.problems.append(str(error))
+        return None
+
+
+@contextmanager
+def _collected(notes: list[str]) -> Iterator[None]:
+    """Warnings that are logged meanwhile become notes."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            notes.append(record.getMessage())
+
+    collector, loggers = Collector(logging.WARNING), [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(collector)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.removeHandler(collector)
+            logger.propagate = propagate
+
+
+def as_json(facts: ModelFacts, **more: Any) -> str:
+    """All facts as a JSON object. more: further entries."""
+    return json.dumps({**more, **vars(facts), "gpus": [one._asdict() for one in facts.gpus]}, indent=1)

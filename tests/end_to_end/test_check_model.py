@@ -1,0 +1,177 @@
+"""blinkpy check-model: the page and its JSON, of folders that can be served and of others."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import safetensors.torch
+from support.front_end.tiny_tokenizer import write_model
+from support.models.model_zoo import save_model
+
+from blinkpy import cli
+from blinkpy.config import Config
+from blinkpy.models.families.describe_model import describe_config, describe_model
+from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+from blinkpy.models.weights import model_folder
+from blinkpy.serving.model_facts import fit
+
+NEEDED = "model.layers.1.mlp.experts.5.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer that is not its own."""
+    folder = tmp_path_factory.mktemp("model")
+    save_model("glm4-moe", folder, 1)
+    config = json.loads((folder / "config.json").read_text())
+    write_model(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def look(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and facts; the page has to have the same problems."""
+    code = cli.main(["check-model", *arguments])
+    page = capsys.readouterr().out
+    assert cli.main(["check-model", *arguments, "--json"]) == code
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["supported"] == (code == 0) == bool(facts["command"])
+    assert all(problem in page for problem in facts["problems"]) and facts["command"] in page
+    assert len(page.splitlines()) < 40
+    return code, facts
+
+
+def change(folder: Path, **keys: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+def test_what_can_be_served(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, facts = look(capsys, str(model))
+    stored = safetensors.torch.load_file(model / "model.safetensors")
+    assert code == 0 and facts["command"] == f"blinkpy serve {model}"
+    assert facts["model_class"] == "Glm4MoeForCausalLM"
+    assert sum(facts["parameters"].values()) == sum(tensor.numel() for tensor in stored.values())
+    experts = sum(tensor.numel() for name, tensor in stored.items() if ".experts." in name)
+    assert facts["parameters"]["experts"] == experts
+    assert facts["parameters"]["shared experts"] == sum(t.numel() for name, t in stored.items() if "shared_experts" in name)
+    assert facts["active_parameters"] == sum(facts["parameters"].values()) - experts * 8 // 12  # 4 of 12
+    assert facts["cache_bytes_per_token"] == 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, size, float32
+    assert (facts["tokenizer"]["kind"], facts["tokenizer"]["adds it"], len(facts["tokenizer"]["ends a text"])) == ("BPE", True, 1)
+    assert facts["chat"] == {"template": True, "tool_call_parser": "none", "reasoning_parser": "none"}
+    assert [one["context"] for one in facts["gpus"]] == [256, 256]
+
+
+def test_options_reach_the_arithmetic_and_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, facts = look(capsys, str(model), "--dtype", "bfloat16", "--max-model-len", "100", "--gpu-gib", "1")
+    assert code == 0 and facts["command"] == f"blinkpy serve {model} --dtype bfloat16 --max-model-len 100"
+    assert facts["cache_bytes_per_token"] == 3 * 2 * 2 * 32 * 2
+    assert [one["context"] for one in facts["gpus"]] == [100, 100, 0]
+    assert "does not fit on the GPU" in facts["gpus"][2]["problem"]
+
+
+def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the data of all tensors gone the headers still tell what is there, but not that the file is whole."""
+    path = model / "model.safetensors"
+    header = path.read_bytes()[: 8 + struct.unpack("<Q", path.read_bytes()[:8])[0]]
+    size = path.stat().st_size
+    with open(path, "wb") as file:
+        file.write(header)
+        file.truncate(size)  # zeros, never written
+    assert look(capsys, str(model))[0] == 0
+    path.write_bytes(header)
+    assert "truncated" in look(capsys, str(model))[1]["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported by Glm4MoeForCausalLM"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "model class DeepseekV3ForCausalLM is not supported"),
+        ({"topk_group": 9}, "do not fit 12 experts"),
+    ],
+)
+def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change(model, **keys)
+    code, facts = look(capsys, str(model))
+    assert code == 1 and words in facts["problems"][0]
+    assert facts["quantization"] == ("fp8" if "quantization_config" in keys else "none")
+    assert facts["tokenizer"]["kind"] == "BPE", "the rest is told anyway"
+
+
+def test_all_that_lacks_is_told_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = safetensors.torch.load_file(model / "model.safetensors")
+    del tensors[NEEDED]
+    tensors["model.layers.3.eh_proj.weight"] = tensors["model.norm.weight"].clone()  # a layer that predicts further tokens
+    safetensors.torch.save_file(tensors, model / "model.safetensors")
+    (model / "tokenizer.json").unlink()
+    change(model, unheard_of=1)
+    code, facts = look(capsys, str(model))
+    assert code == 1
+    assert [NEEDED in facts["problems"][0], "no tokenizer.json" in facts["problems"][1]] == [True, True]
+    (model / "model.safetensors").unlink()
+    assert "has no weights" in look(capsys, str(model))[1]["problems"][0]
+
+
+def test_what_is_left_out_is_noted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = safetensors.torch.load_file(model / "model.safetensors")
+    tensors["model.layers.3.eh_proj.weight"] = tensors["model.norm.weight"].clone()
+    safetensors.torch.save_file(tensors, model / "model.safetensors")
+    code, facts = look(capsys, str(model))
+    assert code == 0 and "left out: model.layers.3.eh_proj.weight" in facts["notes"][0]
+
+
+def test_of_a_hub_id_no_weights_are_fetched(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import huggingface_hub
+
+    (model / "model.safetensors").unlink()
+    download = Mock(return_value=str(model))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    code, facts = look(capsys, "owner/model")
+    assert code == 0 and facts["command"] == "blinkpy serve owner/model"
+    for call in download.call_args_list:
+        assert set(call.kwargs["allow_patterns"]) == {name for name in model_folder.PATTERNS if "safetensors" not in name}
+
+
+def test_no_such_model_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-model", "no/such/folder"]) == 2
+    assert "neither a folder nor a hub id" in capsys.readouterr().err
+
+
+def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator, saved: Path) -> None:
+    """Of a GPU of any size: weights and cached tokens stay within what may be used, and more tokens would not."""
+    model = describe_model(saved)
+    large = describe_config(json.loads((saved / "config.json").read_text()) | {"hidden_size": 2048, "num_hidden_layers": 40})
+    for _ in range(50):
+        one, total = (model, large)[int(rng.integers(2))], int(rng.integers(1 << 31, 1 << 37))
+        config = Config().with_options({"max_model_len": int(rng.integers(0, 2)) * 200})
+        found = fit(one, config, "any", total)
+        page = one.kv_elements * 16 * 4
+        left = plan_memory(config, one, 4, page, total, total).cache
+        if found.problem:
+            assert left < 13 * page  # of 200 tokens
+            continue
+        assert found.context == (config.model.max_model_len or min(one.max_position, left // page * 16))
+        most = 2 * config.frontend.workers * config.queue.slots * -(-found.context // 16)
+        assert found.cached == 16 * min(left // page, most)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """It works in the base install."""
+    code = "import sys, blinkpy.serving.model_check_command as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "set()\n"

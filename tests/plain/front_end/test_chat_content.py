@@ -1,0 +1,69 @@
+"""Contents that are lists or nothing: a chat template gets them as it reads them, as in Hugging Face's library."""
+
+import orjson
+import pytest
+from support.front_end.tiny_tokenizer import write_model
+
+from blinkpy.config import ModelOptions
+from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, parse
+from blinkpy.dpu.text.chat_template import ChatTemplate
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.request_parameters import RequestParameters
+
+PLAIN = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+# Reads parts of users alone, and writes calls only where an assistant says nothing, as DeepSeek's templates do.
+READING = """{% for m in messages %}[{{ m.role }}:
+{%- if m.role == 'user' and m.content is not string %}{% for p in m.content %}<{{ p.text }}>{% endfor %}
+{%- elif m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}!{{ c.function.name }}{% endfor %}
+{%- else %}{{ m.content | trim }}{% endif %}]{% endfor %}"""
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two<|start|>"}]
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(write_model(tmp_path_factory.mktemp("model")))
+
+
+def prompt(source: str, tokenizer: Tokenizer, messages: list[dict], **fields: object) -> str:
+    dialect = ChatDialect(ChatTemplate(source, {}, 10_000), ModelOptions(), "")
+    request = parse(orjson.dumps({"messages": messages, **fields}), CHAT_FIELDS, RequestParameters())
+    return tokenizer.specials.unmark(dialect.prompt(request, tokenizer.specials)[0])
+
+
+def test_parts_are_joined_for_templates_that_do_not_read_them(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "system", "content": PARTS}, {"role": "user", "content": PARTS}]
+    assert prompt(PLAIN, tokenizer, messages) == "[system:one\ntwo<|start|>][user:one\ntwo<|start|>]"
+    assert prompt(READING, tokenizer, messages) == "[system:one\ntwo<|start|>][user:<one><two<|start|>>]"
+
+
+def test_special_tokens_of_parts_are_text(tokenizer: Tokenizer) -> None:
+    dialect = ChatDialect(ChatTemplate(READING, {}, 10_000), ModelOptions(), "")
+    request = parse(orjson.dumps({"messages": [{"role": "user", "content": PARTS}]}), CHAT_FIELDS, RequestParameters())
+    text, _ = dialect.prompt(request, tokenizer.specials)
+    special = tokenizer.encode("<|start|>", False, parse_special=True)
+    assert len(special) == 1 and special[0] not in tokenizer.encode(text, False, parse_special=True)
+
+
+def test_a_last_message_in_parts_can_be_continued(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": PARTS}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    assert prompt(READING, tokenizer, messages, **more) == "[user:<one><two<|start|>"
+    assert prompt(PLAIN, tokenizer, messages, **more) == "[user:one\ntwo<|start|>"
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
+def test_no_content_beside_calls(tokenizer: Tokenizer, content: dict) -> None:
+    """Nothing is none where a template takes that, and an empty text where it would write it out or fail."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", **content, "tool_calls": [CALL]}]
+    assert prompt(READING, tokenizer, messages) == "[user:x][assistant:!look]"
+    names = "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{% endfor %}"
+    for written in ("m.content", "'' + m.content"):
+        source = f"{{% for m in messages %}}[{{{{ {written} }}}}{names}]{{% endfor %}}"
+        assert prompt(source, tokenizer, messages) == "[x][!look]"
+
+
+def test_an_assistant_may_have_said_nothing(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "hm"}]
+    assert prompt(PLAIN, tokenizer, messages) == "[user:x][assistant:]"

@@ -1,0 +1,371 @@
+"""What the config.json of published models say, in the keys that matter here, and how many parameters the models have.
+
+Parameters are those of the text model as transformers makes it from this config.json. Of a refused model there are words of the
+refusal instead.
+"""
+
+from typing import Any, NamedTuple
+
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings",
+)  # fmt: skip
+
+
+class Published(NamedTuple):
+    """A model: its hub id, its config.json, and its parameters or the words of the refusal."""
+
+    hub_id: str
+    config: dict[str, Any]
+    parameters: int = 0
+    refusal: str = ""
+
+
+def config(name: str, *sizes: int, **more: Any) -> dict[str, Any]:
+    """A config.json. sizes: as in SIZES."""
+    common = {"architectures": [name], "hidden_act": "silu", "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+    return common | {"rms_norm_eps": 1e-5} | dict(zip(SIZES, sizes, strict=True)) | more
+
+
+def llama3(factor: float) -> dict[str, Any]:
+    scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}
+    return {"rope_theta": 500000.0, "rope_scaling": {"factor": factor, **scaling}, "model_type": "llama"}
+
+
+LLAMA, MISTRAL, QWEN2, QWEN3 = (f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3"))
+QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "use_sliding_window": False}
+QWEN3_KEYS = {**QWEN, "head_dim": 128, "attention_bias": False, "sliding_window": None, "rope_scaling": None}
+QWEN3_EXPERTS = {**QWEN3_KEYS, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1}
+QWEN2_EXPERTS = {**QWEN, "norm_topk_prob": False, "decoder_sparse_step": 1, "output_router_logits": False}
+PHI3 = {"original_max_position_embeddings": 4096, "rope_scaling": None}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "tie_word_embeddings": True, "model_type": "granite"}
+GLM = {
+    "model_type": "glm4_moe",
+    "head_dim": 128,
+    "attention_bias": True,
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 0.5,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "use_qk_norm": False,
+    "routed_scaling_factor": 1.0,
+    "rope_scaling": None,
+}
+BIG_GLM = {**GLM, "use_qk_norm": True, "routed_scaling_factor": 2.5, "moe_intermediate_size": 1536, "n_routed_experts": 160}
+VISION = {"model_type": "pixtral", "hidden_size": 1024, "num_hidden_layers": 24}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def mistral3(text: dict[str, Any], **more: Any) -> dict[str, Any]:
+    images = {"image_token_index": 10, "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1}
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "torch_dtype": "bfloat16", **images}
+    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype", "tie_word_embeddings")}
+    return outer | {"text_config": inner, "vision_config": VISION, "multimodal_projector_bias": False} | more
+
+
+LLAMA_31_8B = config(LLAMA, 4096, 14336, 32, 32, 8, 128256, 131072, **llama3(8.0))
+QWEN25_7B = config(QWEN2, 3584, 18944, 28, 28, 4, 152064, 32768, **QWEN)
+QWEN3_8B = config(QWEN3, 4096, 12288, 36, 32, 8, 151936, 40960, **QWEN3_KEYS)
+SMALL_3 = config(
+    MISTRAL, 5120, 32768, 40, 32, 8, 131072, 131072, head_dim=128, rope_theta=1e9, sliding_window=None, model_type="mistral"
+)
+MINISTRAL_3 = config(
+    "Ministral3ForCausalLM",
+    4096,
+    14336,
+    34,
+    32,
+    8,
+    131072,
+    262144,
+    head_dim=128,
+    model_type="ministral3",
+    rope_parameters=MINISTRAL_ROPE,
+)
+GLM_AIR = config(
+    "Glm4MoeForCausalLM",
+    4096,
+    10944,
+    46,
+    96,
+    8,
+    151552,
+    131072,
+    moe_intermediate_size=1408,
+    n_routed_experts=128,
+    first_k_dense_replace=1,
+    **GLM,
+)
+GLM_45 = config("Glm4MoeForCausalLM", 5120, 12288, 92, 96, 8, 151552, 131072, first_k_dense_replace=3, **BIG_GLM)
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+
+MODELS = (
+    Published("meta-llama/Llama-2-7b-hf", config(LLAMA, 4096, 11008, 32, 32, 32, 32000, 4096), 6_738_415_616),
+    Published("TinyLlama/TinyLlama-1.1B-Chat-v1.0", config(LLAMA, 2048, 5632, 22, 32, 4, 32000, 2048), 1_100_048_384),
+    Published("meta-llama/Llama-3.1-8B-Instruct", LLAMA_31_8B, 8_030_261_248),
+    Published(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        config(LLAMA, 2048, 8192, 16, 32, 8, 128256, 131072, head_dim=64, **llama3(32.0) | {"tie_word_embeddings": True}),
+        1_235_814_400,
+    ),
+    Published(
+        "meta-llama/Llama-3.3-70B-Instruct", config(LLAMA, 8192, 28672, 80, 64, 8, 128256, 131072, **llama3(8.0)), 70_553_706_496
+    ),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", LLAMA_31_8B, 8_030_261_248),
+    Published(
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        QWEN25_7B | {"max_position_embeddings": 131072, "rope_theta": 10000.0, "sliding_window": 4096},
+        7_615_616_512,
+    ),
+    Published(
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        config(MISTRAL, 4096, 14336, 32, 32, 8, 32768, 32768, rope_theta=1e6, sliding_window=None),
+        7_248_023_552,
+    ),
+    Published(
+        "mistralai/Mistral-Nemo-Instruct-2407",
+        config(MISTRAL, 5120, 14336, 40, 32, 8, 131072, 131072, head_dim=128, rope_theta=1e6, sliding_window=None),
+        12_247_782_400,
+    ),
+    Published(
+        "mistralai/Mistral-Small-24B-Instruct-2501",
+        SMALL_3 | {"max_position_embeddings": 32768, "rope_theta": 1e8},
+        23_572_403_200,
+    ),
+    Published("mistralai/Mistral-Small-3.1-24B-Instruct-2503", mistral3(SMALL_3), 23_572_403_200),
+    Published("mistralai/Ministral-3-8B-Reasoning-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False), 8_489_553_920),
+    Published(
+        "mistralai/Mixtral-8x7B-Instruct-v0.1",
+        config(
+            "MixtralForCausalLM",
+            4096,
+            14336,
+            32,
+            32,
+            8,
+            32000,
+            32768,
+            rope_theta=1e6,
+            sliding_window=None,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            router_aux_loss_coef=0.02,
+        ),
+        46_702_792_704,
+    ),
+    Published(
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        config(QWEN2, 896, 4864, 24, 14, 2, 151936, 32768, **QWEN | {"tie_word_embeddings": True}),
+        494_032_768,
+    ),
+    Published("Qwen/Qwen2.5-7B-Instruct", QWEN25_7B, 7_615_616_512),
+    Published("Qwen/Qwen2.5-72B-Instruct", config(QWEN2, 8192, 29568, 80, 64, 8, 152064, 32768, **QWEN), 72_706_203_648),
+    Published(
+        "Qwen/Qwen3-0.6B",
+        config(QWEN3, 1024, 3072, 28, 16, 8, 151936, 40960, **QWEN3_KEYS | {"tie_word_embeddings": True}),
+        596_049_920,
+    ),
+    Published("Qwen/Qwen3-8B", QWEN3_8B, 8_190_735_360),
+    Published("Qwen/Qwen3-32B", config(QWEN3, 5120, 25600, 64, 64, 8, 151936, 40960, **QWEN3_KEYS), 32_762_123_264),
+    Published(
+        "Qwen/Qwen3-30B-A3B",
+        config("Qwen3MoeForCausalLM", 2048, 6144, 48, 32, 4, 151936, 40960, moe_intermediate_size=768, **QWEN3_EXPERTS),
+        30_532_122_624,
+    ),
+    Published(
+        "Qwen/Qwen3-235B-A22B",
+        config("Qwen3MoeForCausalLM", 4096, 12288, 94, 64, 4, 151936, 40960, moe_intermediate_size=1536, **QWEN3_EXPERTS),
+        235_093_634_560,
+    ),
+    Published(
+        "Qwen/Qwen1.5-MoE-A2.7B-Chat",
+        config(
+            "Qwen2MoeForCausalLM",
+            2048,
+            5632,
+            24,
+            16,
+            16,
+            151936,
+            8192,
+            num_experts=60,
+            num_experts_per_tok=4,
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            **QWEN2_EXPERTS,
+        ),
+        14_315_784_192,
+    ),
+    Published(
+        "Qwen/Qwen2-57B-A14B-Instruct",
+        config(
+            "Qwen2MoeForCausalLM",
+            3584,
+            18944,
+            28,
+            28,
+            4,
+            151936,
+            32768,
+            num_experts=64,
+            num_experts_per_tok=8,
+            moe_intermediate_size=2560,
+            shared_expert_intermediate_size=20480,
+            **QWEN2_EXPERTS,
+        ),
+        57_408_658_944,
+    ),
+    Published(
+        "microsoft/Phi-3-mini-4k-instruct",
+        config("Phi3ForCausalLM", 3072, 8192, 32, 32, 32, 32064, 4096, sliding_window=2047, **PHI3),
+        3_821_079_552,
+    ),
+    Published(
+        "microsoft/Phi-4-mini-instruct",
+        config(
+            "Phi3ForCausalLM",
+            3072,
+            8192,
+            32,
+            24,
+            8,
+            200064,
+            131072,
+            sliding_window=262144,
+            partial_rotary_factor=0.75,
+            **PHI3 | {"rope_scaling": LONGROPE, "tie_word_embeddings": True},
+        ),
+        3_836_021_760,
+    ),
+    Published(
+        "microsoft/phi-4",
+        config("Phi3ForCausalLM", 5120, 17920, 40, 40, 10, 100352, 16384, rope_theta=250000, sliding_window=None, **PHI3),
+        14_659_507_200,
+    ),
+    Published(
+        "HuggingFaceTB/SmolLM3-3B",
+        config(
+            "SmolLM3ForCausalLM",
+            2048,
+            11008,
+            36,
+            16,
+            4,
+            128256,
+            65536,
+            rms_norm_eps=1e-6,
+            rope_theta=5e6,
+            no_rope_layer_interval=4,
+            sliding_window=None,
+            tie_word_embeddings=True,
+        ),
+        3_075_098_624,
+    ),
+    Published(
+        "ibm-granite/granite-3.1-8b-instruct",
+        config(
+            "GraniteForCausalLM",
+            4096,
+            12800,
+            40,
+            32,
+            8,
+            49155,
+            131072,
+            rope_theta=1e7,
+            attention_multiplier=0.0078125,
+            logits_scaling=16.0,
+            **GRANITE,
+        ),
+        8_170_848_256,
+    ),
+    Published(
+        "ibm-granite/granite-4.0-micro",
+        config(
+            "GraniteMoeHybridForCausalLM",
+            2560,
+            8192,
+            40,
+            40,
+            8,
+            100352,
+            131072,
+            rope_theta=1e7,
+            attention_multiplier=0.015625,
+            logits_scaling=10.0,
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            shared_intermediate_size=8192,
+            layer_types=["attention"] * 40,
+            position_embedding_type="rope",
+            **GRANITE | {"model_type": "granitemoehybrid"},
+        ),
+        3_402_836_480,
+    ),
+    Published("zai-org/GLM-4.5-Air", GLM_AIR, 106_852_251_264),
+    Published("zai-org/GLM-4.5", GLM_45, 352_797_829_024),
+    Published("zai-org/GLM-4.6", GLM_45 | {"max_position_embeddings": 202752}, 352_797_829_024),
+    Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, refusal="quantization_config is not supported by Qwen3ForCausalLM here"),
+    Published(
+        "Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quantization_config is not supported by Qwen2ForCausalLM here"
+    ),
+    Published(
+        "mistralai/Ministral-3-8B-Instruct-2512",
+        mistral3(MINISTRAL_3, **FP8),
+        refusal="quantization_config is not supported by Mistral3ForConditionalGeneration here",
+    ),
+    Published(
+        "deepseek-ai/DeepSeek-V3",
+        {"architectures": ["DeepseekV3ForCausalLM"]},
+        refusal="model class DeepseekV3ForCausalLM is not supported",
+    ),
+    Published(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        {"architectures": ["Qwen3NextForCausalLM"]},
+        refusal="model class Qwen3NextForCausalLM is not supported",
+    ),
+    Published(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
+        refusal="model class Qwen2_5_VLForConditionalGeneration is not supported",
+    ),
+    Published(
+        "microsoft/Phi-3.5-MoE-instruct",
+        {"architectures": ["PhiMoEForCausalLM"]},
+        refusal="model class PhiMoEForCausalLM is not supported",
+    ),
+    Published(
+        "ibm-granite/granite-4.0-h-small",
+        config(
+            "GraniteMoeHybridForCausalLM",
+            4096,
+            768,
+            40,
+            32,
+            8,
+            100352,
+            131072,
+            num_local_experts=72,
+            num_experts_per_tok=10,
+            layer_types=["mamba"] * 40,
+            **GRANITE | {"model_type": "granitemoehybrid"},
+        ),
+        refusal="attention in all layers and without experts",
+    ),
+)
