@@ -45,7 +45,7 @@ from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.checkpoint import Part, layer_parts, outer_parts
-from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights
+from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights, own_dtype
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
@@ -57,6 +57,15 @@ REGISTER_LIMIT = 255
 # a multiprocessor; what it spills belongs to the penalties.
 SPILL_ALLOWED = {"linear": 16, "adjust": 64}
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
+GEMMA = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "vocab_size": 256000,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "dtype": "bfloat16",
+}
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 INVARIANT = tuple(replace(shape, whole=True) for shape in (ONE, MIXED))  # launched by batch-invariant decoders
 # config.json of a model, and the steps of it that are launched; two layers stand for all
@@ -66,6 +75,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "GLM-4.5-Air": (SHAPES["glm-4.5-air"], (ONE, MANY, MIXED)),
     "Qwen1.5-MoE": (SHAPES["qwen1.5-moe"], (ONE, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
+    "Gemma-2-9B": (GEMMA, (ONE, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
@@ -148,7 +158,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     dtype = TORCH_DTYPES[model.dtype]
 
     def parts(described: list[Part]) -> dict[str, torch.Tensor]:
-        return {part.field: meta(*part.shape, dtype=torch.float32 if part.wide else dtype) for part in described}
+        return {part.field: meta(*part.shape, dtype=own_dtype(part, dtype)) for part in described}
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
@@ -202,7 +212,7 @@ def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], obje
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
     workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
-    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu)
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
     return partial(linear, call, config)
 
 

@@ -1,11 +1,14 @@
-"""SwiGLU: silu(gate) * up."""
+"""What stands between the halves of an MLP: silu(gate) * up (SwiGLU) or gelu(gate) * up (GeGLU); and the softcap of logits."""
 
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.launch import COUNT_TOKENS
+from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
+
+GEGLU = tl.constexpr(2)
+"""A value of the kernels' SWIGLU, beside False and True: with gelu, approximated with tanh, in place of silu."""
 
 
 @triton.jit
@@ -15,11 +18,25 @@ def silu_times(gate, up):
 
 
 @triton.jit
+def gated(gate, up, SWIGLU: tl.constexpr):
+    """silu(gate) * up of float32 blocks, or that of GEGLU."""
+    if SWIGLU == GEGLU:  # (1 + tanh(t)) / 2 = 1 / (1 + exp(-2 t))
+        return gate / (1.0 + tl.exp(-gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate))) * up
+    return silu_times(gate, up)
+
+
+@triton.jit
+def capped(x, CAP: tl.constexpr):
+    """CAP * tanh(x / CAP) of a float32 block, to 1e-7 of CAP."""
+    return CAP - 2.0 * CAP / (1.0 + tl.exp(x * (2.0 / CAP)))
+
+
+@triton.jit
 def _swiglu(
     x_ptr,  # [T, 2 * WIDTH] gate, then up
     out_ptr,  # [T, WIDTH]
     counts_ptr,  # int64 [8] batch header
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -29,16 +46,43 @@ def _swiglu(
         at = x_ptr + token.to(tl.int64) * (2 * WIDTH) + column
         gate = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
         up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)
-        out = silu_times(gate, up).to(out_ptr.dtype.element_ty)
+        out = gated(gate, up, SWIGLU).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token.to(tl.int64) * WIDTH + column, out, mask=column < WIDTH)
 
 
-def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
-    """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows. x: [T, 2 * width]; out: [T, width]."""
+def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = False) -> None:
+    """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows, or with gelu in place of silu. x: [T, 2 * width];
+    out: [T, width]."""
     tokens, width = out.shape
     header = (counts, "counts", *launch.HEADER)
     launch.check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), header)
     block = min(2048, triton.next_power_of_2(width))
     _swiglu[(tokens, triton.cdiv(width, block))](
-        x, out, counts, WIDTH=width, BLOCK=block, PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl)
+        x, out, counts, WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, PDL=pdl,
+        num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
+    )  # fmt: skip
+
+
+@triton.jit
+def _softcap(
+    logits_ptr,  # float32 [B, WIDTH]
+    counts_ptr,  # int64 [8] batch header
+    WIDTH: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if row < tl.load(counts_ptr + COUNT_ROWS):
+        at = logits_ptr + row.to(tl.int64) * WIDTH + column
+        tl.store(at, capped(tl.load(at, mask=column < WIDTH, other=0.0), CAP), mask=column < WIDTH)
+
+
+def softcap(logits: torch.Tensor, counts: torch.Tensor, cap: float, *, pdl: bool = False) -> None:
+    """logits = cap * tanh(logits / cap) in place, of the first counts[ROWS] rows. logits: float32 [B, vocabulary]."""
+    rows, width = logits.shape
+    launch.check_tensors((logits, "logits", (rows, width), torch.float32), (counts, "counts", *launch.HEADER))
+    block = min(2048, triton.next_power_of_2(width))
+    _softcap[(rows, triton.cdiv(width, block))](
+        logits, counts, WIDTH=width, CAP=cap, BLOCK=block, PDL=pdl, num_warps=4, **launch.options(pdl)
     )

@@ -17,7 +17,7 @@ def _rms_norm(
     x_ptr,  # [PARTS, T, HIDDEN] input, rows x_stride elements apart, whose parts are added up
     residual_ptr,  # [T, HIDDEN] read and replaced by x + residual (RESIDUAL only)
     weight_ptr,  # [HIDDEN]
-    out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]
+    out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]; rows OUT_STRIDE elements apart
     counts_ptr,  # int64 [8] batch header
     query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     emits_ptr,  # int32 [B] 1 where the row's last token is sampled (LAST_TOKENS only)
@@ -26,7 +26,8 @@ def _rms_norm(
     eps,  # float, added to the mean square
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
-    PARTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, PARTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ADD: tl.constexpr,  # the norm is added to what out holds
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -53,8 +54,11 @@ def _rms_norm(
             x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
             tl.store(at, x.to(residual_ptr.dtype.element_ty), mask=inside)
         scale = tl.math.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-        out = (x * scale * weight).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + row.to(tl.int64) * HIDDEN + columns, out, mask=inside)
+        out = x * scale * weight
+        out_at = out_ptr + row.to(tl.int64) * OUT_STRIDE + columns
+        if ADD:
+            out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rms_norm(
@@ -66,14 +70,16 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     *,
     last_tokens_of: BatchView | None = None,
+    add: bool = False,
     pdl: bool = False,
 ) -> None:
     """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) * weight.
 
-    x, out, residual: [T, hidden] in one storage dtype; or x: float32 [parts, T, hidden], the parts of a sum that
-    `blinkpy.kernels.linear.linear` left; weight: [hidden]; counts: int64 [8]. Only the first counts[TOKENS] rows are read or
-    written. The norm is computed in float32 from the unrounded sum. A row depends on itself alone. last_tokens_of: only the
-    last token of each emitting row of this batch, gathered: out [B, hidden], whose other rows stay as they are.
+    x, out, residual: [T, hidden] in one storage dtype, rows of x and out of any stride, and out may be x; or x: float32 [parts,
+    T, hidden], the parts of a sum that `blinkpy.kernels.linear.linear` left; weight: [hidden] of any storage dtype; counts: int64
+    [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row
+    depends on itself alone. last_tokens_of: only the last token of each emitting row of this batch, gathered: out [B, hidden],
+    whose other rows stay as they are. add: out += norm(x) * weight.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:
@@ -81,7 +87,7 @@ def rms_norm(
     partials, batch = x.dim() == 3, last_tokens_of
     launch.check_tensors(
         (x, "x", (None, None, hidden), torch.float32) if partials else (x, "x", (None, hidden), launch.STORAGE_DTYPES, True),
-        (out, "out", (rows, hidden), launch.STORAGE_DTYPES if partials else x.dtype),
+        (out, "out", (rows, hidden), launch.STORAGE_DTYPES if partials else x.dtype, True),
         (weight, "weight", (hidden,)),
         (counts, "counts", *launch.HEADER),
         (residual, "residual", (x.shape[-2], hidden), out.dtype),
@@ -91,6 +97,6 @@ def rms_norm(
     _rms_norm[(rows,)](
         x, x if residual is None else residual, weight, out, counts, counts if batch is None else batch.query_starts,
         counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
-        HIDDEN=hidden, BLOCK=block, PARTS=len(x) if partials else 1, RESIDUAL=residual is not None, LAST_TOKENS=batch is not None,
-        PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch.options(pdl),
+        HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1, RESIDUAL=residual is not None,
+        ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch.options(pdl),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.activation import gated
 
 
 @triton.jit
@@ -36,7 +36,8 @@ def finish_tile(
     m,  # [rows] rows of the tile
     n,  # [columns] columns of the tile
     split,  # of K, whose sums these are
-    M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    M, N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,  # False, True or GEGLU
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
 ):  # fmt: skip
     """What follows the products of a tile: bias, SwiGLU, the residual addition, and the store."""
@@ -45,7 +46,7 @@ def finish_tile(
     if SWIGLU:
         if BIAS:
             up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        y = silu_times(y, up)
+        y = gated(y, up, SWIGLU)
     inside = (m < M)[:, None] & (n < N)[None, :]
     at = m[:, None].to(tl.int64) * N + n[None, :]
     if RESIDUAL:

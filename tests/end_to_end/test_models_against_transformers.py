@@ -150,7 +150,7 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3"])
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

@@ -19,6 +19,8 @@ STEPS = [
     *((name, torch.bfloat16, WIDE) for name in ("llama3", "llama-biased-mqa")),  # the kernel for many rows
     # The norms add up what split sums left.
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral")),
+    *((name, torch.bfloat16, WIDE) for name in ("gemma2", "olmo3")),
+    *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("gemma3", "olmo2")),
 ]
 
 

@@ -30,6 +30,7 @@ SHAPES = [
     {"heads": 14, "kv_heads": 2, "head_dim": 64, "page": 16},  # Qwen2-0.5B
     {"heads": 8, "kv_heads": 4, "head_dim": 32, "page": 16},  # the demonstration model
     {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 16, "window": 300},
+    {"heads": 16, "kv_heads": 8, "head_dim": 256, "page": 16, "window": 300, "cap": 1.0},  # Gemma 2
 ]
 
 
@@ -49,7 +50,7 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bo
 
 @both_dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, Any]) -> None:
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
     for overlap in (False, True):
@@ -58,7 +59,7 @@ def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype
 
 @both_dtypes
 @pytest.mark.parametrize(
-    ("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96)]
+    ("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96), (7, False, 256)]
 )
 @pytest.mark.parametrize("rows", [1, 13, 64])
 def test_attention_with_new_tokens(
@@ -66,7 +67,8 @@ def test_attention_with_new_tokens(
 ) -> None:
     contexts = [*rng.integers(1, 3000, rows - 1).tolist(), 1200][:rows]
     sizes = SHAPES[shape]
-    plan = plan_decode(rows, sizes["kv_heads"], 4096, torch.cuda.get_device_properties(0).multi_processor_count, dtype)
+    sm_count, dim = torch.cuda.get_device_properties(0).multi_processor_count, sizes["head_dim"]
+    plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=dim)
     few = DecodePlan(splits=8, min_tiles=1, block_n=32)
     for chosen in (plan, few):
         cases.new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
@@ -96,12 +98,14 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
         cases.swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
     for hidden in (4096, 5120, 250):
         cases.embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
+    cases.softcap_case(rng, CUDA, rows=60, bucket=64, vocabulary=256_000)
 
 
 LAYERS = [
     LinearShape(0, 6144, 4096, norm=True, bias=True),
     LinearShape(0, 4096, 4096, residual=True),
     LinearShape(0, 14_336, 4096, norm=True, swiglu=True),
+    LinearShape(0, 14_336, 3584, norm=True, swiglu=True, gelu=True),
     LinearShape(0, 4096, 14_336, residual=True),
     LinearShape(0, 1000, 1300, residual=True, bias=True),
 ]

@@ -5,7 +5,7 @@ import math
 import triton
 import triton.language as tl
 
-LOG2_E = math.log2(math.e)
+LOG2_E = tl.constexpr(math.log2(math.e))
 MASKED = tl.constexpr(-1.0e30)
 """Score of a hidden position: finite, so that a tile without visible positions gives no NaN."""
 
@@ -15,6 +15,15 @@ def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr,
     """Element offset in the cache of each position [BLOCK_N] of one sequence and head; hidden positions read page 0."""
     page = tl.load(page_table_ptr + position // P, mask=visible, other=0).to(tl.int64)
     return ((page * KVH + kv_head) * P + position % P) * D
+
+
+@triton.jit
+def capped_scores(score, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(score / SOFTCAP), to 1e-7 of it, of float32 scores in base 2; 0: as they are."""
+    if SOFTCAP > 0:
+        LIMIT: tl.constexpr = SOFTCAP * LOG2_E
+        score = LIMIT - 2.0 * LIMIT / (1.0 + tl.math.exp2(score * (2.0 / SOFTCAP)))
+    return score
 
 
 @triton.jit
@@ -32,6 +41,7 @@ def attend_tile(
     D: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr,
     ALL: tl.constexpr,  # every position exists
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # float
 ):  # fmt: skip
     column = tl.arange(0, BLOCK_D)
     if ALL and BLOCK_D == D:
@@ -42,6 +52,7 @@ def attend_tile(
         k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
         v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    score = capped_scores(score, SOFTCAP)
     if MASK:
         score = tl.where(visible, score, MASKED)
     new_maximum = tl.maximum(maximum, tl.max(score, 1))

@@ -46,6 +46,7 @@ class AttentionCall:
     new: NewTokens | None = None  # decode rows: q is not rotated yet, and the cache lacks the rows' last tokens
     last_tokens: bool = False  # all rows, prefill chunks too, each with its last token only
     pdl: bool = False
+    softcap: float = 0.0  # c makes c * tanh(score / c) of a score; 0: as it is
 
 
 @dataclass(frozen=True)

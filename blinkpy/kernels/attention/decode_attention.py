@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, capped_scores, paged_offsets
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
@@ -42,7 +42,7 @@ def begin_split(
     context,  # with the new token
     scale, eps,  # floats
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D], and accumulator, maximum, total, float32 [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M], to begin
     with). FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, its sums begin with them."""
@@ -67,7 +67,7 @@ def begin_split(
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
         if split == 0:
-            maximum = tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale
+            maximum = capped_scores(tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale, SOFTCAP)
             total += 1.0
             accumulator += v_new[None, :].to(tl.float32)
             cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
@@ -191,6 +191,7 @@ def _decode_attention(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     SPLITS_AT_ONCE: tl.constexpr,  # that are added at a time
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # of the scores; 0: none
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
     PDL: tl.constexpr,
@@ -214,7 +215,7 @@ def _decode_attention(
         cached = context - 1 if FUSED else context
         q, accumulator, maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D,
+            kv_head, context, scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D, SOFTCAP,
         )  # fmt: skip
         for tile in range(begin, end):
             position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -222,7 +223,7 @@ def _decode_attention(
             at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
             accumulator, maximum, total = attend_tile(
                 q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
-                D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+                D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
             )  # fmt: skip
         store_split(
             accumulator, maximum, total, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
@@ -247,13 +248,14 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     _decode_attention[(kv_heads, *across)](
         q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
         batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots, q.stride(0),
-        page_table.shape[1], call.scale * LOG2_E, eps,
+        page_table.shape[1], call.scale * LOG2_E.value, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens,
         FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None, SPLITS=plan.splits,
         MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
-        PRECISION=launch.dot_precision(q.dtype), EARLY_TRIGGER=plan.early_trigger, OVERLAP_PREFILL=plan.overlap_prefill,
-        PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
+        PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
+        OVERLAP_PREFILL=plan.overlap_prefill, PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages,
+        **launch.options(call.pdl),
     )  # fmt: skip
 
 

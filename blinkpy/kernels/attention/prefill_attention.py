@@ -36,12 +36,20 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    dtype: torch.dtype, sm_count: int = 132, *, overlap_prefill: bool = False, every_row: bool = False
+    dtype: torch.dtype,
+    sm_count: int = 132,
+    *,
+    head_dim: int = 128,
+    overlap_prefill: bool = False,
+    every_row: bool = False,
 ) -> PrefillPlan:
     """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an
     H200, by the time from the end of the rotary embedding to the begin of the next layer: two small tiles on an SM leave decode
-    attention room beside them, and hide each other's loads."""
+    attention room beside them, and hide each other's loads. For heads over 128 they are the largest of which two fit, not
+    measured."""
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
+    if head_dim > 128:
+        sizes = (64, 32, 8, 3) if dtype == torch.bfloat16 else (16, 32, 8, 2)
     return PrefillPlan(*sizes, sm_count=sm_count, overlap_prefill=overlap_prefill, every_row=every_row)
 
 
@@ -74,7 +82,7 @@ def attend_chunk(
     context,  # tokens of the sequence
     first_query,  # of the tile, in the chunk
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
@@ -106,7 +114,7 @@ def attend_chunk(
         at = paged_offsets(table, position, present, kv_head, KVH, P, D)
         accumulator, maximum, total = attend_tile(
             q, accumulator, maximum, total, k_ptr, v_ptr, at, present, present, scale,
-            D, BLOCK_D, MASK=False, ALL=True, PRECISION=PRECISION,
+            D, BLOCK_D, MASK=False, ALL=True, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
         )  # fmt: skip
     for first in range(unmasked_end, end, BLOCK_N):
         position = first + tl.arange(0, BLOCK_N)
@@ -117,7 +125,7 @@ def attend_chunk(
             visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
         accumulator, maximum, total = attend_tile(
             q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
-            D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION,
+            D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
         )  # fmt: skip
     out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
@@ -143,6 +151,7 @@ def _prefill_attention(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,  # powers of two >= H / KVH, >= D
     PRECISION: tl.constexpr,
     EVERY_ROW: tl.constexpr,  # decode rows too
+    SOFTCAP: tl.constexpr,  # of the scores; 0: none
     OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +184,7 @@ def _prefill_attention(
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
             attend_chunk(
                 q_ptr, k_ptr, v_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
-                H, KVH, D, P, WINDOW, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION,
+                H, KVH, D, P, WINDOW, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, SOFTCAP,
             )  # fmt: skip
 
 
@@ -190,10 +199,11 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
     tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
     _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
         call.q, keys, values, call.out, page_table, batch.row_slots, batch.query_starts, batch.context_lengths, batch.counts,
-        call.q.stride(0), page_table.shape[1], call.scale * LOG2_E,
+        call.q.stride(0), page_table.shape[1], call.scale * LOG2_E.value,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, OVERLAP_PREFILL=plan.overlap_prefill,
+        PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, SOFTCAP=call.softcap,
+        OVERLAP_PREFILL=plan.overlap_prefill,
         PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip
 

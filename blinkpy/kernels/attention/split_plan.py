@@ -28,7 +28,14 @@ class DecodePlan:
 
 
 def plan_decode(
-    rows: int, kv_heads: int, max_context: int, sm_count: int, dtype: torch.dtype = torch.bfloat16, *, mixed: bool = False
+    rows: int,
+    kv_heads: int,
+    max_context: int,
+    sm_count: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    mixed: bool = False,
+    head_dim: int = 128,
 ) -> DecodePlan:
     """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
     `sm_count` SMs. mixed: with prefill chunks.
@@ -37,9 +44,11 @@ def plan_decode(
     an SM, so that long sequences fill the GPU, but a few tiles each, since adding the splits up takes a while too. Many rows fill
     it by themselves: only long contexts are split, so that one of them does not hold up the step; a split that a row does not use
     costs its start. Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
-    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs.
+    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over 128 take twice
+    the warps: else their queries and sums do not fit the registers.
     """
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
+    warps *= 2 if head_dim > 128 else 1
     groups = rows * kv_heads
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:

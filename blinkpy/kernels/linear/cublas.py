@@ -38,7 +38,7 @@ def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
 
 AROUND: tuple[dict[str, Any], ...] = (
     {}, {"norm": True}, {"norm": True, "bias": True}, {"bias": True, "residual": True}, {"norm": True, "swiglu": True},
-    {"bias": True, "swiglu": True},
+    {"bias": True, "swiglu": True, "gelu": True},
 )  # fmt: skip
 CUBLAS, HALVES = LinearConfig("cublas"), LinearConfig("cublas-halves")
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.activation import gated
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.tile_product import weight_tile
@@ -78,7 +78,7 @@ def _gemv(
     if SWIGLU:
         if BIAS:
             y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
-        y = silu_times(y, y_upper)
+        y = gated(y, y_upper, SWIGLU)
     if RESIDUAL:
         y += tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
@@ -91,7 +91,7 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
     _gemv[(triton.cdiv(n, config.block_n),)](
         x, call.weight, x if call.bias is None else call.bias, norm, out if call.residual is None else call.residual, out, eps,
         N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=16 // x.element_size(), BIAS=call.bias is not None,
-        NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
         PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 4, 32), LinearShape(1, 70, 96, bias=True, norm=True)),
         LinearCase(LinearConfig("gemv", 16, 1, 128), LinearShape(1, 7, 72, residual=True, norm=True)),
         LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
-        LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, bias=True)),
+        LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, gelu=True, bias=True)),
         LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
     ),
     (_gemv,),

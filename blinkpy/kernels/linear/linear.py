@@ -34,7 +34,7 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
     if call.swiglu and "swiglu" not in variant.fuses:
         gate_up, _ = take(scratch, call.x, call.weight.shape[0])
         variant.launch(replace(call, out=gate_up, swiglu=False), config)
-        swiglu(gate_up, call.counts, call.out, pdl=call.pdl)
+        swiglu(gate_up, call.counts, call.out, gelu=call.gelu, pdl=call.pdl)
     else:
         variant.launch(call, config)
 
@@ -48,7 +48,7 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
         (call.weight, "weight", (call.shape.weight_rows, k), x.dtype),
         (out, "out", (config.split_k, rows, n) if call.partials else (rows, n), torch.float32 if call.partials else results),
         (bias, "bias", (len(call.weight),), x.dtype),
-        (None if norm is None else norm[0], "norm weight", (k,), x.dtype),
+        (None if norm is None else norm[0], "norm weight", (k,)),
         (residual, "residual", (rows, n), out.dtype),
         (call.counts, "counts", *HEADER),
         (call.workspace.partial, "partial", (None,), torch.float32),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from blinkpy.kernels.activation import GEGLU
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 
 
@@ -22,6 +23,7 @@ class LinearShape(NamedTuple):
     partials: bool = False  # the result is partial sums
     dtype: torch.dtype = torch.bfloat16  # of x and weights
     result: torch.dtype | None = None  # None: dtype
+    gelu: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -74,6 +76,12 @@ class LinearCall:
     residual: torch.Tensor | None = None  # [M, N] in out's dtype; may be out itself
     swiglu: bool = False
     pdl: bool = False
+    gelu: bool = False  # with swiglu: gelu, approximated with tanh, in place of silu
+
+    @property
+    def gate(self) -> int:
+        """The kernels' SWIGLU."""
+        return GEGLU.value if self.swiglu and self.gelu else self.swiglu
 
     @property
     def partials(self) -> bool:
@@ -84,7 +92,7 @@ class LinearCall:
     def shape(self) -> LinearShape:
         """The sizes of this call."""
         around = (self.norm is not None, self.bias is not None, self.swiglu, self.residual is not None, self.partials)
-        return LinearShape(len(self.x), self.out.shape[-1], self.x.shape[1], *around, self.x.dtype, self.out.dtype)
+        return LinearShape(len(self.x), self.out.shape[-1], self.x.shape[1], *around, self.x.dtype, self.out.dtype, self.gelu)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         x, call.weight, x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, partial,
         arrivals, rows, x.stride(0),
         N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
-        BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu, WEIGHTS_FIRST=config.weights_first,
+        BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate, WEIGHTS_FIRST=config.weights_first,
         KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
         PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip
@@ -198,7 +198,9 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, partials=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 2, weights_first=True), LinearShape(9, 64, 70, partials=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 1, weights_first=True), LinearShape(17, 45, 70, norm=True, bias=True)),
-        LinearCase(LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, residual=True)),
+        LinearCase(
+            LinearConfig("triton", 16, 32, 32, 2, 4, 4, True), LinearShape(7, 64, 128, swiglu=True, gelu=True, residual=True)
+        ),
         LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),

@@ -151,7 +151,7 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
         TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]), *map(weights_by, widths),
         x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, rows,
         N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
-        SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.swiglu,
+        SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
         WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, EARLY_TRIGGER=config.early_trigger,
         PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
     )  # fmt: skip
@@ -181,7 +181,7 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(19, 70, 104, bias=True, residual=True)),
         LinearCase(LinearConfig("tma", 16, 48, 32), LinearShape(33, 112, 96, norm=True, swiglu=True, bias=True)),
         LinearCase(LinearConfig("tma", 16, 112, 32), LinearShape(16, 224, 64, swiglu=True, residual=True)),
-        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True)),
+        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 72, swiglu=True, gelu=True)),
         LinearCase(LinearConfig("tma", 16, 80, 32), LinearShape(9, 90, 200, bias=True)),
         LinearCase(LinearConfig("tma", 16, 32, 32), LinearShape(18, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("tma", 16, 48, 32, 2), LinearShape(19, 70, 136, bias=True, partials=True)),

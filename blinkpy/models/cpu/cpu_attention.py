@@ -16,6 +16,7 @@ from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.description.blocks import QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights
@@ -35,7 +36,7 @@ class CpuAttention:
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
-        self.model, self.cache, self.threads, self.progress = model, cache, team_size(), progress
+        self.model, self.layers, self.cache, self.threads, self.progress = model, layers, cache, team_size(), progress
         dtype, heads = cache.keys[0].dtype, (self.threads, model.heads)
         self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
@@ -45,19 +46,22 @@ class CpuAttention:
         queries, sums = torch.empty(2, *heads, model.head_dim)
         tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
-        self.kept = (layers, tensors, ropes)  # the arguments point into them
+        norms = list[torch.Tensor]()
+        self.kept = (norms, tensors, ropes)  # the arguments point into them
         for name, tensor in tensors.items():
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
+        arguments["softcap"] = model.attention.softcap
         arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
         for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-            if weights.q_norm is not None and weights.k_norm is not None:
-                own["q_norm"], own["k_norm"] = weights.q_norm.data_ptr(), weights.k_norm.data_ptr()
+            if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm == QkNorm.HEAD:
+                norms += weights.q_norm.float(), weights.k_norm.float()
+                own["q_norm"], own["k_norm"] = (tensor.data_ptr() for tensor in norms[-2:])
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
@@ -83,7 +87,11 @@ class CpuAttention:
 
         Returns [tokens, q_size], valid until the next run.
         """
-        model, out = self.model, self.out[: self.tokens]
+        model, weights, out = self.model, self.layers[layer], self.out[: self.tokens]
+        if model.attention.qk_norm == QkNorm.WIDTH and weights.q_norm is not None and weights.k_norm is not None:
+            q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], -1)
+            for some, weight in ((q, weights.q_norm), (k, weights.k_norm)):
+                some.copy_(norm(some, weight, model.norm.eps))
         self.arguments["qkv"][layer] = qkv.data_ptr()
         self.begun[:] = 0
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
@@ -92,19 +100,32 @@ class CpuAttention:
             for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
                 some = slice(tokens[0] + part.start, tokens[0] + part.stop)
                 q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
-                scale = model.attention.score_scale
-                out[some] = attend(q, keys, values, pages, context - len(tokens) + part.stop, window, scale)
+                scale, softcap = model.attention.score_scale, model.attention.softcap
+                out[some] = attend(q, keys, values, pages, context - len(tokens) + part.stop, window, scale, softcap)
         return out.view(self.tokens, model.q_size)
 
 
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """An RMSNorm in x's dtype. x: [tokens, width], contiguous along the width. weight: [width], of that dtype or float32."""
+    same = x if x.dtype == weight.dtype else x.float()
+    return F.rms_norm(same, weight.shape, weight, eps).to(x.dtype)
+
+
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, context: int, window: int, scale: float
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: torch.Tensor,
+    context: int,
+    window: int,
+    scale: float,
+    softcap: float,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
     pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
-    scale: of the scores.
+    scale, softcap: of the scores.
     """
     page_size, first = keys.shape[2], context - len(q)
     skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
@@ -117,7 +138,22 @@ def attend(
         mask = key_at <= query_at
         if window:
             mask &= key_at > query_at - window
+    if softcap:
+        return _attend_capped(q, k[0], v[0], mask, scale, softcap)
     result = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
     return result[0].transpose(0, 1)
+
+
+def _attend_capped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention with a softcap. q: [tokens, heads, head_dim]. k, v: [kv_heads, keys, head_dim]. mask: bool [tokens, keys]; None:
+    as many keys as tokens, and causal."""
+    tokens, heads, _ = q.shape
+    shared = q.transpose(0, 1).unflatten(0, (len(k), heads // len(k))).float()  # [kv_heads, group, tokens, head_dim]
+    scores = (shared @ k[:, None].mT.float()).mul_(scale / softcap).tanh_().mul_(softcap)
+    visible = torch.ones(tokens, tokens, dtype=torch.bool).tril_() if mask is None else mask
+    shares = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
+    return (shares @ v[:, None].float()).flatten(0, 1).transpose(0, 1).to(q.dtype)

@@ -22,7 +22,7 @@ _ADDRESSES = (
     "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
     "out",  # items [tokens, heads, D]; the rows of decode tokens are written
     *("keys", "values"),  # items [num_pages, kv_heads, P, D], the layer's cache
-    *("q_norm", "k_norm"),  # items [D]; 0 where the model has none
+    *("q_norm", "k_norm"),  # float32 [D]; 0 where the model has none
     *("cos", "sin"),  # float32 [max_positions, half]
     *("positions", "cache_slots"),  # int32 [tokens]
     *("row_slots", "contexts"),  # int32 [rows]
@@ -39,7 +39,8 @@ _SIZES = (
     "window",  # how many of the last tokens a token sees, itself included; 0: all
 )
 ARGUMENTS = np.dtype(
-    [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), ("eps", np.float32), ("scale", np.float32)], align=True
+    [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), *((name, np.float32) for name in ("eps", "scale", "softcap"))],
+    align=True,
 )
 """What the pass is told about one layer of one step."""
 
@@ -62,8 +63,8 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
         out = carray(pointer_to(a.out), (tokens, heads, D), item)
         keys = carray(pointer_to(a.keys), (a.num_pages, kv_heads, P, D), item)
         values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), item)
-        q_norm = carray(pointer_to(a.q_norm), (D if a.q_norm else 0,), item)
-        k_norm = carray(pointer_to(a.k_norm), (D if a.k_norm else 0,), item)
+        q_norm = carray(pointer_to(a.q_norm), (D if a.q_norm else 0,), np.float32)
+        k_norm = carray(pointer_to(a.k_norm), (D if a.k_norm else 0,), np.float32)
         cos = carray(pointer_to(a.cos), (a.max_positions, half), np.float32)
         sin = carray(pointer_to(a.sin), (a.max_positions, half), np.float32)
         positions = carray(pointer_to(a.positions), (tokens,), np.int32)
@@ -96,7 +97,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
                 store(qkv[token, heads + kv_heads + h], values[page, h, offset])
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
-                attend(q, keys, values, pages, context, window, a.scale, first, last, scores, sums)
+                attend(q, keys, values, pages, context, window, a.scale, a.softcap, first, last, scores, sums)
                 for g in range(first * group, last * group):
                     store(sums[g], out[token, g])
             else:
@@ -113,7 +114,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
 def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def]
     """target = one head of a query or key, normalised and rotated. float32 [D].
 
-    source: items [D]. norm: items [D], empty for none. cos, sin: float32 [half].
+    source: items [D]. norm: float32 [D], empty for none. cos, sin: float32 [half].
     """
     D, half = len(target), len(cos)
     if len(norm):
@@ -123,7 +124,7 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
             square += x * x
         scale = np.float32(1) / np.sqrt(square / np.float32(D) + eps)
         for d in range(D):
-            target[d] = load(source[d]) * scale * load(norm[d])
+            target[d] = load(source[d]) * scale * norm[d]
     else:
         for d in range(D):
             target[d] = load(source[d])
@@ -134,11 +135,11 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
 
 
 @inlined
-def attend(q, keys, values, pages, context, window, scale, first, last, scores, sums):  # type: ignore[no-untyped-def]
+def attend(q, keys, values, pages, context, window, scale, softcap, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
-    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included. scale: of
-    the scores.
+    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included. scale,
+    softcap: of the scores.
     scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
@@ -154,6 +155,8 @@ def attend(q, keys, values, pages, context, window, scale, first, last, scores, 
             for g in range(h * group, (h + 1) * group):
                 score_page(q[g], keys[page, h], scale, scores[g], p * P - base)
     for g in range(first * group, last * group):
+        if softcap > 0:
+            cap_scores(scores[g], start - base, context - base, softcap)
         softmax(scores[g], start - base, context - base)
         for d in range(D):
             sums[g, d] = np.float32(0)
@@ -192,6 +195,15 @@ def score_page(q, page, scale, scores, base):  # type: ignore[no-untyped-def]
         scores[base + t + 1] = b * scale
         scores[base + t + 2] = c * scale
         scores[base + t + 3] = e * scale
+
+
+@inlined
+def cap_scores(x, start, end, cap):  # type: ignore[no-untyped-def]
+    """x[start:end] = cap * tanh(x / cap), in place. float32. tanh(y) = 1 - 2 / (1 + e ** 2y), to 1e-7."""
+    to_exponent = np.float32(2 * 1.44269504) / cap
+    for i in range(start, end):
+        power = exp2(min(max(x[i] * to_exponent, np.float32(-126)), np.float32(126)))
+        x[i] = cap - np.float32(2) * cap / (np.float32(1) + power)
 
 
 @inlined

@@ -1,6 +1,6 @@
 """The decoder on the CPU: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
-from blinkpy.models.cpu.cpu_attention import CpuAttention
+from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
 
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may round to 0
 
@@ -46,8 +46,9 @@ class TorchDecoder:
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
         x = F.embedding(ids, self.weights.embedding)
-        if self.model.factors.embedding != 1:
-            x *= self.model.factors.embedding
+        factor = embedding_factor(self.model, x.dtype)
+        if factor != 1:
+            x *= factor
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
@@ -57,26 +58,37 @@ class TorchDecoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [tokens, vocab] from the residual stream [tokens, hidden]."""
-        return self.progress.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head).float()
+        logits = self.progress.linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head).float()
+        cap = self.model.factors.softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (self.model.hidden_size,), weight, self.model.norm.eps)
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """The norm of x, [tokens, width]; x where the model has none here."""
+        return x if weight is None else norm(x, weight, self.model.norm.eps)
 
-    def _pre_norm_layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
+    def _add(
+        self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x + norm(inner weight^T + bias), or without a norm. x: [tokens, out]. inner: [tokens, in]."""
+        if norm is None:
+            return self.progress.add_linear(x, inner, weight, bias)
+        return x + self._norm(self.progress.linear(inner, weight, bias), norm)
+
+    def _layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
         """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
         attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]
         if len(x) == 0:
             return x
-        x = self.progress.add_linear(x, attended, layer.o, layer.o_bias)
+        x = self._add(x, attended, layer.o, layer.o_bias, layer.attention_out_norm)
         mlp = self.model.layers[index].mlp
         return BLOCKS[type(mlp)](self, x, self._norm(x, layer.post_norm), layer, mlp)
 
     def _mlp(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, mlp: Mlp) -> torch.Tensor:
         """x + the MLP's result. x, normed: [tokens, hidden]."""
         inner = self._gated(normed, layer.gate_up, layer.gate_up_bias, mlp.activation)
-        return self.progress.add_linear(x, inner, layer.down, layer.down_bias)
+        return self._add(x, inner, layer.down, layer.down_bias, layer.mlp_out_norm)
 
     def _experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
@@ -136,11 +148,13 @@ def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
     return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
 
 
-BLOCKS: dict[BlockType, Callable[..., Any]] = {
-    NormPlacement.PRE: TorchDecoder._pre_norm_layer,
+BLOCKS: dict[BlockType, Any] = {
+    **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights have the norms that there are
+    **dict.fromkeys(QkNorm),  # cpu_attention.py
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,

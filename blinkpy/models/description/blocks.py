@@ -14,7 +14,15 @@ class NormPlacement(Enum):
     """Where the norms of a layer stand."""
 
     PRE = "norms before attention and MLP"
+    POST = "norms after attention and MLP"
     SANDWICH = "norms before and after attention and MLP"
+
+
+class QkNorm(Enum):
+    """What the norms of queries and keys are over."""
+
+    HEAD = "each head by itself"
+    WIDTH = "all heads of a token together"
 
 
 class Activation(Enum):
@@ -33,16 +41,17 @@ class RouterKind(Enum):
 
 
 class Norm(NamedTuple):
-    """An RMSNorm. eps: added to the mean square."""
+    """An RMSNorm. eps: added to the mean square. offset: added to the stored weights, of all norms of the model."""
 
     eps: float
+    offset: float = 0.0
 
 
 class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
-    window: how many of the last tokens a token sees, itself included (0: all). qk_norm: each head of queries and keys has a norm.
-    scale: of the scores; 0 stands for head_dim ** -0.5.
+    window: how many of the last tokens a token sees, itself included (0: all). qk_norm: queries and keys have norms.
+    scale: of the scores; 0 stands for head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as it is.
     """
 
     heads: int
@@ -50,10 +59,11 @@ class Attention(NamedTuple):
     head_dim: int
     rope: Rope
     window: int = 0
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     scale: float = 0.0
+    softcap: float = 0.0
 
     @property
     def score_scale(self) -> float:
@@ -63,11 +73,14 @@ class Attention(NamedTuple):
 
 class Factors(NamedTuple):
     """Constants of a family. embedding: what a token's embedding is multiplied by. residual: what attention and MLP add to the
-    residual stream. logits: the logits."""
+    residual stream. logits: the logits. rounded: the embedding's factor is one of the weights' dtype. softcap: of the logits, as
+    that of Attention."""
 
     embedding: float = 1.0
     residual: float = 1.0
     logits: float = 1.0
+    rounded: bool = False
+    softcap: float = 0.0
 
 
 NO_FACTORS = Factors()

@@ -21,7 +21,9 @@ class TensorNames(NamedTuple):
     lm_head: str = "lm_head"
     layer: str = "model.layers.{layer}."
     input_norm: str = "input_layernorm"
-    post_norm: str = "post_attention_layernorm"
+    post_norm: str = "post_attention_layernorm"  # before the MLP
+    attention_out_norm: str = "post_attention_layernorm"
+    mlp_out_norm: str = "post_feedforward_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
@@ -64,6 +66,8 @@ class DecoderDescription:
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
+        if self.placement != NormPlacement.PRE and any(self.expert_layers):
+            raise ConfigError(f"{self.name}: norms behind experts are not supported")
         attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}):
@@ -134,7 +138,7 @@ class DecoderDescription:
 
     def lacking_blocks(self, implemented: Container[BlockType]) -> list[str]:
         """Names of this model's blocks that a decoder's table lacks, sorted."""
-        needed: set[BlockType] = {self.placement}
+        needed: set[BlockType] = {block for block in (self.placement, self.attention.qk_norm) if block is not None}
         for mlp in {layer.mlp for layer in self.layers}:
             needed |= {type(mlp), mlp.activation} | ({mlp.router} if isinstance(mlp, Experts) else set())
         return sorted(str(block) for block in needed if block not in implemented)

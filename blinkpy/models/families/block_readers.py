@@ -14,6 +14,7 @@ from blinkpy.models.description.blocks import (
     Mlp,
     Norm,
     NormPlacement,
+    QkNorm,
     RouterKind,
 )
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
@@ -34,7 +35,8 @@ def grouped_attention(
     if heads % kv_heads:
         raise ConfigError(f"config.json: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
     head_dim = c.integer("head_dim", default=hidden // heads if hidden % heads == 0 else None)
-    return Attention(heads, kv_heads, head_dim, read_rope(c, head_dim, **rope), 0, qk_norm, qkv_bias, o_bias)
+    norm = QkNorm.HEAD if qk_norm else None
+    return Attention(heads, kv_heads, head_dim, read_rope(c, head_dim, **rope), 0, norm, qkv_bias, o_bias)
 
 
 def _layer_types(c: HfConfig, layers: int) -> list[str] | None:
@@ -73,6 +75,15 @@ def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, up
     if "full_attention" in (types or ()):
         raise ConfigError("config.json: layer_types with full_attention beside a sliding_window is not supported here")
     return (window,) * layers
+
+
+def periodic_windows(c: HfConfig, period: int) -> tuple[int, ...]:
+    """Of each layer: `sliding_window`, or 0 as `layer_types` says, or without that in each `period`-th."""
+    layers, window = c.integer("num_hidden_layers"), c.get("sliding_window")
+    types = _layer_types(c, layers) or ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
+    if window is None and "sliding_attention" in types:
+        raise ConfigError("config.json: sliding_window is not set, but there are layers with sliding_attention")
+    return tuple(c.integer("sliding_window") if name == "sliding_attention" else 0 for name in types)
 
 
 def activation(c: HfConfig) -> Activation:

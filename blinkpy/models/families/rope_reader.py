@@ -19,15 +19,25 @@ KNOWN_PARAMETERS = {
 }
 MAX_CONTEXT = 1 << 31  # of what a config.json may state
 INERT_PARAMETERS = {"finetuned"}  # how the weights were made
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
-def _section(c: HfConfig, inert: Set[str]) -> HfConfig:
-    """The part of a config.json that describes the rotary embedding; empty where there is none. inert: keys without an effect."""
+def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
+    """The part of a config.json that describes the rotary embedding, of layers of one type; empty where there is none. inert:
+    keys without an effect."""
     parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
     where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be an object, not {values!r}")
+    if layer_type and any(isinstance(value, Mapping) for value in values.values()):
+        if set(values) - set(LAYER_TYPES):
+            raise ConfigError(f"{where}: must have a section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
+        where, values = f"{where}.{layer_type}", values.get(layer_type) or {}
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be an object, not {values!r}")
+    elif layer_type == SLIDING:
+        values = {}
     if any(isinstance(value, Mapping) for value in values.values()):
         raise ConfigError(f"{where}: different rotary embeddings per layer type are not supported")
     unknown = sorted(set(values) - KNOWN_PARAMETERS - INERT_PARAMETERS - inert)
@@ -43,21 +53,25 @@ def read_rope(
     partial: bool = False,
     original_default: int = 0,
     aliases: Mapping[str, str] = MappingProxyType({}),
+    layer_type: str | None = None,
+    theta_key: str = "rope_theta",
     inert: Set[str] = frozenset(),
 ) -> Rope:
     """The rotary embedding that a config.json describes.
 
     partial: the family can rotate a part of each head. original_default: original context of a family whose configs may
     leave it out (0: the model's own maximum). aliases: older names of rope types in this family. inert: parameters that have no
-    effect in it.
+    effect in it. layer_type: of a family with an embedding for each: a single section is that of full attention. theta_key: of
+    config.json, where the section has none.
     Raises ConfigError for anything that is unknown, missing or out of range.
     """
-    section, max_position = _section(c, inert), c.integer("max_position_embeddings")
+    section, max_position = _section(c, layer_type, inert), c.integer("max_position_embeddings")
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
         raise ConfigError(f"{section.where}: rope type {kind!r} is not supported (supported: {', '.join(KINDS)})")
-    theta, share = (section.number(key, c.number(key)) for key in ("rope_theta", "partial_rotary_factor"))
+    theta = section.number("rope_theta", c.number(theta_key))
+    share = section.number("partial_rotary_factor", c.number("partial_rotary_factor"))
     if share > 1 or (share != 1 and not partial):
         raise ConfigError(f"partial_rotary_factor {share:g} is not supported by {c.name} here")
     rotary_dim = int(head_dim * share)

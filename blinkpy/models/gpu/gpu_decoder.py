@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from blinkpy.kernels.activation import softcap
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
@@ -29,12 +30,12 @@ from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_l
 from blinkpy.kernels.moe.shared_gate import gate_shared
 from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
 
 
 class GpuDecoder:
@@ -74,11 +75,15 @@ class GpuDecoder:
         self.buffers = Buffers(model, tokens, rows, dtype, device)
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
-            (s.rows, mixed): plan_decode(s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed)
+            (s.rows, mixed): plan_decode(
+                s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed, head_dim=model.head_dim
+            )
             for s in shapes
             for mixed in (False, True)
         }
-        self.prefill_plan = plan_prefill(dtype, sm_count, overlap_prefill=not invariant, every_row=invariant)
+        self.prefill_plan = plan_prefill(
+            dtype, sm_count, head_dim=model.head_dim, overlap_prefill=not invariant, every_row=invariant
+        )
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
@@ -93,7 +98,7 @@ class GpuDecoder:
         the rows' last tokens, and the others stay as they entered its attention."""
         counts, layers = self.batch.counts, self.weights.layers
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
-        factor = self.model.factors.embedding
+        factor = embedding_factor(self.model, self.stream.hidden.dtype)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
         for index, layer in enumerate(layers):
             last = shape.last_tokens_only and index == len(layers) - 1
@@ -108,9 +113,11 @@ class GpuDecoder:
         every = None if shape.last_tokens_only else self.view
         rms_norm(source, norm, eps, counts, last, residual, last_tokens_of=every, pdl=self.pdl)
         self._linear(last, self.weights.lm_head, logits)
+        if cap := self.model.factors.softcap:
+            softcap(logits, counts, cap, pdl=self.pdl)
         return logits
 
-    def _pre_norm_layer(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
+    def _layer(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
         mlp = self.model.layers[index].mlp
         self._attention(shape, layer, index, last_tokens_only=last_tokens_only)
         BLOCKS[type(mlp)](self, layer, mlp)
@@ -121,6 +128,11 @@ class GpuDecoder:
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
         norms = (layer.q_norm, layer.k_norm) if layer.q_norm is not None and layer.k_norm is not None else None
+        if norms is not None and model.attention.qk_norm == QkNorm.WIDTH:
+            q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], 1)
+            for some, weight in ((q, norms[0]), (k, norms[1])):
+                rms_norm(some, weight, model.norm.eps, self.stream.counts, some, pdl=pdl)
+            norms = None
         cos, sin = self.ropes[index]
         new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
@@ -141,13 +153,15 @@ class GpuDecoder:
             new if fused else None,
             last_tokens_only,
             pdl,
+            model.attention.softcap,
         )
         chunks = shape.mixed and not last_tokens_only
         if chunks or self.invariant:
             attend(call, self.prefill_plan)
         if not self.invariant:
             attend(call, self.plans[shape.rows, chunks])
-        self._add_linear(call.out, layer.o, layer.o_bias, norm_follows=isinstance(model.layers[index].mlp, Mlp))
+        dense = isinstance(model.layers[index].mlp, Mlp)
+        self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
@@ -160,13 +174,13 @@ class GpuDecoder:
         inner = self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
         gate = BLOCKS[mlp.activation]
         self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
-        self._add_linear(inner, layer.down, layer.down_bias, norm_follows=True)
+        self._add_linear(inner, layer.down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
         model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
         hidden, counts, rows = self.stream.hidden, self.stream.counts, self.stream.rows
-        if scratch is None or router is None:
-            raise ValueError("an expert layer without a router, or without buffers")
+        if scratch is None or router is None or layer.post_norm is None:
+            raise ValueError("an expert layer without a router or a norm before it, or without buffers")
         logits = scratch.router[:rows]
         if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
             normed = self.buffers.normed[:rows]
@@ -183,7 +197,7 @@ class GpuDecoder:
             self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
             if layer.shared_gate is not None:
                 gate_shared(normed, layer.shared_gate, inner, counts, pdl=pdl)
-            self._add_linear(inner, layer.shared_down, None, norm_follows=True)
+            self._add_linear(inner, layer.shared_down, None, None, norm_follows=True)
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused."""
@@ -201,6 +215,7 @@ class GpuDecoder:
         norm: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         swiglu: bool = False,
+        gelu: bool = False,
     ) -> None:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         outputs, width = weight.shape
@@ -211,28 +226,38 @@ class GpuDecoder:
         elif norm is not None:
             x = self._norm(norm)
         workspace, counts = self.linear_workspace, self.stream.counts
-        linear(LinearCall(x, weight, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl), config)
+        linear(LinearCall(x, weight, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl, gelu=gelu), config)
 
-    def _add_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, norm_follows: bool) -> None:
-        """Add x weight^T + bias to the residual stream. Where a norm of it follows, the partials of split sums are left to that:
-        it reads all of the stream anyway, and here the programs would have to wait for each other."""
-        (outputs, width), workspace, hidden = weight.shape, self.linear_workspace, self.stream.hidden
+    def _add_linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, *, norm_follows: bool
+    ) -> None:
+        """Add norm(x weight^T + bias) to the residual stream, or that without a norm. Where a norm of it or of the stream
+        follows, the partials of split sums are left to that: it reads all of the rows anyway, and here the programs would have to
+        wait for each other."""
+        (outputs, width), workspace, hidden, counts = weight.shape, self.linear_workspace, self.stream.hidden, self.stream.counts
         config = self.table.config(outputs, width, len(x), weight.dtype)
-        call = LinearCall(x, weight, hidden, workspace, self.stream.counts, bias, residual=hidden, pdl=self.pdl)
-        if norm_follows and can_leave_partials(config):
+        call = LinearCall(x, weight, hidden, workspace, counts, bias, residual=hidden, pdl=self.pdl)
+        if norm is not None:
+            call = replace(call, out=self.buffers.normed[: self.stream.rows], residual=None)
+        if (norm_follows or norm is not None) and can_leave_partials(config):
             size = config.split_k * hidden.numel()
-            self.stream.partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
-            call = replace(call, out=self.stream.partials, residual=None)
+            partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
+            call = replace(call, out=partials, residual=None)
+            self.stream.partials = partials if norm is None else None
         elif leaves_partials(config):
             config = LinearConfig("cublas")  # nobody would add them up
         linear(call, config)
+        if norm is not None:
+            rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)
 
 
 BLOCKS: dict[BlockType, Any] = {
-    NormPlacement.PRE: GpuDecoder._pre_norm_layer,
+    **dict.fromkeys(NormPlacement, GpuDecoder._layer),  # the weights have the norms that there are
+    **dict.fromkeys(QkNorm),  # _attention
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
     Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
+    Activation.GELU_TANH: {"swiglu": True, "gelu": True},
     # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
     RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Mlp, RouterKind
+from blinkpy.models.description.blocks import Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
@@ -22,6 +22,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
+NORMS = {  # of a layer, by their fields in LayerWeights
+    NormPlacement.PRE: ("input_norm", "post_norm"),
+    NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
+    NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
+}
 COMPARED_BYTES = 16 << 20  # at a time
 logger = logging.getLogger("blinkpy.engine")
 Source = tuple[str, tuple[int, ...], int, int]
@@ -32,14 +37,15 @@ class Part:
     """One of our weights, and the checkpoint's tensors that it consists of.
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
-    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor: our weight is
-    the stored one multiplied by it. wide: float32, whatever the dtype of the others.
+    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
+    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others.
     """
 
     field: str
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
     factor: float = 1.0
+    offset: float = 0.0
     wide: bool = False
 
 
@@ -56,10 +62,16 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
     return Part(field, (number, rows * len(stored), width), sources)
 
 
+def _with_offset(norm: Part, offset: float) -> Part:
+    """A norm to whose weights an offset is added, in float32: else they would lose their last bits."""
+    return replace(norm, offset=offset, wide=True) if offset else norm
+
+
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
+    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
     return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
 
 
@@ -79,13 +91,13 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         return parts
 
     parts = [
-        vector("input_norm", names.input_norm, hidden),
+        *(vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]),
         *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
         *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
-        vector("post_norm", names.post_norm, hidden),
     ]
     if attention.qk_norm:
-        parts += [vector("q_norm", names.q_norm, model.head_dim), vector("k_norm", names.k_norm, model.head_dim)]
+        sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
+        parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
     if isinstance(mlp, Mlp):
         parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
@@ -104,9 +116,10 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 def outer_parts(model: DecoderDescription) -> list[Part]:
     """The weights outside of the layers. Tied embeddings have no lm_head; the last norm has the factor of the logits."""
     names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
+    last = _joined("final_norm", [(f"{names.final_norm}.weight", hidden)])
     parts = [
         _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
-        replace(_joined("final_norm", [(f"{names.final_norm}.weight", hidden)]), factor=model.factors.logits),
+        replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
     ]
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 

@@ -24,21 +24,23 @@ class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
     An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert; those of its shared
-    MLP have none.
+    MLP have none. Norms that a model lacks are None; all are float32 where an offset was added to them.
     """
 
-    input_norm: torch.Tensor  # [hidden]
     qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
     o: torch.Tensor  # [hidden, heads * head_dim]
-    post_norm: torch.Tensor  # [hidden]
     gate_up: torch.Tensor  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
     down: torch.Tensor  # [hidden, intermediate] or [experts, hidden, expert_size]
+    input_norm: torch.Tensor | None = None  # [hidden] before attention
+    attention_out_norm: torch.Tensor | None = None  # [hidden] behind it
+    post_norm: torch.Tensor | None = None  # [hidden] before the MLP
+    mlp_out_norm: torch.Tensor | None = None  # [hidden] behind it
     qkv_bias: torch.Tensor | None = None
     o_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
-    q_norm: torch.Tensor | None = None  # [head_dim]
-    k_norm: torch.Tensor | None = None  # [head_dim]
+    q_norm: torch.Tensor | None = None  # [head_dim] or [heads * head_dim]
+    k_norm: torch.Tensor | None = None  # [head_dim] or [kv_heads * head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
     selection_bias: torch.Tensor | None = None  # float32 [experts]
     shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
@@ -48,7 +50,7 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All weights of a decoder, of one dtype and on one device. Tied embeddings: lm_head is the embedding."""
+    """All weights of a decoder, of one dtype but for norms, and on one device. Tied embeddings: lm_head is the embedding."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
@@ -67,6 +69,17 @@ class Weights:
 def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torch.dtype:
     """Type to compute in: see dtype_name."""
     return TORCH_DTYPES[dtype_name(model, requested, device)]
+
+
+def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
+    """What embeddings of a dtype are multiplied by."""
+    factor = model.factors.embedding
+    return float(torch.tensor(factor).to(dtype)) if model.factors.rounded else factor
+
+
+def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
+    """Of a weight of a decoder whose weights have a dtype."""
+    return torch.float32 if part.wide else dtype
 
 
 def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:
@@ -90,21 +103,21 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places, scaled = [], list[tuple[torch.Tensor, float]]()
+    places, changed = [], list[tuple[torch.Tensor, float, float]]()
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.empty(part.shape, dtype=torch.float32 if part.wide else dtype, device=device)
+        result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
-        if part.factor != 1:
-            scaled.append((result, part.factor))
+        if (part.offset, part.factor) != (0, 1):
+            changed.append((result, part.offset, part.factor))
         return result
 
     weights = _assemble(model, make)
     load_tensors(places, torch.device(device), progress)
-    for tensor, factor in scaled:
-        tensor.mul_(factor)
+    for tensor, offset, factor in changed:
+        tensor.add_(offset).mul_(factor)
     return weights
 
 
@@ -115,7 +128,7 @@ def dummy_weights(
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.ones(part.shape, dtype=torch.float32 if part.wide else dtype, device=device)
+        result = torch.ones(part.shape, dtype=own_dtype(part, dtype), device=device)
         return result if part.field.endswith("norm") else result.uniform_(-spread, spread, generator=generator)
 
     return _assemble(model, make)

@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Activation, Attention, Experts, Factors, Layer, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import (
+    Activation,
+    Attention,
+    Experts,
+    Factors,
+    Layer,
+    Mlp,
+    Norm,
+    NormPlacement,
+    QkNorm,
+    RouterKind,
+)
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.families.family import families
 from blinkpy.models.weights.checkpoint import weight_elements
@@ -80,6 +93,29 @@ GRANITE_31_8B = config(
     attention_multiplier=0.0078125, embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=16.0,
     tie_word_embeddings=True,
 )  # fmt: skip
+GEMMA2_9B = config(
+    "Gemma2", 3584, 14336, 42, 16, 8, 256000, 8192, rms_norm_eps=1e-6, head_dim=256, hidden_act="gelu_pytorch_tanh",
+    hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=256, attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
+    attention_bias=False, cache_implementation="hybrid", rope_theta=10000.0, sliding_window=4096, sliding_window_size=4096,
+    tie_word_embeddings=True,
+)  # fmt: skip
+GEMMA2_27B = GEMMA2_9B | dict(zip(SIZES, (4608, 36864, 46, 32, 16, 256000, 8192), strict=True))
+GEMMA2_27B |= {"head_dim": 128, "query_pre_attn_scalar": 144}
+GEMMA3_1B = config(
+    "Gemma3", 1152, 6912, 26, 4, 1, 262144, 32768, rms_norm_eps=1e-6, head_dim=256, hidden_activation="gelu_pytorch_tanh",
+    query_pre_attn_scalar=256, attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=False, rope_scaling=None,
+    cache_implementation="hybrid", rope_local_base_freq=10000, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6,
+    tie_word_embeddings=True,
+)  # fmt: skip
+OLMO2_7B = config("Olmo2", 4096, 11008, 32, 32, 32, 100352, 4096, rms_norm_eps=1e-6, rope_theta=500000, rope_scaling=None)
+OLMO3_YARN = {
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
+OLMO3_7B = config(
+    "Olmo3", 4096, 11008, 32, 32, 32, 100278, 65536, rms_norm_eps=1e-6, rope_theta=500000, rope_scaling=OLMO3_YARN,
+    attention_bias=False, sliding_window=4096, layer_types=[*["sliding_attention"] * 3, "full_attention"] * 8,
+)  # fmt: skip
 GRANITE4 = config(
     "GraniteMoeHybrid", 2560, 8192, 8, 40, 8, 100352, 131072, num_local_experts=0, shared_intermediate_size=8192,
     layer_types=["attention"] * 8, position_embedding_type="rope",
@@ -112,6 +148,11 @@ PUBLISHED = {  # name -> config, parameters
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46_702_792_704),
     "SmolLM3-3B": (SMOLLM3_3B, 3_075_098_624),
     "Granite-3.1-8B": (GRANITE_31_8B, 8_170_848_256),
+    "Gemma-2-9B": (GEMMA2_9B, 9_241_705_984),
+    "Gemma-2-27B": (GEMMA2_27B, 27_227_128_320),
+    "Gemma-3-1B": (GEMMA3_1B, 999_885_952),
+    "OLMo-2-7B": (OLMO2_7B, 7_298_617_344),
+    "OLMo-3-7B": (OLMO3_7B, 7_298_011_136),
 }
 
 
@@ -187,6 +228,40 @@ def test_a_context_ends_where_queries_begin_to_grow() -> None:
     assert model.max_position == 262144
 
 
+def test_fields_of_gemma_and_olmo() -> None:
+    model = describe_config(GEMMA2_27B)
+    assert (model.attention.score_scale, model.attention.softcap, model.attention.qk_norm) == (1 / 12, 50.0, None)
+    assert model.factors == Factors(embedding=4608**0.5, rounded=True, softcap=30.0)
+    assert (model.placement, model.norm) == (NormPlacement.SANDWICH, Norm(1e-6, offset=1.0))
+    assert model.layers[0].mlp == Mlp(36864, Activation.GELU_TANH)
+    assert windows(GEMMA2_27B) == (4096, 0) * 23
+    uncapped = describe_config(GEMMA2_9B | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (uncapped.attention.softcap, uncapped.factors.softcap) == (0, 0)
+
+    model = describe_config(GEMMA3_1B)
+    assert model.attention.qk_norm == QkNorm.HEAD
+    assert windows(GEMMA3_1B) == ((512,) * 5 + (0,)) * 4 + (512,) * 2
+    assert [rope.theta for rope in ropes(model)] == ([1e4] * 5 + [1e6]) * 4 + [1e4] * 2
+    assert describe_config({k: v for k, v in GEMMA3_1B.items() if k != "sliding_window_pattern"}) == model
+    assert windows(GEMMA3_1B | {"sliding_window_pattern": 2}) == (512, 0) * 13
+    longer = describe_config(GEMMA3_1B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert [(rope.kind, rope.factor) for rope in ropes(longer)[4:6]] == [("default", 1), ("linear", 8)]
+    assert longer.default_context == 32768  # the factor is in it
+
+    model = describe_config(OLMO2_7B)
+    assert (model.placement, model.attention.qk_norm) == (NormPlacement.POST, QkNorm.WIDTH)
+    model = describe_config(OLMO3_7B)
+    assert windows(OLMO3_7B) == (4096, 4096, 4096, 0) * 8
+    assert describe_config({k: v for k, v in OLMO3_7B.items() if k != "layer_types"}) == model
+    assert [rope.kind for rope in ropes(model)] == ["default", "default", "default", "yarn"] * 8
+    assert {rope.theta for rope in ropes(model)} == {5e5}
+    assert model.default_context == 65536
+
+
+def ropes(model: DecoderDescription) -> list[Rope]:
+    return [layer.attention.rope for layer in model.layers]
+
+
 def windows(config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(layer.attention.window for layer in describe_config(config).layers)
 
@@ -240,6 +315,12 @@ def test_both_spellings_give_the_same() -> None:
     for config in (LLAMA_31_8B, MISTRAL_7B, QWEN3_30B_A3B, PHI3_MINI, PHI4_MINI):
         assert "rope_theta" not in modern(config)
         assert describe_config(modern(config)) == describe_config(config)
+    for config in (GEMMA3_1B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, OLMO3_7B):  # a section for each type
+        kept = {k: v for k, v in config.items() if not k.startswith("rope_")}
+        local = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", config["rope_theta"])}
+        full = {"rope_theta": config["rope_theta"], **config["rope_scaling"]}
+        sections = {"full_attention": full, "sliding_attention": local}
+        assert describe_config(kept | {"rope_parameters": sections}) == describe_config(config)
     for old in ("su", "yarn"):
         assert describe_config(PHI4_MINI | {"rope_scaling": LONGROPE | {"type": old}}) == describe_config(PHI4_MINI)
 
@@ -308,6 +389,16 @@ def test_both_spellings_give_the_same() -> None:
         (MISTRAL_3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "rope_scaling": {"type": "linear", "factor": 2.0, GROWTH: 1}}}, GROWTH),
         (MISTRAL_7B, {"rope_scaling": {"type": "yarn", "factor": 2.0, GROWTH: 0.1}}, f"{GROWTH} not supported"),
+        (GEMMA2_9B, {"hidden_activation": "gelu"}, "hidden_activation 'gelu'"),
+        (GEMMA2_9B, {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be a number above 0"),
+        (GEMMA2_9B, {"sliding_window": None}, "sliding_window is not set"),
+        (GEMMA3_1B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported by Gemma3ForCausalLM"),
+        (GEMMA3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3_1B, {"layer_types": ["full_attention"] * 25}, "layer_types must be a list of 26"),
+        (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN, "other": {}}}, "a section for each of full_attention"),
+        (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN, "sliding_attention": 3}}, "must be an object"),
+        (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN | {"factor": 0}}}, "full_attention: factor"),
+        (OLMO2_7B, {"clip_qkv": 8.0}, "clip_qkv"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
     ],
 )
@@ -341,15 +432,16 @@ def test_keys_without_an_effect_load_in_silence(name: str, caplog: pytest.LogCap
 
 
 NAMES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "SmolLM3", "Granite"]
-NAMES += ["Qwen2Moe", "Glm4Moe", "Ministral3"]
+NAMES += ["Qwen2Moe", "Glm4Moe", "Ministral3", "Gemma2", "Gemma3", "Olmo2", "Olmo3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """All that transformers writes loads in silence, and what is left out means what transformers takes it for."""
     transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
     given = {"head_dim": 128} if name == "Glm4Moe" else {}  # its own default is not a whole number
-    written = json.loads(getattr(transformers, f"{name}Config")(**given).to_json_string(use_diff=False))
+    written = json.loads(kind(**given).to_json_string(use_diff=False))
     written["architectures"] = [f"{name}ForCausalLM"]
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     model = describe_config({key: written[key] for key in (*sizes, "architectures")} | given)
@@ -372,14 +464,22 @@ def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     from blinkpy.models.gpu import gpu_decoder
 
     assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
-    plain = describe_config(LLAMA_31_8B)
-    plain.require_blocks(torch_decoder.BLOCKS, "it")
-    for changed, block in (
-        (replace(plain, placement=NormPlacement.SANDWICH), "NormPlacement.SANDWICH"),
-        (replace(plain, layers=(Layer(plain.attention, Mlp(8, Activation.GELU_TANH)),)), "Activation.GELU_TANH"),
+    for config, block in (
+        (LLAMA_31_8B, NormPlacement.PRE),
+        (GEMMA2_9B, Activation.GELU_TANH),
+        (GEMMA3_1B, QkNorm.HEAD),
+        (OLMO2_7B, QkNorm.WIDTH),
+        (MIXTRAL_8X7B, RouterKind.TOP_K_SOFTMAX),
     ):
-        with pytest.raises(ConfigError, match=f"LlamaForCausalLM needs {block}, which it does not support"):
-            changed.require_blocks(torch_decoder.BLOCKS, "it")
+        model = describe_config(config)
+        model.require_blocks(torch_decoder.BLOCKS, "it")
+        with pytest.raises(ConfigError, match=f"{model.name} needs {block}, which it does not support"):
+            model.require_blocks(torch_decoder.BLOCKS.keys() - {block}, "it")
+
+
+def test_norms_behind_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="norms behind experts"):
+        replace(describe_config(MIXTRAL_8X7B), placement=NormPlacement.POST)
 
 
 def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
@@ -396,7 +496,7 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
 def test_model_type_stands_in_for_a_missing_class() -> None:
     for name, family in families().items():
         base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": MISTRAL_7B}
-        config = {k: v for k, v in base.items() if k != "architectures"} | {"model_type": family.model_type}
+        config = {k: v for k, v in base.items() if k != "architectures" and v is not None} | {"model_type": family.model_type}
         assert describe_config(config).name == name
 
 
@@ -409,7 +509,7 @@ def test_the_page_has_each_family_and_the_zoo_a_model_of_each() -> None:
     listed = re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", table)
     assert sorted(listed) == sorted(families())
     ends = {kind: "ForConditionalGeneration" if kind in NESTED else "ForCausalLM" for kind, _ in ZOO.values()}
-    zoo = {kind.removesuffix("Config") + end for kind, end in ends.items()}
+    zoo = {kind.removesuffix("Config").removesuffix("Text") + end for kind, end in ends.items()}
     assert zoo == set(listed)
 
 

@@ -15,7 +15,7 @@ from support.models.paged_batch import PagedBatches
 from support.models.random_grammars import RandomGrammars
 from torch import Tensor
 
-from blinkpy.kernels.activation import swiglu
+from blinkpy.kernels.activation import softcap, swiglu
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
@@ -158,8 +158,21 @@ def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
     x, residual = (draw(rng, bucket, hidden, dtype=dtype, device=device) for _ in range(2))
     parts = draw(rng, 3, bucket, hidden, dtype=torch.float32, device=device)
-    weight = draw(rng, hidden, dtype=dtype, device=device)
+    weight = draw(rng, hidden, dtype=torch.float32 if rng.integers(2) else dtype, device=device)
     counts = header(tokens, tokens, tokens, device)
+    for source in (x, parts):  # added to what is there
+        out = residual.clone()
+        rms_norm(source, weight, 1e-5, counts, out, add=True)
+        whole = source.double().sum(0) if source is parts else source
+        expected = residual.double() + kernel_reference.rms_norm(whole, weight, 1e-5)
+        close(out[:tokens], expected[:tokens], dtype, "added norm")
+        assert torch.equal(out[tokens:], residual[tokens:])
+    wide = draw(rng, bucket, hidden + 24, dtype=dtype, device=device)
+    within, given = wide[:, 8 : 8 + hidden], wide.clone()
+    rms_norm(within, weight, 1e-5, counts, within)  # in its place, between others
+    close(within[:tokens], kernel_reference.rms_norm(given[:tokens, 8 : 8 + hidden], weight, 1e-5), dtype, "norm in its place")
+    within[:tokens] = given[:tokens, 8 : 8 + hidden]
+    assert torch.equal(wide, given)
     for source, add in ((x, False), (x, True), (parts, True)):
         summed = residual.clone()
         out = poison(bucket, hidden, dtype=dtype, device=device)
@@ -225,7 +238,7 @@ def rope_case(
 
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
-    kv_heads: int, head_dim: int, page: int, window: int = 0, plan: DecodePlan | None = None, tiles: Any = None,
+    kv_heads: int, head_dim: int, page: int, window: int = 0, cap: float = 0.0, plan: DecodePlan | None = None, tiles: Any = None,
     overlap: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
     """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
@@ -241,7 +254,7 @@ def attention_case(
     tiles = replace(tiles or VARIANTS["tiles"].plans(dtype)[0], sm_count=sm_count, overlap_prefill=overlap)
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
-    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace)
+    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace, softcap=cap)
     outs = []
     for _ in range(2):
         out = poison(bucket_tokens, heads * head_dim, **make)
@@ -272,7 +285,7 @@ def attention_case(
     start = 0
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
         pages = batch.page_table[batch.view.row_slots[row]]
-        expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window)
+        expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window, cap)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
         close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row} of context {context}")
@@ -281,7 +294,7 @@ def attention_case(
 
 def new_tokens_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
-    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, plan: DecodePlan, bucket: int,
+    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
     rows = len(contexts)
@@ -299,7 +312,8 @@ def new_tokens_case(
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in before], poison(bucket, heads * head_dim, dtype=dtype, device=device)
         paged = PagedKV(*caches, batch.page_table)
-        attend(AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new), plan)
+        call = AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new)
+        attend(replace(call, softcap=cap), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
     assert torch.equal(new.qkv, given)
@@ -310,16 +324,28 @@ def new_tokens_case(
         cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]
-        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window)
+        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window, cap)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
 
 
 def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, width: int) -> None:
     x = draw(rng, bucket, 2 * width, dtype=dtype, device=device, scale=3.0)
-    out = poison(bucket, width, dtype=dtype, device=device)
-    swiglu(x, header(tokens, tokens, 0, device), out)
-    close(out[:tokens], kernel_reference.swiglu(x[:tokens]), dtype, "swiglu")
-    untouched(out[tokens:], "swiglu")
+    for gelu in (False, True):
+        out = poison(bucket, width, dtype=dtype, device=device)
+        swiglu(x, header(tokens, tokens, 0, device), out, gelu=gelu)
+        close(out[:tokens], kernel_reference.swiglu(x[:tokens], gelu), dtype, f"gelu {gelu}")
+        untouched(out[tokens:], "swiglu")
+
+
+def softcap_case(rng: np.random.Generator, device: str, rows: int, bucket: int, vocabulary: int) -> None:
+    """Logits far below and far above the cap."""
+    given, cap = draw(rng, bucket, vocabulary, dtype=torch.float32, device=device, scale=30.0), float(rng.uniform(0.5, 60))
+    given[:, :2] = torch.tensor([1e30, -1e30])
+    logits = given.clone()
+    with np.errstate(over="ignore"):  # in the interpreter
+        softcap(logits, header(rows, 2 * rows, 0, device), cap)
+    close(logits[:rows], kernel_reference.capped(given[:rows], cap), torch.float32, f"softcap {cap}")
+    assert torch.equal(logits[rows:], given[rows:])
 
 
 def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
@@ -341,11 +367,11 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
     x = draw(rng, m, k + 8, **make)[:, :k]
     weight = draw(rng, wide, k, scale=k**-0.5, **make)
     bias = draw(rng, wide, **make) if shape.bias else None
-    scales = draw(rng, k, **make) if shape.norm else None
+    scales = draw(rng, k, dtype=torch.float32 if rng.integers(2) else dtype, device=device) if shape.norm else None
     added = draw(rng, m, n, dtype=result, device=device) if shape.residual else None
     expected = x.double() if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
     expected = kernel_reference.linear(expected, weight, bias)
-    expected = kernel_reference.swiglu(expected) if shape.swiglu else expected
+    expected = kernel_reference.swiglu(expected, shape.gelu) if shape.swiglu else expected
     expected = expected if added is None else expected + added.double()
     partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
     workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
@@ -354,7 +380,7 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
     for _ in range(2):  # twice, since split sums must leave their counters at zero
         out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
         residual = None if added is None else out
-        linear(LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu), config)
+        linear(LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu), config)
         assert not workspace.arrivals.any()
         close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
         outs.append(out)

@@ -43,21 +43,31 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     return torch.cat([cache[int(page)].transpose(0, 1) for page in pages[: -(-length // cache.shape[2])]])[:length].double()
 
 
-def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0) -> Tensor:
+def attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
     v = gather_pages(v_cache, pages, context).repeat_interleave(group, 1)
     score = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    score = capped(score, softcap) if softcap else score
     distance = torch.arange(context - n, context, device=q.device)[:, None] - torch.arange(context, device=q.device)[None]
     hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
     return torch.einsum("hqk,khd->qhd", torch.softmax(score.masked_fill(hidden, -math.inf), -1), v)
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """x: [..., 2 * width], gate then up -> [..., width]."""
+def capped(x: Tensor, cap: float) -> Tensor:
+    return torch.tanh(x.double() / cap) * cap
+
+
+def swiglu(x: Tensor, gelu: bool = False) -> Tensor:
+    """x: [..., 2 * width], gate then up -> [..., width]. gelu: with that, approximated with tanh, in place of silu."""
     gate, up = x.double().chunk(2, -1)
+    if gelu:
+        return gate * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
     return gate * torch.sigmoid(gate) * up
 
 

@@ -44,7 +44,9 @@ def _longrope(original: int) -> dict[str, Any]:
 
 GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 0.7}
 HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
 FULL, SLIDING = "full_attention", "sliding_attention"
+LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 SHARED = {"shared_expert_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 GLM = {
@@ -82,6 +84,15 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-biased": ("GraniteConfig", {**GRANITE, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "granite4-micro": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "position_embedding_type": "rope"}),
     "granite4-nope": ("GraniteMoeHybridConfig", {**GRANITE, **HYBRID, "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2Config", {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
+    "gemma2-uncapped": (
+        "Gemma2Config",
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "sliding_window": 9},
+    ),
+    "gemma3": ("Gemma3TextConfig", {**GEMMA, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "gemma3-mqa": ("Gemma3TextConfig", {**GEMMA, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen2-moe": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": False}),
     "qwen2-moe-mixed": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False}),
     "glm4-moe": ("Glm4MoeConfig", {**GLM, "use_qk_norm": True, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5}),
@@ -125,7 +136,7 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5, 1.5).sub_(1 if kind.startswith("Gemma") else 0)  # to which Gemma adds 1
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:

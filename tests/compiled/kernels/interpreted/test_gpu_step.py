@@ -67,6 +67,12 @@ def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray
     return out
 
 
+@pytest.mark.parametrize(("name", "table"), [("gemma2", "CUBLAS"), ("gemma3", "SPLIT"), ("olmo3", "default")])
+def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table: str) -> None:
+    """Attention and MLP end in a norm that is added to the residual stream; its input comes whole, or as parts of split sums."""
+    assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
+
+
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
     """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
     states, seed = [], int(rng.integers(2**31))
@@ -78,7 +84,7 @@ def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp
         decoder.stream = ResidualStream(hidden, decoder.batch.counts)
         attended = decoder.buffers.attended[:8].normal_(generator=generator)
         layer = decoder.weights.layers[0]
-        decoder._add_linear(attended, layer.o, layer.o_bias, norm_follows=False)
+        decoder._add_linear(attended, layer.o, layer.o_bias, None, norm_follows=False)
         states.append(hidden.clone())
     assert torch.equal(*states)
 

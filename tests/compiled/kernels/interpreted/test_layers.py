@@ -28,6 +28,7 @@ def test_norm(rng: np.random.Generator, dtype: torch.dtype) -> None:
 def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
     cases.swiglu_case(rng, CPU, dtype, tokens=3, bucket=5, width=150)
     cases.embedding_case(rng, CPU, dtype, tokens=3, bucket=4, hidden=72)
+    cases.softcap_case(rng, CPU, rows=2, bucket=4, vocabulary=300)
 
 
 @both_dtypes
@@ -50,8 +51,9 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
         {"heads": 4, "kv_heads": 1, "head_dim": 32, "page": 16},
         {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "overlap": True},
         {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50},
-        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "overlap": True},
+        {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "cap": 0.7, "overlap": True},
         {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
+        {"heads": 2, "kv_heads": 1, "head_dim": 256, "page": 16, "cap": 1.3},
     ],
 )
 def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
@@ -75,7 +77,7 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
     "shape",
     [
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16},
-        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50, "cap": 0.7},
         {"heads": 16, "kv_heads": 2, "head_dim": 64, "rotary": 64, "page": 32, "norm": True},
     ],
 )

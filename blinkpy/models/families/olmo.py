@@ -1,0 +1,31 @@
+"""OLMo 2 and 3: norms behind attention and MLP, and one over all heads of queries and one over those of keys."""
+
+from dataclasses import replace
+
+from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, periodic_windows, pre_norm_decoder
+from blinkpy.models.families.family import family
+from blinkpy.models.families.hf_config import HfConfig
+from blinkpy.models.families.rope_reader import FULL, SLIDING, read_rope
+
+DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
+
+
+def _attention(c: HfConfig, layer_type: str | None = None) -> Attention:
+    bias = c.flag("attention_bias")
+    return grouped_attention(c, qkv_bias=bias, o_bias=bias, layer_type=layer_type)._replace(qk_norm=QkNorm.WIDTH)
+
+
+@family("Olmo2ForCausalLM", model_type="olmo2", defaults=DEFAULTS)
+def olmo2(c: HfConfig) -> DecoderDescription:
+    return replace(pre_norm_decoder(c, _attention(c), gated_mlp(c)), placement=NormPlacement.POST)
+
+
+@family("Olmo3ForCausalLM", model_type="olmo3", defaults={**DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096})
+def olmo3(c: HfConfig) -> DecoderDescription:
+    """Scaling of the rotary embedding is for layers without a window."""
+    attention, windows = _attention(c, FULL), periodic_windows(c, 4)
+    local = read_rope(c, attention.head_dim, layer_type=SLIDING)
+    ropes = [local if window else attention.rope for window in windows]
+    return replace(pre_norm_decoder(c, attention, gated_mlp(c), windows, ropes=ropes), placement=NormPlacement.POST)
