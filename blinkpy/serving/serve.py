@@ -43,7 +43,14 @@ def serve(config: Config, given: frozenset[str]) -> int:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
     progress = Progress()
-    with Signals().caught() as signals, contextlib.ExitStack() as stack:
+    told, hang_ups = list[Child](), list[None]()  # who hears of SIGHUP: the front end, once it is ready
+
+    def hang_up() -> None:
+        hang_ups.append(None)
+        for child in told:
+            child.hang_up()
+
+    with Signals(on_hang_up=hang_up).caught() as signals, contextlib.ExitStack() as stack:
 
         def tick() -> None:
             signals.check()
@@ -59,6 +66,9 @@ def serve(config: Config, given: frozenset[str]) -> int:
             progress("starting front ends")
             frontend = start(stack, "frontend", config, signals, config.frontend.shutdown_s + ENGINE_STOP_S, FRONTEND_HURRY_S)
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
+            told.append(frontend)
+            if hang_ups:  # it may have read its files before
+                frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
             return watch(engine, frontend, signals, crash_saver(config))
         except Stopped:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from blinkpy.dpu.admission.tenant import NOBODY
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
@@ -15,7 +16,7 @@ from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
 SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
 JSON = b"application/json"
-LATER = frozenset({429, 503})  # the same request may be served a second later
+LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 
@@ -31,7 +32,7 @@ class ClientGone(Exception):
 
 class Exchange:
     """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out. own_id: whether the request id
-    is the client's own; status: of the answer, 0 before; generations: what the request asked for."""
+    is the client's own; tenant: whose key it has; status: of the answer, 0 before; generations: what the request asked for."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics, cross_origin: CrossOrigin
@@ -42,7 +43,7 @@ class Exchange:
         self.connection: Connection = scope[SCOPE_KEY]
         self.client = "{}:{}".format(*scope["client"]) if scope["client"] else "unix"
         self.request_id, self.own_id = request_id_of(self.headers)
-        self.status = 0
+        self.status, self.tenant = 0, NOBODY
         self.generations: list[Generation] = []
         self.cross_origin = cross_origin
         self._receive, self._send, self._deadline, self._metrics = receive, send, deadline, metrics
@@ -135,7 +136,7 @@ class Exchange:
         """Send an error object."""
         headers: Headers = []
         if error.status in LATER:
-            headers.append((b"retry-after", b"1"))
+            headers.append((b"retry-after", b"%d" % error.retry_s))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if error.status in CLOSING or error.code in CLOSING_CODES:
