@@ -1,7 +1,7 @@
 """Who gets slots, and when: limits of tenants, and the waiting queue of one worker.
 
-A request enters, may wait, is granted its slots, and leaves when it has ended, however it did. Each worker has its own slots and
-its own queue; what a tenant has is counted over all workers (blinkpy.dpu.admission.tenant_table).
+A request enters, may wait, is let in, and leaves when it has ended, however it did. Each worker has its own slots and its own
+queue; what a tenant has is counted over all workers (blinkpy.dpu.admission.tenant_table).
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Admission:
             logger.error("the keys stay as they were: %s", error)
             return
         logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
-        self.grant()
+        self.let_in()
 
     def tenant_of(self, authorization: bytes) -> Tenant:
         """Whose key a header "Authorization" has. Raises ApiError with status 401."""
@@ -86,7 +86,7 @@ class Admission:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def enter(self, tenant: Tenant, prompt_tokens: int, tokens: int, slots: int, priority: int = 0) -> Ticket:
-        """A request comes; its numbers are those of Ticket. Where ticket.granted is False, `wait` for it; `leave` in any case.
+        """A request comes; its numbers are those of Ticket. Where ticket.inside is False, `wait` for it; `leave` in any case.
         Raises ApiError with status 400, and 429 where a limit leaves it no place, also to wait."""
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
@@ -134,7 +134,7 @@ class Admission:
             self._fail(dropped, error)
 
     async def wait(self, ticket: Ticket) -> None:
-        """Until its slots are granted. Raises ApiError with status 429 after max_waiting_s, and 503."""
+        """Until it is let in. Raises ApiError with status 429 after max_waiting_s, and 503."""
         future = self._waiting.get(ticket)
         if future is not None:
             await future
@@ -155,12 +155,12 @@ class Admission:
             self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.slots)
             self.submitted(ticket)
         if self._queue.requests:
-            self.grant()
+            self.let_in()
 
     # ---- those who wait ----------------------------------------------------------------------------------------------
 
-    def grant(self) -> None:
-        """Give free slots to those who wait, in turn."""
+    def let_in(self) -> None:
+        """Give free slots to those who wait, in turn; to be called when there may be some."""
         if not self._queue.requests:
             return
         for running in self._running:
@@ -205,14 +205,14 @@ class Admission:
     def _take(self, ticket: Ticket, now: float) -> None:
         self._queue.remove(ticket)
         self._queue.charge(ticket.tenant, ticket.prompt_tokens)
-        ticket.granted, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
+        ticket.inside, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
         self._reserved += ticket.slots
         self._running[ticket] = None
         self._rate.add(now, ticket.tokens)
         if not ticket.charged:
             self._charge(ticket, ticket.prompt_tokens)
         self.table.add(ticket.tenant.number, "requests_in_flight", ticket.slots)
-        self.table.add(ticket.tenant.number, "requests_admitted", 1)
+        self.table.add(ticket.tenant.number, "requests", 1)
 
     async def watch(self) -> None:
         """Look after those who wait, for ever."""
@@ -230,7 +230,7 @@ class Admission:
             text = f"the request has waited {self._options.max_waiting_s} s for a slot"
             retry_s = self._rate.retry_s(self._clock(), self._queue.tokens)
             self._fail(ticket, self._refuse(ticket.tenant, "max_waiting_s", text, retry_s))
-        self.grant()
+        self.let_in()
         if not self._waiting:
             self._somebody.clear()
 

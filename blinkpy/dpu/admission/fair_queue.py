@@ -16,8 +16,8 @@ from blinkpy.dpu.generation import Generation
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One HTTP request's claim to slots, of which each choice takes one. prompt_tokens: of all its prompts; tokens: the most that
-    it takes, with the outputs of all choices."""
+    """One HTTP request's place in the queue, and then in slots; each choice takes one. prompt_tokens: of all its prompts; tokens:
+    the most that it takes, with the outputs of all choices."""
 
     tenant: Tenant
     prompt_tokens: int
@@ -27,7 +27,7 @@ class Ticket:
     number: int = 0  # in the order of arrival
     since: float = 0.0  # when it came, s
     waited: float = 0.0  # for its slots, s
-    granted: bool = False
+    inside: bool = False
     reserved: int = 0  # slots that it may take from the queue pair, and has not yet
     charged: int = 0  # tokens that its tenant was charged with for it
     generations: list[Generation] = field(default_factory=list)

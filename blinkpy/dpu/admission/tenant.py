@@ -10,7 +10,7 @@ Range = tuple[int, int]  # inclusive
 
 @dataclass(frozen=True)
 class Tenant:
-    """The owner of a key, or of several. A limit that is None does not hold.
+    """The owner of a key, or of several. A limit of None does not hold.
 
     number: in submission entries, for policies; 0: none. weight: its share of the service, against that of others who wait.
     requests: choices in flight; waiting_tokens: prompt tokens and max_tokens of those that wait, 0 where none may;

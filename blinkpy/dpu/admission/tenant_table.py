@@ -16,7 +16,7 @@ GAUGES = {
 }
 COUNTERS = {
     "tokens": "Prompt tokens and generated tokens of a tenant",
-    "requests_admitted": "Requests of a tenant that got their slots",
+    "requests": "Requests of a tenant that got their slots",
     "requests_refused": "Requests of a tenant that were answered 429, by a limit of its own or of the server",
 }
 _COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: the row is free

@@ -179,7 +179,7 @@ class App:
             raise ApiError(400, "Streaming needs HTTP/1.1.", param="stream", code="invalid_value")
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
         try:
-            if not ticket.granted:
+            if not ticket.inside:
                 await exchange.unless_gone(admission.wait(ticket))
             await self._answer(request, prompts, chat, exchange, ticket)
         finally:
@@ -188,7 +188,7 @@ class App:
     async def _answer(
         self, request: Request, prompts: list[Int32], chat: bool | None, exchange: Exchange, ticket: Ticket
     ) -> None:
-        """Submit a request whose slots have been granted, and write what comes."""
+        """Submit a request that was let in, and write what comes."""
         service, connection = self.service, exchange.connection
 
         def drop(counter: str) -> None:

@@ -50,7 +50,7 @@ class Service:
         keys = keys_of(config, secret or secrets.token_bytes(32))
         options = config.extension(AdmissionOptions)
         self.admission = Admission(options, keys, tenants or TenantTable(), metrics, engine.room)
-        engine.on_room, engine.on_failure = self.admission.grant, self.admission.refuse_all
+        engine.on_room, engine.on_failure = self.admission.let_in, self.admission.refuse_all
         self.started = int(time.time())
         self._reader = RequestReader(config, folder)
         self.tokenizer, self.dialect = self._reader.tokenizer, self._reader.dialect
@@ -159,7 +159,7 @@ class Service:
         return stop_ids, limits
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float, ticket: Ticket) -> None:
-        """Submit all choices to the engine, or none; its slots have been granted. Raises ApiError."""
+        """Submit all choices to the engine, or none; the request was let in. Raises ApiError."""
         pair = self.engine.require()
         stop_ids, limits = self._check(request, prompts)
         choices = request.best_of or request.n

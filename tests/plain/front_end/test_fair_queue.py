@@ -92,9 +92,8 @@ def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
         queue.push(alone)
         queue.remove(alone)
         queue.charge(a, 100)
-    tickets = [Ticket(tenant, 100, 100, 1, number=100 + i) for i, tenant in enumerate((b, b, b, a, a, a))]
-    for ticket in tickets:
-        queue.push(ticket)
+    for number, tenant in enumerate((b, b, b, a, a, a)):
+        queue.push(Ticket(tenant, 100, 100, 1, number=100 + number))
     order = []
     while (ticket := queue.first(anybody)) is not None:
         queue.remove(ticket)
