@@ -42,6 +42,7 @@ class Admission:
         self._running: dict[Ticket, None] = {}
         self._numbers = self._reserved = 0
         self._somebody = asyncio.Event()  # waits
+        self._reading = asyncio.Lock()  # what was read last is installed last
         self._closed: ApiError | None = None
         self._install(keys.read())
 
@@ -65,11 +66,12 @@ class Admission:
         """Read the keys again; where that fails, those of before hold on."""
         if not self._keys.path:
             return
-        try:
-            self._install(await asyncio.to_thread(self._keys.read))
-        except ConfigError as error:
-            logger.error("the keys stay as they were: %s", error)
-            return
+        async with self._reading:
+            try:
+                self._install(await asyncio.to_thread(self._keys.read))
+            except ConfigError as error:
+                logger.error("the keys stay as they were: %s", error)
+                return
         logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
         self.let_in()
 

@@ -99,6 +99,39 @@ async def test_300_requests_of_one_client_delay_another_one_by_one_turn(keys: Pa
 
 
 @in_loop
+async def test_long_outputs_count_as_service(keys: Path) -> None:
+    """Of two tenants who always wait, the one with outputs of 90 tokens is let in less often, so that both are served alike."""
+    stage, served = Stage(keys, slots=4), {"a": 0, "b": 0}
+    outputs = {"a": 90, "b": 0}
+    live = [stage.enter(name) for _ in range(6) for name in "ab"]
+    for _ in range(300):
+        ticket = next(ticket for ticket in live if ticket.inside)
+        live.remove(ticket)
+        name = ticket.tenant.name
+        stage.submit(ticket)
+        served[name] += ticket.prompt_tokens + outputs[name]
+        stage.end(ticket, outputs[name])
+        live.append(stage.enter(name))
+        for one in live:
+            stage.submit(one)
+        assert abs(served["a"] - served["b"]) <= 10 + 4 * 100
+    assert served["b"] > 1000
+
+
+@in_loop
+async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
+    stage = Stage(keys, slots=1)
+    running, waits = stage.enter("a"), stage.enter("a")
+    stage.admission.refuse_all(ApiError(503, "The end.", code="shutting_down"), for_good=True)
+    with pytest.raises(ApiError, match="The end"):
+        stage.enter("b")
+    assert stage.admission._queue.requests == 0
+    stage.admission.leave(waits)
+    stage.end(running)
+    assert stage.enter("b").inside, "what was accepted before may still run"
+
+
+@in_loop
 async def test_a_request_of_many_slots_is_not_overtaken_for_ever(keys: Path) -> None:
     """Small ones of another tenant come without end; those before it end, and nobody else takes what they leave."""
     stage = Stage(keys, slots=4)
