@@ -25,7 +25,7 @@ logger = logging.getLogger("blinkpy.frontend")
 
 
 class Admission:
-    """See the module. room: the slots that are free in the queue pair now. slots: that it has in all."""
+    """See the module. room: the slots that are free in the queue pair now. Raises ConfigError for keys that can't be used."""
 
     def __init__(
         self,

@@ -208,6 +208,8 @@ def test_a_bucket_is_exact_at_its_boundary() -> None:
     assert bucket.level == 60, "a minute's tokens are the most that it keeps"
     bucket.update(1000.0, 50)
     assert bucket.level == 60, "a worker started again: its count is gone"
+    bucket.update(2000.0, 150)
+    assert bucket.level == -40, "what was taken since then counts against a minute's tokens"
 
 
 def test_how_long_tokens_take_is_that_of_the_last_seconds() -> None:

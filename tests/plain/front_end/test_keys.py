@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -111,6 +113,16 @@ def test_a_faulty_file_is_told_by_file_tenant_and_reason_and_shows_no_key(tmp_pa
         read(tmp_path / "k", text, "the-one")
     assert SECRET_WORD not in str(caught.value)
     assert digest(SECRET_WORD) not in str(caught.value)
+
+
+def test_who_shares_prefixes(tmp_path: Path) -> None:
+    """By the option, unless the file says something else; and --api-key has a part of its own beside other keys."""
+    path = write_keys(tmp_path / "k", silent={}, shares={"share_prefixes": True}, alone={"share_prefixes": False})
+    for option, sharing in ((False, {"shares"}), (True, {"silent", "shares", "default"})):
+        tenants = read_keys(str(path), "one", option, SECRET).tenants
+        assert set(tenants) == {"silent", "shares", "alone", "default"}
+        assert {name for name, tenant in tenants.items() if not tenant.salt} == sharing
+    assert not read_keys("", "one", False, SECRET).tenants["default"].salt
 
 
 def test_files_that_are_no_text_or_not_there(tmp_path: Path) -> None:
@@ -290,5 +302,16 @@ def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_no
             assert running.result().status_code == 200
         assert (statuses("kept"), statuses("new")) == ({200}, {200})
         assert workers_of(command) == workers
+        os.kill(workers[0], signal.SIGKILL)
+        epoch = engine.pairs[0].epoch + engine.pairs[1].epoch
+
+        def is_back() -> bool:
+            command.send(signal.SIGHUP)
+            time.sleep(0.05)
+            return engine.pairs[0].epoch + engine.pairs[1].epoch > epoch
+
+        wait_for(is_back, 60)
+        assert statuses("new") == {200}
+        assert [line for line in command.said if "SIGHUP" in line] == [], "its successor was not ended while it started"
         assert "key-of" not in "".join(command.said)
         assert command.end() == 0
