@@ -137,7 +137,7 @@ def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_
         assert [cached(name) for name in ("a", "a", "b", "b", "shares", "too", "a")] == [0, 64, 0, 64, 0, 64, 64]
         write_keys(path, a={}, late={})
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: sum(": 2 tenants" in line for line in list(server.said)) == 2, 30, lambda: str(server.said))
+        wait_for(lambda: sum(": 2 tenants" in line for line in list(server.said)) == 2, 200, lambda: str(server.said))
         assert (cached("late"), cached("a")) == (0, 64)
         os.killpg(server.process.pid, signal.SIGHUP)
         assert cached("a") == 64

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import socket
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from support.front_end.fake_engine import SIZES, FakeEngine
-from support.front_end.http_server import serving
+from support.front_end.http_server import completion_bytes, serving
 from support.front_end.tenants import bearer, make_admission, write_keys
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
@@ -23,6 +24,8 @@ from blinkpy.dpu.admission.keys_file import MOST_TENANTS
 from blinkpy.dpu.admission.tenant import NOBODY
 from blinkpy.dpu.admission.tenant_table import ROWS, TABLE_BYTES, TenantTable
 from blinkpy.dpu.api_errors import ApiError
+
+soon = functools.partial(wait_for, timeout_s=60.0)
 
 
 class Stage:
@@ -387,10 +390,10 @@ def test_the_engine_gets_requests_of_another_client_between_those_of_a_flood(fol
         engine.hold = True
         waiting = server.server.app.service.admission._waiting
         flood = [pool.submit(complete, server, "a") for _ in range(24)]
-        wait_for(lambda: len(engine.submitted) == SIZES.slots and len(waiting) == 24 - SIZES.slots, 30)
+        soon(lambda: len(engine.submitted) == SIZES.slots and len(waiting) == 24 - SIZES.slots)
         others = [pool.submit(complete, server, "b") for _ in range(5)]
-        wait_for(lambda: len(waiting) == 29 - SIZES.slots, 30)
-        wait_for(lambda: metric(server, 'blinkpy_tenant_waiting_requests{worker="0",tenant="b"}') == 5)
+        soon(lambda: len(waiting) == 29 - SIZES.slots)
+        soon(lambda: metric(server, 'blinkpy_tenant_waiting_requests{worker="0",tenant="b"}') == 5)
         load = server.client.get("/load").json()["server_load"]
         engine.hold = False
         assert [answer.result().status_code for answer in [*flood, *others]] == [200] * 29
@@ -400,7 +403,7 @@ def test_the_engine_gets_requests_of_another_client_between_those_of_a_flood(fol
         assert order.startswith("a" * SIZES.slots)
         assert order[SIZES.slots : SIZES.slots + 12].count("b") == 5, order
         server.idle()
-        wait_for(lambda: metric(server, 'blinkpy_waiting_requests{worker="0"}') == 0)
+        soon(lambda: metric(server, 'blinkpy_waiting_requests{worker="0"}') == 0)
         assert metric(server, 'blinkpy_tenant_tokens_total{worker="0",tenant="a"}') == 24 * 5
 
 
@@ -409,12 +412,12 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         engine.hold = True
         admission = server.server.app.service.admission
         running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
-        wait_for(lambda: len(engine.submitted) == SIZES.slots)
+        soon(lambda: len(engine.submitted) == SIZES.slots)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/completions", json={"prompt": [7]}, headers=bearer("b"), timeout=0.5)
-        wait_for(lambda: not admission._waiting)
+        soon(lambda: not admission._waiting)
         last = pool.submit(complete, server, "b", n=4)
-        wait_for(lambda: len(admission._waiting) == 1)
+        soon(lambda: len(admission._waiting) == 1)
         engine.hold = False
         assert len(last.result().json()["choices"]) == 4
         assert [answer.result().status_code for answer in running] == [200] * SIZES.slots
@@ -423,14 +426,31 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         assert (admission._reserved, admission._queue.tokens) == (0, 0)
 
 
+def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monkeypatch) -> None:
+    """The slot comes back after its client has left: by the poll, not by a look at those who wait."""
+    monkeypatch.setattr("blinkpy.dpu.admission.admission.LOOK_S", 1000.0)
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
+        engine.hold = True
+        running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots - 1)]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as leaving:
+            body = completion_bytes(prompt=[7, 8], max_tokens=9)
+            leaving.sendall(body.replace(b"host: x", b"host: x\r\nauthorization: Bearer key-of-a"))
+            soon(lambda: len(engine.submitted) == SIZES.slots)
+            last = pool.submit(complete, server, "b")
+            soon(lambda: server.server.app.service.admission._waiting)
+        soon(lambda: len(engine.submitted) == SIZES.slots + 1)
+        engine.hold = False
+        assert [answer.result().status_code for answer in [*running, last]] == [200] * SIZES.slots
+
+
 def test_a_drain_answers_those_who_wait_at_once(folder, keys) -> None:
     way = {"api_keys": str(keys), "shutdown_s": 60}
     with FakeEngine() as engine, ThreadPoolExecutor(20) as pool, serving(engine, folder, **way) as server:
         engine.hold = True
         running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
-        wait_for(lambda: len(engine.submitted) == SIZES.slots)
+        soon(lambda: len(engine.submitted) == SIZES.slots)
         waits = pool.submit(complete, server, "b")
-        wait_for(lambda: server.server.app.service.admission._waiting)
+        soon(lambda: server.server.app.service.admission._waiting)
         server.server.should_exit = True
         answer = waits.result(30)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
@@ -443,7 +463,7 @@ def test_an_engine_that_is_lost_ends_the_wait(folder, keys) -> None:
     with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
         engine.hold = True
         every = [pool.submit(complete, server, "a") for _ in range(SIZES.slots + 3)]
-        wait_for(lambda: len(server.server.app.service.admission._waiting) == 3)
+        soon(lambda: len(server.server.app.service.admission._waiting) == 3)
         engine.fence(0)
         assert {answer.result().status_code for answer in every} == {503}
         engine.hold = False
@@ -457,13 +477,13 @@ def test_the_wait_for_a_slot_is_queue_time_and_is_logged_with_the_tenant(folder,
         with ThreadPoolExecutor(20) as pool:
             engine.hold = True
             running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
-            wait_for(lambda: len(engine.submitted) == SIZES.slots)
+            soon(lambda: len(engine.submitted) == SIZES.slots)
             waits = pool.submit(complete, server, "b")
-            wait_for(lambda: server.server.app.service.admission._waiting)
+            soon(lambda: server.server.app.service.admission._waiting)
             time.sleep(0.2)
             engine.hold = False
             assert {answer.result().status_code for answer in [*running, waits]} == {200}
-        wait_for(lambda: len(caplog.records) == SIZES.slots + 1)
+        soon(lambda: len(caplog.records) == SIZES.slots + 1)
         fields = [record.fields for record in caplog.records]
         assert sorted(one["tenant"] for one in fields) == ["a"] * SIZES.slots + ["b"]
         (waited,) = (one for one in fields if one["tenant"] == "b")

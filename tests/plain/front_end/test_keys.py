@@ -29,6 +29,7 @@ from blinkpy.queues.request_parameters import INT32_RANGE
 from blinkpy.serving.addresses import check_access
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
+PATIENCE_S = 200.0  # for processes on a busy machine
 SECRET_WORD = "sk-4hzt0p"  # no message may have it
 
 
@@ -185,7 +186,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def post(url: str, headers: dict[str, str], **fields: object) -> httpx.Response:
     body = {"prompt": [7, 8, 9, 10, 11], "max_tokens": 1, **fields}
-    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30)
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
 def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
@@ -268,23 +269,23 @@ def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_no
     path = write_keys(tmp_path / "k", old={}, kept={})
     options = ("--workers", "2", "--api-keys", str(path))
     with FakeEngine(sizes=replace(SIZES, pairs=2)) as engine, front_end(engine, folder, *options) as (command, url):
-        wait_for(lambda: all(pair.attached for pair in engine.pairs), 60)
+        wait_for(lambda: all(pair.attached for pair in engine.pairs), PATIENCE_S)
         workers = workers_of(command)
 
         def statuses(name: str) -> set[int]:
             """Of many connections, which the kernel spreads over the workers."""
-            return {post(url, bearer(name)).status_code for _ in range(12)}
+            return {post(url, bearer(name)).status_code for _ in range(6)}
 
         def reload(said: str) -> None:
             """Signal, and wait until both workers have said something."""
             command.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: sum(said in line for line in list(command.said)) == 2, 60, lambda: str(command.said))
+            wait_for(lambda: sum(said in line for line in list(command.said)) == 2, PATIENCE_S, lambda: str(command.said))
 
         def served_by_both() -> bool:
             statuses("kept")
             return {request.pair for request in engine.submitted} == {0, 1}
 
-        wait_for(served_by_both, 60)
+        wait_for(served_by_both, PATIENCE_S)
         assert (statuses("old"), statuses("new")) == ({200}, {401})
         assert len({int(request.entry["cache_salt"]) for request in engine.submitted}) == 2, "one of each tenant, in both workers"
         path.write_text("[kept]\nweigth = 3\n")
@@ -295,7 +296,7 @@ def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_no
         with ThreadPoolExecutor(1) as pool:
             engine.hold, before = True, len(engine.submitted)
             running = pool.submit(post, url, bearer("old"))
-            wait_for(lambda: len(engine.submitted) > before, 20)
+            wait_for(lambda: len(engine.submitted) > before, PATIENCE_S)
             reload(": 2 tenants")
             assert statuses("old") == {401}
             engine.hold = False
@@ -310,7 +311,7 @@ def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_no
             time.sleep(0.05)
             return engine.pairs[0].epoch + engine.pairs[1].epoch > epoch
 
-        wait_for(is_back, 60)
+        wait_for(is_back, PATIENCE_S)
         assert statuses("new") == {200}
         assert [line for line in command.said if "SIGHUP" in line] == [], "its successor was not ended while it started"
         assert "key-of" not in "".join(command.said)
