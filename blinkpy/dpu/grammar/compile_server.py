@@ -29,6 +29,7 @@ def serve(control: socket.socket, compile_s: float) -> None:
     """Fork for each job until the parent is gone. compile_s: a job's CPU time, in seconds."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is for the worker
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     for name in FORMATS:
         format_automaton(name)  # kept, and so in each fork

@@ -40,6 +40,7 @@ def serve(control: socket.socket, reader: RequestReader) -> None:
     most = own + (reader.options.prepare_mib << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is for the worker
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     gc.collect()
     gc.freeze()  # what forks share stays shared
