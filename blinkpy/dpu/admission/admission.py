@@ -38,7 +38,7 @@ class Admission:
     ):
         self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
-        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # in the order of arrival
+        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
         self._running: dict[Ticket, None] = {}
         self._numbers = self._reserved = 0
         self._somebody = asyncio.Event()  # waits
@@ -112,7 +112,7 @@ class Admission:
             self._queue.remove(ticket)
             raise
         self._charge(ticket, prompt_tokens)
-        self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        ticket.turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         self._count_waiting(ticket, 1)
         self._somebody.set()
         return ticket
@@ -137,9 +137,8 @@ class Admission:
 
     async def wait(self, ticket: Ticket) -> None:
         """Until it is let in. Raises ApiError with status 429 after max_waiting_s, and 503."""
-        future = self._waiting.get(ticket)
-        if future is not None:
-            await future
+        if ticket.turn is not None:
+            await ticket.turn
 
     def submitted(self, ticket: Ticket) -> None:
         """Its choices have taken their slots of the queue pair."""

@@ -6,6 +6,7 @@ wait starts at the least of those who wait, so that nobody saves service up. Of 
 differ by at most (P + O) / w: P tokens of one prompt, O of the outputs that run at a time, w the lesser weight.
 """
 
+import asyncio
 from bisect import insort
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Ticket:
     number: int = 0  # in the order of arrival
     since: float = 0.0  # when it came, s
     waited: float = 0.0  # for its slots, s
+    turn: asyncio.Future[None] | None = None  # tells it, where it has to wait, that it is inside, or why it never will be
     inside: bool = False
     reserved: int = 0  # slots that it may take from the queue pair, and has not yet
     charged: int = 0  # tokens that its tenant was charged with for it
