@@ -303,10 +303,12 @@ def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
 def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
+    from blinkpy.models.arrays import numpy_decoder
     from blinkpy.models.cpu import torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
     assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
+    assert numpy_decoder.BLOCKS.keys() <= torch_decoder.BLOCKS.keys(), "what it leaves out is torch's"
     plain = describe_config(LLAMA_31_8B)
     plain.require_blocks(torch_decoder.BLOCKS, "it")
     for changed, block in (
