@@ -22,6 +22,10 @@ PAGE = 8
 NEW_TOKENS = 32
 TOLERANCE = 1e-4
 TIE = 1e-6  # of two experts' weights
+WITHOUT_TORCH = {"llama2", "llama3", "llama-biased-mqa", "mistral", "mistral-window", "ministral", "qwen2", "qwen2-window-yarn"}
+WITHOUT_TORCH |= {"qwen3", "qwen3-biased", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-stride", "mixtral", "smollm3"}
+WITHOUT_TORCH |= {"smollm3-window", "granite", "granite-biased", "granite4-micro", "granite4-nope", "phi3", "phi4-mini-short"}
+WITHOUT_TORCH |= {"phi4-mini-long"}
 Seen = list[tuple[Sequence, int, np.ndarray]]
 
 
@@ -114,7 +118,9 @@ def test_mixed_batches(name: str, tmp_path: Path, rng: np.random.Generator) -> N
     """By torch's decoder, and by NumPy's where it has all blocks."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), sharded=bool(rng.integers(2)))
     mixed_batches(model, make_decoder(tmp_path), rng)
-    if not lacking_without_torch(describe_model(tmp_path)):
+    lacking = lacking_without_torch(describe_model(tmp_path))
+    assert not lacking or name not in WITHOUT_TORCH
+    if not lacking:
         mixed_batches(model, make_numpy_decoder(tmp_path), rng)
 
 

@@ -460,10 +460,12 @@ def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
 def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
+    from blinkpy.models.arrays import numpy_decoder
     from blinkpy.models.cpu import torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
     assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
+    assert numpy_decoder.BLOCKS.keys() <= torch_decoder.BLOCKS.keys(), "what it leaves out is torch's"
     for config, block in (
         (LLAMA_31_8B, NormPlacement.PRE),
         (GEMMA2_9B, Activation.GELU_TANH),
