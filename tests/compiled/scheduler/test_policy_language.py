@@ -175,7 +175,7 @@ lambdas = eval("lambda x: x")
 def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
     with pytest.raises(PolicyError) as told:
         guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{BESIDE}"))
-    assert what in told.value.text and told.value.place.line == line
+    assert what in told.value.text == str(told.value) and told.value.place.line == line
 
 
 TAKEN = [  # a function, and its rank
