@@ -125,6 +125,7 @@ REFUSED = [  # body; the line, what is said
     ("return None", 2, "rank uses None; device code has numbers alone"),
     ("return TABLE", 2, "rank uses `TABLE`, a tuple; device code has numbers alone"),
     ("return own[0]", 2, "own is not a row of numbers"),
+    *((f"return {row}[0]", 2, f"{row} is not a row of numbers") for row in ("TWO", "EMPTY", "LARGE", "COMPLEX", "WORDS")),
     ("return ~0.5", 2, "a float where an integer is needed: write int(...)"),
     ("return 0.5 << 1", 2, "floats have + - * and / alone here"),
     ("return TABLE @ TABLE", 2, "rank uses `TABLE`, a tuple"),
@@ -167,6 +168,7 @@ def named(*, x):
 
 
 TABLE = (20, 21)
+TWO, EMPTY, LARGE, COMPLEX, WORDS = (TABLE, TABLE), (), (1 << 63,), (1j,), ("a",)
 lambdas = eval("lambda x: x")
 """
 
@@ -185,6 +187,7 @@ TAKEN = [  # a function, and its rank
     ("def rank(request):\n    return 9223372036854775807 - 1", HIGH - 1),
     ("def rank(request):\n    return -9223372036854775807 - 1", LOW),
     ("def rank(request):\n    x: int = 4\n    x += len(TABLE)\n    return x", 6),
+    ("def rank(request):\n    return 4 + (request.pair in (1,)) + 2 * (request.pair in (request.generated,))", 5),
     ("def rank(request):\n    x = request.pair\n    return (x in (0, 1)) + 2 * (x not in (0, 1)) + 4 * (0 < x < 2)", 5),
     ("def rank(request):\n    while True:\n        x = 3\n        break\n    return x", 3),
     ("def rank(request):\n    x = 0\n    for i in range(9):\n        if i == 7:\n            break\n        if i % 2:\n"
