@@ -150,7 +150,7 @@ REFUSED = [  # body; the line, what is said
     ("return lambdas(1)", 2, "calls <lambda>, which is no `def` in a source file"),
     ("return 0.5", 1, "must return an integer, not a float"),
 ]  # fmt: skip
-BESIDE = """
+OTHERS = """
 
 import math
 
@@ -176,7 +176,7 @@ lambdas = eval("lambda x: x")
 @pytest.mark.parametrize(("body", "line", "what"), REFUSED)
 def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
     with pytest.raises(PolicyError) as told:
-        guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{BESIDE}"))
+        guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{OTHERS}"))
     assert what in told.value.text == str(told.value) and told.value.place.line == line
 
 
@@ -198,7 +198,7 @@ TAKEN = [  # a function, and its rank
 
 @pytest.mark.parametrize(("function", "rank"), TAKEN)
 def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None:
-    policy = policy_of(tmp_path, f"{function}\n{BESIDE}")
+    policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
 
 
