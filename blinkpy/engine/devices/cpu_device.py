@@ -76,16 +76,18 @@ class CpuDevice(HostDevice):
         """The model's weights, and what moves with their products. piece: multiply-adds between two moves."""
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
 
+        invariant = setup.config.engine.batch_invariant
         if torch_dtype_name(setup.model, setup.config.model.dtype) is None:
             from blinkpy.models.arrays.numpy_products import NumpyProgress
             from blinkpy.models.arrays.thread_team import ThreadTeam
 
-            return setup.load_array_weights(), NumpyProgress(piece, ThreadTeam(setup.config.engine.threads))
+            team = ThreadTeam(setup.config.engine.threads)
+            return setup.load_array_weights(), NumpyProgress(piece, team, invariant=invariant)
         from blinkpy.models.cpu.torch_progress import TorchProgress
         from blinkpy.models.weights.decoder_weights import choose_dtype
 
         dtype = choose_dtype(setup.model, setup.config.model.dtype, "cpu")
-        return setup.load_weights(dtype, "cpu"), TorchProgress(piece)
+        return setup.load_weights(dtype, "cpu"), TorchProgress(piece, invariant=invariant)
 
 
 DEVICE = CpuDevice

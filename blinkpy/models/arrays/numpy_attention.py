@@ -59,6 +59,8 @@ class NumpyAttention:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
         arguments, counts = self.arguments, batch.counts
         self.tokens, rows, decode_rows = (int(counts[name]) for name in (S.TOKENS, S.ROWS, S.DECODE_ROWS))
+        if self.progress.invariant:
+            decode_rows = 0  # they attend as the tokens of prompts do
         # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
@@ -105,6 +107,8 @@ class NumpyAttention:
             for side in (self.cache.keys, self.cache.values)
         )
         queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
+        if self.progress.invariant:
+            queries = 1
         group = model.heads // kv_heads
 
         def attend(unit: int) -> None:
@@ -112,10 +116,11 @@ class NumpyAttention:
             start, head = unit // kv_heads * queries, unit % kv_heads
             some = q[start : start + queries, head * group : (head + 1) * group]
             tokens, at = len(some), first + start - base
+            low = max(first + start + 1 - window, 0) // page_size * page_size - base if window else 0  # none here sees less
             grouped = some.transpose(1, 0, 2).reshape(-1, model.head_dim)
-            scores = np.matmul(grouped, k[head, : at + tokens].T)
-            self.passes.softmax(scores.reshape(group, tokens, -1), at, window, scale)
-            attended = np.matmul(scores, v[head, : at + tokens]).reshape(group, tokens, model.head_dim)
+            scores = np.matmul(grouped, k[head, low : at + tokens].T)
+            self.passes.softmax(scores.reshape(group, tokens, -1), at - low, window, scale)
+            attended = np.matmul(scores, v[head, low : at + tokens]).reshape(group, tokens, model.head_dim)
             out[start : start + queries, head * group : (head + 1) * group] = attended.transpose(1, 0, 2)
             self.progress.word += 1
 

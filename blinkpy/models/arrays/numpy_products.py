@@ -46,8 +46,8 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> Non
 class NumpyProgress(StepProgress):
     """Products of which none takes more than a piece. team: what computes them; one thread for each core by default."""
 
-    def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None):
-        super().__init__(piece)
+    def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
+        super().__init__(piece, invariant=invariant)
         self.team = team or ThreadTeam()
 
     def linear(self, x: Float32, weight: Float32, bias: Float32 | None = None) -> Float32:

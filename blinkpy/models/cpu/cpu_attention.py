@@ -71,7 +71,9 @@ class CpuAttention:
         # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
-        arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, counts[S.ROWS], counts[S.DECODE_ROWS]
+        # A batch-invariant decode row attends as the tokens of prompts do.
+        rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
+        arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["cache_slots"] = batch.positions.ctypes.data, batch.cache_slots.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
         arguments["page_table"], arguments["progress"] = page_table.ctypes.data, self.progress.word.ctypes.data
@@ -79,7 +81,7 @@ class CpuAttention:
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
             (range(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
-            for row in range(counts[S.DECODE_ROWS], counts[S.ROWS])
+            for row in range(decode_rows, rows)
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:

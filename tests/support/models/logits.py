@@ -109,7 +109,7 @@ def in_one_bucket(forced: ForcedSteps, rng: np.random.Generator, vocab: int) -> 
     assert not different, f"{len(different)} of {len(alone)} rows depend on their neighbours, the first is {different[0]}"
 
 
-def in_all_batches(forced: ForcedSteps, rng: np.random.Generator, vocab: int, count: int = 4, length: int = 44) -> int:
+def in_all_batches(forced: Any, rng: np.random.Generator, vocab: int, count: int = 4, length: int = 44) -> int:
     """Of a batch-invariant decoder: the logits of `count` sequences of `length` tokens are those of the sequence alone, token by
     token, to the last bit: however its prompt is cut, whatever runs beside it, and when it is computed again. Returns how many
     were compared.
@@ -154,7 +154,7 @@ def in_all_batches(forced: ForcedSteps, rng: np.random.Generator, vocab: int, co
     return compared
 
 
-def drop(forced: ForcedSteps, sequence: Sequence) -> None:
+def drop(forced: Any, sequence: Sequence) -> None:
     """Give a sequence's pages and slot back."""
     forced.batches.preempt(sequence)
     forced.batches.free_slots.append(sequence.slot)
