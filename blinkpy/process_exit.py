@@ -59,8 +59,14 @@ class Signals:
 
 def print_error(message: str) -> int:
     """Say a failure in one line; the exit code for it."""
-    print(f"blinkpy: error: {message}", file=sys.stderr, flush=True)
+    print_line(f"error: {message}")
     return 1
+
+
+def print_line(message: str) -> None:
+    """Say something in one line. It is written at once: print() would let lines of other processes in before its end."""
+    sys.stderr.write(f"blinkpy: {message}\n")
+    sys.stderr.flush()
 
 
 def describe_exit(code: int) -> str:

@@ -6,13 +6,12 @@ expect it; they notice the death, and attach to the new engine, by themselves.
 """
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable
 
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.process_exit import describe_exit, print_error
+from blinkpy.process_exit import describe_exit, print_error, print_line
 from blinkpy.processes import Child, ChildError, pause_before_start
 from blinkpy.progress import ProgressCallback
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
@@ -69,7 +68,7 @@ class KeptEngine:
         how, reason = describe_exit(code), self._child.last_error()
         if code < 0 and self._recording is not None:  # one that fails has saved it itself
             engine = self._config.engine
-            _say(save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
+            print_line(save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
         return how + (f" ({reason})" if reason else "")
 
     def start_again(self, how: str, on_tick: Tick) -> None:
@@ -93,7 +92,7 @@ class KeptEngine:
                 on_tick()  # what it raises comes first
                 reason = f"the engine did not start: {error}"
                 continue
-            _say(f"the engine serves again after {self._start_s:.1f} s")
+            print_line(f"the engine serves again after {self._start_s:.1f} s")
             return
 
     def end(self) -> None:
@@ -107,7 +106,3 @@ class KeptEngine:
         self._child = self._recording = self._fault = None
         unlink_stale(self._config.engine.name)
         remove_dead_links()
-
-
-def _say(line: str) -> None:
-    print(f"blinkpy: {line}", file=sys.stderr, flush=True)
