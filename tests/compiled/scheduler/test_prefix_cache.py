@@ -1,6 +1,7 @@
 """The prefix cache: what is shared, what must never be, and what is given up when."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from support.front_end.hash_reference import page_hashes
 from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.kv.prefix_cache import extend_hash, remainder
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, RING_HEAD, RING_TAIL
+from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, remainder
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -205,3 +206,17 @@ def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> 
     edges = [n * modulus + d for n in (0, 1, 2, 19, 20, 2**20, modulus - 1, modulus) for d in (-1, 0, 1)]
     for x in [*edges[1:], 2**62 + 2**32 - 1, *rng.integers(0, 2**62, 1000).tolist()]:
         assert remainder(x, modulus) == x % modulus
+
+
+def test_a_bucket_is_looked_at_up_to_its_bound() -> None:
+    """Pages with the same hash, of which one has the request's token. What is further back is no hit: no turn takes long."""
+    length = CHAIN + 2
+    limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
+    requests = SimpleNamespace(page_hash=np.full((1, 1), 7), cache_salt=[0], tokens=np.ones((1, 1)))
+    for place in range(length):
+        pages = SimpleNamespace(
+            bucket_head=[0], bucket_next=[*range(1, length), -1], key=[7] * length, salt=[0] * length, parent=[-1] * length,
+            tokens=(np.arange(length) == place)[:, None].astype(int),
+        )  # fmt: skip
+        found = find_page(limits, requests, pages, 0, 0, ANY_PARENT)
+        assert found == (place if place < CHAIN else NO_PAGE)
