@@ -9,7 +9,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription, T
 from blinkpy.models.families.block_readers import grouped_attention, periodic_windows, pre_norm_decoder
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
-from blinkpy.models.families.mistral3 import NESTED
+from blinkpy.models.families.mistral import NESTED
 from blinkpy.models.families.rope_reader import FULL, SLIDING, read_rope
 
 DEFAULTS: dict[str, Any] = {

@@ -1,12 +1,42 @@
-"""Qwen2 and 2.5, dense."""
+"""Qwen2 and 2.5, and with experts Qwen1.5-MoE and Qwen2-57B-A14B: beside them each token visits a gated MLP that all share."""
 
-from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.config import ConfigError
+from blinkpy.models.description.blocks import RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.families.block_readers import (
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+    routed_experts,
+    sliding_windows,
+    strided_experts,
+)
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
+
+EXPERTS = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+NAMES = TensorNames(
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), shared_down="mlp.shared_expert.down_proj"
+)
 
 
 @family("Qwen2ForCausalLM", model_type="qwen2", defaults={"sliding_window": 4096}, ignores=("attention_bias",))
 def qwen2(c: HfConfig) -> DecoderDescription:
     windows = sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qkv_bias=True), gated_mlp(c), windows)
+
+
+@family(
+    "Qwen2MoeForCausalLM",
+    model_type="qwen2_moe",
+    defaults={**EXPERTS, "decoder_sparse_step": 1, "qkv_bias": True},
+    ignores=("intermediate_size", "sliding_window", "output_router_logits", "router_aux_loss_coef"),
+)
+def qwen2_moe(c: HfConfig) -> DecoderDescription:
+    if c.flag("use_sliding_window"):  # in which layers differs between versions of transformers
+        raise ConfigError("config.json: use_sliding_window is not supported by Qwen2MoeForCausalLM here")
+    shared, normalize = c.integer("shared_expert_intermediate_size"), c.flag("norm_topk_prob")
+    experts = routed_experts(
+        c, "moe_intermediate_size", RouterKind.SOFTMAX_TOP_K, normalize=normalize, shared=shared, shared_gated=True
+    )
+    return pre_norm_decoder(c, grouped_attention(c, qkv_bias=c.flag("qkv_bias")), strided_experts(c, experts), tensors=NAMES)

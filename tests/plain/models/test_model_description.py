@@ -130,6 +130,22 @@ GRANITE4 = config(
     "GraniteMoeHybrid", 2560, 8192, 8, 40, 8, 100352, 131072, num_local_experts=0, shared_intermediate_size=8192,
     layer_types=["attention"] * 8, position_embedding_type="rope",
 )  # fmt: skip
+GROWTH = "llama_4_scaling_beta"
+QWEN2_MOE = config(
+    "Qwen2Moe", 2048, 5632, 24, 16, 16, 151936, 8192, num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632, norm_topk_prob=False, decoder_sparse_step=1,
+)  # fmt: skip
+GLM = config(
+    "Glm4Moe", 4096, 10944, 46, 96, 8, 151552, 131072, head_dim=128, moe_intermediate_size=1408, n_routed_experts=128,
+    num_experts_per_tok=8, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+    first_k_dense_replace=3, rope_theta=1e6, num_nextn_predict_layers=1, attention_bias=True,
+)  # fmt: skip
+MISTRAL_3 = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "text_config": {key: value for key, value in MISTRAL_7B.items() if key not in ("architectures", "torch_dtype")},
+    "vision_config": {"hidden_size": 1024},
+    "torch_dtype": "bfloat16",
+}
 PUBLISHED = {  # name -> config, parameters
     "Llama-3.1-8B": (LLAMA_31_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
@@ -187,6 +203,15 @@ def test_fields_of_published_models() -> None:
     assert describe_config({k: v for k, v in SMOLLM3_3B.items() if k != "no_rope_layers"}) == model
     model = describe_config(GRANITE_31_8B)
     assert (model.attention.score_scale, model.factors) == (1 / 128, Factors(12.0, 0.22, 1 / 16))
+    model = describe_config(GLM)
+    assert model.expert_layers == (False,) * 3 + (True,) * 43
+    assert model.experts == Experts(128, 8, 1408, RouterKind.SIGMOID_TOP_K, normalize=True, factor=2.5, shared=2816)
+    assert (model.attention.rope.rotary_dim, model.attention.qk_norm, model.mlp_size) == (64, None, 10944)
+    experts = describe_config(GLM | {"n_group": 8, "topk_group": 4}).experts
+    assert (experts.groups, experts.kept_groups) == (8, 4)
+    model = describe_config(QWEN2_MOE)
+    assert model.experts == Experts(60, 4, 1408, shared=5632, shared_gated=True)
+    assert model.attention.qkv_bias and not describe_config(QWEN2_MOE | {"qkv_bias": False}).attention.qkv_bias
     rope = describe_config(PHI4_MINI).attention.rope
     assert (rope.kind, rope.rotary_dim, rope.original_max_position, rope.factor) == ("longrope", 96, 4096, 32.0)
     assert abs(rope.attention_factor - 1.1902380714238083) < 1e-9
@@ -227,6 +252,28 @@ def test_fields_of_gemma_and_olmo() -> None:
 
 def ropes(model: DecoderDescription) -> list[Rope]:
     return [layer.attention.rope for layer in model.layers]
+
+
+def test_the_text_of_a_nested_config(caplog: pytest.LogCaptureFixture) -> None:
+    """It is that of the model alone, but for names; what stands around it counts."""
+    plain, nested = describe_config(MISTRAL_7B), describe_config(MISTRAL_3)
+    assert replace(nested, name=plain.name, tensors=plain.tensors) == plain
+    assert (nested.dtype, nested.tied_embeddings) == ("bfloat16", False)
+    assert describe_config(MISTRAL_3 | {"tie_word_embeddings": True}).tied_embeddings
+    assert caplog.messages == []
+    key = f"unheard_of_{secrets.token_hex(4)}"
+    describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | {key: 1}})
+    assert caplog.messages == [f"config.json: text_config: keys unknown to {nested.name} are ignored: {key}"]
+
+
+def test_a_context_ends_where_queries_begin_to_grow() -> None:
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, GROWTH: 0.1, "rope_theta": 1e6}
+    text = {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rope}
+    model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text})
+    assert (model.max_position, model.default_context) == (16384, 16384)
+    rope = {key: value for key, value in rope.items() if key != GROWTH}
+    model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text | {"rope_parameters": rope}})
+    assert model.max_position == 262144
 
 
 def windows(config: dict[str, Any]) -> tuple[int, ...]:
@@ -350,6 +397,22 @@ def test_both_spellings_give_the_same() -> None:
         (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN, "sliding_attention": 3}}, "must be an object"),
         (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN | {"factor": 0}}}, "full_attention: factor"),
         (OLMO2_7B, {"clip_qkv": 8.0}, "clip_qkv"),
+        (QWEN2_MOE, {"use_sliding_window": True}, "use_sliding_window is not supported by Qwen2MoeForCausalLM"),
+        (QWEN2_MOE, {"num_experts_per_tok": 61}, "num_experts_per_tok"),
+        (QWEN2_MOE, {"mlp_only_layers": [24]}, "mlp_only_layers"),
+        (GLM, {"n_group": 3}, "3 groups .* do not fit 128 experts"),
+        (GLM, {"topk_group": 5, "n_group": 4}, "do not fit"),
+        (GLM, {"n_group": 128, "topk_group": 64}, "do not fit"),
+        (GLM, {"n_group": 64, "topk_group": 3}, "of which it visits 8"),
+        (GLM, {"routed_scaling_factor": 0}, "routed_scaling_factor"),
+        (GLM, {"mlp_bias": True}, "mlp_bias is not supported by Glm4MoeForCausalLM"),
+        (MISTRAL_3, {"text_config": None}, "text_config must be an object"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": "mistral4"}}, "model_type 'mistral4' is not supported"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "attention_bias": True}}, "text_config: attention_bias is not supported"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "hidden_size": None}}, "text_config: hidden_size is missing"),
+        (MISTRAL_3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "rope_scaling": {"type": "linear", "factor": 2.0, GROWTH: 1}}}, GROWTH),
+        (MISTRAL_7B, {"rope_scaling": {"type": "yarn", "factor": 2.0, GROWTH: 0.1}}, f"{GROWTH} not supported"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
     ],
 )

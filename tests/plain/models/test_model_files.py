@@ -173,6 +173,34 @@ def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytes
     assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 2 more"]
 
 
+def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As they are published, and as transformers calls them; what is for images is left out."""
+    reference = save_model("mistral3", tmp_path, 4)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert all(name.startswith(("language_model.", "vision_tower.", "multi_modal_projector.")) for name in stored)
+    weights = load_weights(describe_model(tmp_path), tmp_path, torch.float32)
+    assert torch.equal(weights.lm_head, reference.lm_head.weight)
+    assert len(caplog.messages) == 1 and "left out" in caplog.messages[0]
+    rewrite(tmp_path, lambda tensors: {name: tensor.clone() for name, tensor in reference.state_dict().items()})
+    assert "model.language_model.norm.weight" in safetensors.torch.load_file(tmp_path / "model.safetensors")
+    other = load_weights(describe_model(tmp_path), tmp_path, torch.float32)
+    for ours, theirs in zip(layers_of(weights), layers_of(other), strict=True):
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    rewrite(tmp_path, lambda tensors: tensors | {"language_model.model.other.weight": torch.ones(3)})
+    refused(tmp_path, r"language_model\.model\.other\.weight, unknown")
+
+
+def test_the_bias_of_a_choice_stays_float32(tmp_path: Path) -> None:
+    """It decides between experts that are nearly equal."""
+    save_model("glm4-moe", tmp_path, 4)
+    weights = load_weights(describe_model(tmp_path), tmp_path, torch.bfloat16)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.gate.e_score_correction_bias"]
+    bias = weights.layers[1].selection_bias
+    assert bias is not None and torch.equal(bias, stored) and not torch.equal(bias, stored.bfloat16().float())
+    dummy = dummy_weights(describe_model(tmp_path), 1, torch.bfloat16).layers[1].selection_bias
+    assert dummy is not None and dummy.dtype == torch.float32
+
+
 def test_a_checkpoint_saved_without_its_head_has_shorter_names(saved: Path, tmp_path: Path, model: Path) -> None:
     folder = Path(shutil.copytree(saved / "tied", tmp_path / "bare"))
     transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "base")

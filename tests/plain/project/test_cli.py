@@ -91,7 +91,7 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
 def test_without_arguments_the_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     shown = capsys.readouterr().err
-    assert all(f"\n    {command.name} " in shown for command in (*cli.COMMANDS, *cli.TOOLS))
+    assert all(f"\n    {command.name}" in shown for command in (*cli.COMMANDS, *cli.TOOLS))
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

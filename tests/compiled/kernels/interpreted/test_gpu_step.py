@@ -28,8 +28,8 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
         ("mistral-window", 8, 6),
         ("qwen3-moe", 8, 4),
         ("mixtral", 8, 4),
-        ("glm4-moe", 8, 4),
-        ("qwen2-moe-mixed", 3, 4),
+        ("glm4-moe", 8, 3),
+        ("qwen2-moe-mixed", 3, 3),
         ("smollm3-window", 8, 4),
         ("granite", 8, 4),
         ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
