@@ -8,7 +8,7 @@ arguments equal to 1) and compiled, but not started. `python -m benchmarks.commo
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +63,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Llama-3-8B": (SHAPES["llama-3-8b"], (ONE, MANY, MIXED)),
     "Qwen3-30B-A3B": (SHAPES["qwen3-30b-a3b"], (ONE, MANY, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
+    "gpt-oss-20b": (SHAPES["gpt-oss-20b"], (ONE, MANY, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
@@ -145,7 +146,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     dtype = TORCH_DTYPES[model.dtype]
 
     def parts(described: list[Part]) -> dict[str, torch.Tensor]:
-        return {part.field: meta(*part.shape, dtype=dtype) for part in described}
+        return {part.field: meta(*part.shape, dtype=torch.uint8 if part.packed else dtype) for part in described}
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
@@ -161,7 +162,8 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
     step = GpuStep(GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl), meta_grammars())
     if scratch := step.decoder.experts:
-        sizes = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
+        block = model.experts
+        sizes = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
         of_gpu = ExpertTable.load(GPU)
         scratch.plans = {rows: plan_experts(sizes, rows, dtype, "meta", of_gpu) for rows in scratch.plans}
     return step
@@ -206,10 +208,15 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     shape, tokens = case.shape, case.bucket
     table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
     x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
-    gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
-    down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
+    per_item, stored = (2, torch.uint8) if shape.mxfp4 else (1, dtype)
+    sizes = ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
+    gate_up, down = (meta(shape.experts, rows, width // per_item, dtype=stored) for rows, width in sizes)
+    scales = [meta(shape.experts, rows, width // 32, dtype=torch.uint8) for rows, width in sizes]
+    biases = [meta(shape.experts, rows, dtype=dtype) for rows, _ in sizes]
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
     call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, case.normalize)
+    call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
+    call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

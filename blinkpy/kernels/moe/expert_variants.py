@@ -23,10 +23,24 @@ class ExpertWorkspace:
         return cls(*(torch.zeros(size, dtype=dtype, device=device) for size in sizes))
 
 
+class Clamp(NamedTuple):
+    """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up within it. A limit of 0 stands for
+    silu(gate) * up."""
+
+    alpha: float
+    limit: float
+
+
+SILU = Clamp(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
-    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax."""
+    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax.
+
+    MXFP4 matrices are uint8 and half as long in their last dimension, two weights a byte, the first in its lower half. Their
+    scales belong to 32 weights each, and are powers of two with an offset of 127."""
 
     x: torch.Tensor  # [T, hidden]
     logits: torch.Tensor  # float32 [T, E] of the router
@@ -38,12 +52,16 @@ class ExpertCall:
     top_k: int
     normalize: bool  # a token's weights sum to 1
     pdl: bool = False
+    clamp: Clamp = SILU  # between the products
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None  # [E, 2 * width] and [E, hidden]
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
 
     @property
     def shape(self) -> ExpertShape:
         """Of the layer."""
         experts, hidden, width = self.down.shape
-        return ExpertShape(experts, self.top_k, hidden, width)
+        mxfp4 = self.scales is not None
+        return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4)
 
 
 class ExpertCase(NamedTuple):
@@ -56,6 +74,8 @@ class ExpertCase(NamedTuple):
     normalize: bool = True
     one_expert: bool = False  # every token chooses expert 0 first, so that its blocks fill
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
+    clamp: Clamp = SILU
+    biases: bool = False
 
     @property
     def large(self) -> bool:

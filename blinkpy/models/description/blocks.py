@@ -22,6 +22,7 @@ class Activation(Enum):
 
     SILU = "silu"
     GELU_TANH = "gelu, approximated with tanh"
+    CLAMPED_SWISH = "gate * sigmoid(alpha * gate), with gate and up clamped; it is multiplied with up + 1"
 
 
 class RouterKind(Enum):
@@ -41,7 +42,8 @@ class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
     window: how many of the last tokens a token sees, itself included (0: all). qk_norm: each head of queries and keys has a norm.
-    scale: of the scores; 0 stands for head_dim ** -0.5.
+    scale: of the scores; 0 stands for head_dim ** -0.5. sinks: each head has a score of its own that takes a share of the softmax
+    and has no value.
     """
 
     heads: int
@@ -53,6 +55,7 @@ class Attention(NamedTuple):
     qkv_bias: bool = False
     o_bias: bool = False
     scale: float = 0.0
+    sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -80,9 +83,19 @@ class Mlp(NamedTuple):
     bias: bool = False
 
 
+class Clamp(NamedTuple):
+    """Of CLAMPED_SWISH: the factor in its sigmoid, and the limit of gate (above) and up (to both sides)."""
+
+    alpha: float
+    limit: float
+
+
 class Experts(NamedTuple):
     """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
-    which those of TOP_K_SOFTMAX have anyway."""
+    which those of TOP_K_SOFTMAX have anyway. bias: of router and experts. clamp: of CLAMPED_SWISH.
+
+    mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling Formats, version 1.0): 4 bits each, 8 a scale of 32.
+    """
 
     number: int
     top_k: int
@@ -90,6 +103,9 @@ class Experts(NamedTuple):
     router: RouterKind = RouterKind.SOFTMAX_TOP_K
     activation: Activation = Activation.SILU
     normalize: bool = False
+    bias: bool = False
+    clamp: Clamp | None = None
+    mxfp4: bool = False
 
 
 class Layer(NamedTuple):

@@ -12,7 +12,8 @@ from blinkpy.models.description.rope_tables import Rope
 class TensorNames(NamedTuple):
     """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is its number.
 
-    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert.
+    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert. Names of experts
+    without it are whole names, of one tensor for all experts, as gpt-oss has them.
     """
 
     embedding: str = "model.embed_tokens"
@@ -24,6 +25,7 @@ class TensorNames(NamedTuple):
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"

@@ -53,7 +53,8 @@ class ExpertBuffers:
 
     def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str):
         table = ExpertTable.load(torch.cuda.get_device_name(device)) if device.startswith("cuda") else ExpertTable()
-        shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
+        block = model.experts
+        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
         self.plans = {count: plan_experts(shape, count, dtype, device, table) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

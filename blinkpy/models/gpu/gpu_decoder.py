@@ -22,7 +22,7 @@ from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_p
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
-from blinkpy.kernels.moe.expert_variants import ExpertCall
+from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, router_logits
 from blinkpy.kernels.norm import rms_norm
@@ -128,6 +128,7 @@ class GpuDecoder:
             model.layers[index].attention.window,
             self.attention_workspace,
             None if shape.mixed else new,
+            layer.sinks,
             last_tokens_only,
             pdl,
         )
@@ -158,12 +159,15 @@ class GpuDecoder:
         logits = scratch.router[:rows]
         if rows <= FUSED_ROUTER_TOKENS:
             normed = self.buffers.normed[:rows]
-            router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
+            norm = (layer.post_norm, model.norm.eps)
+            router_logits(hidden, norm, router, counts, normed, logits, layer.router_bias, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
-            self._linear(normed, router, logits)
+            self._linear(normed, router, logits, bias=layer.router_bias)
         sizes, workspace = (block.top_k, BLOCKS[block.router](block)), scratch.workspace
-        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, *sizes, pdl)
+        clamp = SILU if block.clamp is None else Clamp(*block.clamp)
+        extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
+        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, *sizes, pdl, *extra)
         experts(call, scratch.plans[rows])
 
     def _norm(self, weight: torch.Tensor) -> torch.Tensor:
@@ -186,6 +190,8 @@ class GpuDecoder:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         outputs, width = weight.shape
         config = self.table.config(outputs // 2 if swiglu else outputs, width, len(x), weight.dtype, swiglu=swiglu)
+        if bias is not None and out.dtype != x.dtype and config.variant != "triton":
+            config = BIASED_LOGITS
         fused = None
         if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
             fused = (norm, self.model.norm.eps)
@@ -209,11 +215,20 @@ class GpuDecoder:
         linear(call, config)
 
 
+def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Two tensors of a layer that are there together, or None."""
+    return None if first is None or second is None else (first, second)
+
+
+BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
+"""Of a router with a bias: cuBLAS has no bias where its result is of another dtype."""
+
 BLOCKS: dict[BlockType, Any] = {
     NormPlacement.PRE: GpuDecoder._pre_norm_layer,
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
     Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
+    Activation.CLAMPED_SWISH: None,  # of experts alone, whose kernels have it fused in
     # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
     RouterKind.SOFTMAX_TOP_K: lambda block: block.normalize,
     RouterKind.TOP_K_SOFTMAX: lambda block: True,

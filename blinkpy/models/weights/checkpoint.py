@@ -13,16 +13,18 @@ from itertools import accumulate
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Mlp
+from blinkpy.models.description.blocks import Experts, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+PACKED = "U8"  # dtype of MXFP4's blocks and scales
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
 COMPARED_BYTES = 16 << 20  # at a time
+MXFP4_BLOCK = 32  # weights that share a scale
 logger = logging.getLogger("blinkpy.engine")
 Source = tuple[str, tuple[int, ...], int, int]
 
@@ -33,13 +35,17 @@ class Part:
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor: our weight is
-    the stored one multiplied by it.
+    the stored one multiplied by it. transposed, interleaved: the one source has each expert's matrix as [columns, rows], or its
+    rows of gate and up in turns; our weight has all of gate first. packed: bytes of MXFP4, blocks or scales, not numbers.
     """
 
     field: str
     shape: tuple[int, ...]
     sources: tuple[Source, ...]
     factor: float = 1.0
+    transposed: bool = False
+    interleaved: bool = False
+    packed: bool = False
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -53,6 +59,24 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
     """A weight of all experts, each stacked from [rows, width] tensors. stored: their names, with {expert}."""
     sources = tuple((x.format(expert=e), (rows, width), e, rows * i) for e in range(number) for i, x in enumerate(stored))
     return Part(field, (number, rows * len(stored), width), sources)
+
+
+def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int) -> list[Part]:
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias."""
+    number, interleaved, blocks = mlp.number, field == "gate_up", width // MXFP4_BLOCK
+
+    def part(suffix: str, shape: tuple[int, ...], stored: tuple[int, ...], ending: str) -> Part:
+        return Part(f"{field}{suffix}", (number, *shape), ((name + ending, (number, *stored), -1, 0),), interleaved=interleaved)
+
+    if mlp.mxfp4:
+        packed = (
+            part("", (rows, width // 2), (rows, blocks, MXFP4_BLOCK // 2), "_blocks"),
+            part("_scales", (rows, blocks), (rows, blocks), "_scales"),
+        )
+        parts = [replace(some, packed=True) for some in packed]
+    else:
+        parts = [replace(part("", (rows, width), (width, rows), ""), transposed=True)]
+    return [*parts, part("_bias", (rows,), (rows,), "_bias")] if mlp.bias else parts
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
@@ -85,10 +109,15 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     ]
     if attention.qk_norm:
         parts += [vector("q_norm", names.q_norm, model.head_dim), vector("k_norm", names.k_norm, model.head_dim)]
+    if attention.sinks:
+        parts.append(_joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
     if isinstance(mlp, Mlp):
         parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
-    parts += matrix("router", (names.router,), (mlp.number,), hidden)
+    parts += matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
+    if "{expert}" not in names.expert_down:
+        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden)
+        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size)
     gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
     parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
     return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
@@ -104,15 +133,25 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
 
+def all_parts(model: DecoderDescription) -> list[Part]:
+    """All weights of a model."""
+    return outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
+
+
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of the model has to hold."""
-    parts = outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
-    return {name: shape for part in parts for name, shape, _, _ in part.sources}
+    return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
 
 
 def weight_elements(model: DecoderDescription) -> int:
-    """Number of parameters; tied embeddings count once."""
-    return sum(math.prod(shape) for shape in expected_tensors(model).values())
+    """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
+    plain = sum(math.prod(part.shape) for part in all_parts(model) if not part.packed)
+    return plain + sum(2 * math.prod(part.shape) for part in all_parts(model) if part.packed and "_scales" not in part.field)
+
+
+def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
+    """Memory of all weights, of which those that are not packed have `itemsize` bytes."""
+    return sum(math.prod(part.shape) * (1 if part.packed else itemsize) for part in all_parts(model))
 
 
 @dataclass(frozen=True)
@@ -148,9 +187,8 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (int(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        if dtype in ITEM_BYTES and (
-            min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * ITEM_BYTES[dtype]
-        ):
+        itemsize = 1 if dtype == PACKED else ITEM_BYTES.get(dtype)
+        if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which don't make {dtype} {list(shape)}")
         if 8 + length + end > size:
             raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, the file at {size}")
@@ -248,10 +286,13 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
         raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:
         logger.warning("%s: tensors without a use are left out: %s", folder, listed(surplus))
+    packed = {name for part in all_parts(model) if part.packed for name, _, _, _ in part.sources}
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:
             raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}")
-        if tensor.dtype not in ITEM_BYTES:
-            raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {', '.join(ITEM_BYTES)} (no quantization)")
+        supported = (PACKED,) if name in packed else ITEM_BYTES
+        if tensor.dtype not in supported:
+            allowed = f"{', '.join(supported)}{'' if name in packed else ' (no quantization)'}"
+            raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {allowed}")
     return {name: found[name] for name in expected}

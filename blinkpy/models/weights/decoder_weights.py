@@ -1,5 +1,6 @@
 """A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from blinkpy.models.weights.tensor_loader import load_tensors
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+LARGEST_FP4 = 6.0
 DUMMY_RANGE = 1e-3
 """Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
 much power. At its power limit that decides its clock, too."""
@@ -23,7 +25,9 @@ much power. At its power limit that decides its clock, too."""
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert.
+    An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension for the expert. As
+    MXFP4 these two and their scales are uint8: a byte has two weights, the first one in its lower half; their last dimension is
+    half as long. A scale is a power of two with an offset of 127.
     """
 
     input_norm: torch.Tensor  # [hidden]
@@ -39,6 +43,10 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [head_dim]
     k_norm: torch.Tensor | None = None  # [head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
+    router_bias: torch.Tensor | None = None  # [experts]
+    sinks: torch.Tensor | None = None  # [heads]
+    gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
+    down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
 
 
 @dataclass
@@ -92,31 +100,53 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places, scaled = [], list[tuple[torch.Tensor, float]]()
+    places, scaled, arranged = [], list[tuple[torch.Tensor, float]](), list[tuple[torch.Tensor, Part]]()
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.empty(part.shape, dtype=dtype, device=device)
+        result = torch.empty(part.shape, dtype=torch.uint8 if part.packed else dtype, device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
         if part.factor != 1:
             scaled.append((result, part.factor))
+        if part.transposed or part.interleaved:
+            arranged.append((result, part))
         return result
 
     weights = _assemble(model, make)
     load_tensors(places, torch.device(device), progress)
+    for tensor, part in arranged:
+        arrange_experts(tensor, part)
     for tensor, factor in scaled:
         tensor.mul_(factor)
     return weights
 
 
+def arrange_experts(weight: torch.Tensor, part: Part) -> None:
+    """From the order of the checkpoint to ours, in place, an expert at a time. weight: [experts, rows] or [experts, rows,
+    columns], whose memory holds the tensor as it is stored."""
+    for expert in weight:
+        stored = expert.clone()
+        if part.transposed:
+            stored = stored.view(expert.shape[1], expert.shape[0]).t()
+        if part.interleaved:
+            stored = stored.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+        expert.copy_(stored)
+
+
 def dummy_weights(
     model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
 ) -> Weights:
-    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed."""
+    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed.
+    MXFP4: random bits, with the scale that keeps them within the spread."""
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:
+        if part.packed:
+            result = torch.empty(part.shape, dtype=torch.uint8, device=device)
+            if part.field.endswith("_scales"):
+                return result.fill_(127 + math.floor(math.log2(spread / LARGEST_FP4)))
+            return result.random_(0, 256, generator=generator)
         result = torch.ones(part.shape, dtype=dtype, device=device)
         return result if part.field.endswith("norm") else result.uniform_(-spread, spread, generator=generator)
 

@@ -80,6 +80,15 @@ GRANITE_31_8B = config(
     attention_multiplier=0.0078125, embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=16.0,
     tie_word_embeddings=True,
 )  # fmt: skip
+GPT_OSS_20B = config(
+    "GptOss", 2880, 2880, 24, 64, 8, 201088, 131072, model_type="gpt_oss", head_dim=64, attention_bias=True, sliding_window=128,
+    layer_types=["sliding_attention", "full_attention"] * 12, num_local_experts=32, num_experts_per_tok=4, experts_per_token=4,
+    initial_context_length=4096, swiglu_limit=7.0, rope_theta=150000, quantization_config={"quant_method": "mxfp4"},
+    rope_scaling={
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+)  # fmt: skip
 GRANITE4 = config(
     "GraniteMoeHybrid", 2560, 8192, 8, 40, 8, 100352, 131072, num_local_experts=0, shared_intermediate_size=8192,
     layer_types=["attention"] * 8, position_embedding_type="rope",
@@ -96,6 +105,8 @@ PUBLISHED = {  # name -> config, parameters
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46_702_792_704),
     "SmolLM3-3B": (SMOLLM3_3B, 3_075_098_624),
     "Granite-3.1-8B": (GRANITE_31_8B, 8_170_848_256),
+    "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184),
+    "gpt-oss-120b": (GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": None}, 116_829_156_672),
 }
 
 
@@ -246,6 +257,12 @@ def test_both_spellings_give_the_same() -> None:
         (GRANITE4, {"num_local_experts": 62}, "without experts"),
         (GRANITE4, {"position_embedding_type": "alibi"}, "alibi"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
+        (GPT_OSS_20B, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config 'fp8' is not supported by GptOss"),
+        (GPT_OSS_20B, {"quantization_config": ["mxfp4"]}, "quantization_config"),
+        (GPT_OSS_20B, {"quantization_config": {"quant_method": "mxfp4", "group_size": 64}}, "group_size not supported"),
+        (GPT_OSS_20B, {"hidden_size": 2864}, "multiples of 32"),
+        (GPT_OSS_20B, {"swiglu_limit": 0}, "swiglu_limit"),
+        (GPT_OSS_20B, {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -> None:
@@ -277,7 +294,7 @@ def test_keys_without_an_effect_load_in_silence(name: str, caplog: pytest.LogCap
     assert caplog.messages == []
 
 
-NAMES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "SmolLM3", "Granite"]
+NAMES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "SmolLM3", "Granite", "GptOss"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -315,6 +332,15 @@ def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=f"LlamaForCausalLM needs {block}, which it does not support"):
             changed.require_blocks(torch_decoder.BLOCKS, "it")
+
+
+def test_gpt_oss_has_a_window_in_every_second_layer_and_its_clamp() -> None:
+    for layer_types in (GPT_OSS_20B["layer_types"], None):
+        model = describe_config(GPT_OSS_20B | {"layer_types": layer_types, "swiglu_alpha": 1.5})
+        assert [layer.attention.window for layer in model.layers] == [128, 0] * 12
+    assert model.experts.clamp == (1.5, 7.0)
+    assert (model.dtype, model.max_position, model.attention.sinks) == ("bfloat16", 131072, True)
+    assert describe_config(GPT_OSS_20B | {"sliding_window": None, "layer_types": None}).layers[0].attention.window == 0
 
 
 def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
