@@ -145,8 +145,8 @@ def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
 
 def weight_elements(model: DecoderDescription) -> int:
     """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
-    plain = sum(math.prod(part.shape) for part in all_parts(model) if not part.packed)
-    return plain + sum(2 * math.prod(part.shape) for part in all_parts(model) if part.packed and "_scales" not in part.field)
+    parts = [part for part in all_parts(model) if not part.field.endswith("_scales")]
+    return sum(math.prod(part.shape) * (2 if part.packed else 1) for part in parts)
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
