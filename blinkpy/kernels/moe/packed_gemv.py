@@ -163,10 +163,10 @@ VARIANT = ExpertVariant(
     lambda shape, tokens, dtype, device, table: None,
     packed_gemv,
     (
-        ExpertCase(1, 1, ExpertShape(8, 4, 32, 128, True)),
-        ExpertCase(3, 4, ExpertShape(11, 3, 96, 64, True), clamp=Clamp(1.702, 1.0), biases=True, ties=True),
-        ExpertCase(1, 2, ExpertShape(6, 3, 64, 96, True), normalize=False, biases=True),
-        ExpertCase(2, 2, ExpertShape(12, 5, 64, 32, True), biases=True, groups=3, factor=2.5),
+        ExpertCase(1, 1, ExpertShape(3, 1, 32, 288, True)),  # more words than are taken at a time
+        ExpertCase(2, 3, ExpertShape(7, 3, 64, 32, True), clamp=Clamp(1.702, 1.0), biases=True, ties=True),
+        ExpertCase(1, 1, ExpertShape(6, 3, 64, 32, True), normalize=False, biases=True),
+        ExpertCase(1, 1, ExpertShape(6, 3, 32, 32, True), groups=3, factor=2.5),
         ExpertCase(1, 1, ExpertShape(32, 4, 2880, 2880, True), clamp=SWISH, biases=True),
         ExpertCase(3, 4, ExpertShape(32, 4, 2880, 2880, True), clamp=SWISH, biases=True),
         ExpertCase(2, 2, ExpertShape(128, 4, 320, 640, True), clamp=SWISH, biases=True),
