@@ -169,9 +169,10 @@ def add_command(commands: Any, command: Command | Tool, argument: str) -> argpar
 
 
 def load_choices() -> None:
-    """Make the options of all transports known to Config, and the names of all parsers."""
+    """Make the options of admission and of all transports known to Config, and the names of all parsers."""
     import_module("blinkpy.dpu.tools.reasoning")
     import_module("blinkpy.dpu.tools.call_format").call_formats()
+    import_module("blinkpy.dpu.admission.admission_options")
     import_module("blinkpy.dpu.link.connectors")
     import_module("blinkpy.engine.link.listeners")
 

@@ -134,7 +134,7 @@ class SchedulerOptions:
 class QueueOptions:
     """Queue pairs between front ends and the engine."""
 
-    slots: int = option(256, "requests in flight per front-end worker; one more is answered 429", low=1, high=65535)
+    slots: int = option(256, "requests in flight per front-end worker; others wait", low=1, high=65535)
     sq_entries: int = option(0, "submission ring of a worker, a power of two (0: the next one from slots)", low=0, high=1 << 20)
     cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
     prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)

@@ -19,11 +19,17 @@ class Signals:
     """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is said in a line. SIGHUP ends
     nothing, here and in the processes that are started within.
 
-    react: called at each of them with the count, in the main thread. quiet: the parent says that line.
+    react: called at each of them with the count, in the main thread. quiet: the parent says that line. on_hang_up: called at each
+    SIGHUP.
     """
 
-    def __init__(self, react: Callable[[int], None] = lambda count: None, quiet: bool = False) -> None:
-        self.count, self._react, self._quiet = 0, react, quiet
+    def __init__(
+        self,
+        react: Callable[[int], None] = lambda count: None,
+        quiet: bool = False,
+        on_hang_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.count, self._react, self._quiet, self._on_hang_up = 0, react, quiet, on_hang_up
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -40,7 +46,8 @@ class Signals:
     def caught(self) -> Iterator[Self]:
         """Count signals within the block. After one the process is about to end: from then on they are ignored, so that none
         kills it half way, with an exit code that means a crash."""
-        hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        on_hang_up = self._on_hang_up
+        hang_up = signal.signal(signal.SIGHUP, (lambda *_: on_hang_up()) if on_hang_up is not None else signal.SIG_IGN)
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self

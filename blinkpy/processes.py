@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class Child:
     ):
         self.entry, self._own_session = entry, own_session
         self._socket, theirs = multiprocessing.Pipe()
-        with theirs:
+        with theirs, hang_up_ignored():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, entry, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *fds),
@@ -145,6 +145,10 @@ class Child:
         """Ask it to end in order."""
         self._process.terminate()
 
+    def hang_up(self) -> None:
+        """Hand SIGHUP on; not before it is ready."""
+        self._process.send_signal(signal.SIGHUP)
+
     def wait(self, timeout: float) -> int | None:
         """Exit code, or None when it still runs after timeout seconds."""
         try:
@@ -180,6 +184,19 @@ def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, 
     served_s: how long the dead one served."""
     first, most = pauses_s
     return first if served_s > STEADY_S else min(most, max(first, 2 * before_s))
+
+
+@contextlib.contextmanager
+def hang_up_ignored() -> Iterator[None]:
+    """Processes that are started within ignore SIGHUP until they handle it: of a handler of this process they would keep nothing,
+    and end by the signal."""
+    handled = callable(signal.getsignal(signal.SIGHUP)) and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if handled else None
+    try:
+        yield
+    finally:
+        if handled:
+            signal.signal(signal.SIGHUP, before)
 
 
 def child_environment() -> dict[str, str]:

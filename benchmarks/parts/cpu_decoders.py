@@ -5,6 +5,7 @@
 Each step of a case is computed by both, one after the other, so that both meet the same disturbances: the demonstration model,
 and the shape of Qwen3-0.6B with random weights. decode has one token of each stream behind a context, prefill whole prompts.
 Ratios are NumPy's time over torch's, of one turn: in float32, and over torch's in bfloat16, which rounds where NumPy does not.
+cpu_ratio is that of the processor time of all threads, in float32, which neighbours on the same cores disturb less.
 """
 
 import sys
@@ -85,16 +86,19 @@ def compare(run: Run, shape: str, rounds: int) -> dict[str, Any]:
                     sequence.computed = CONTEXT - 1  # behind zeros: of both caches
                 work = [(sequence, 1) for sequence, _ in work]
             batch, times = batches.batch(work), {name: list[float]() for name in steps}
+            processor = {name: list[float]() for name in steps}
             for round_number in range(rounds + 1):
                 run.progress(f"{shape}: {kind} of {streams}", round_number, rounds + 1)
                 for name, step in steps.items():
-                    began = time.perf_counter()
+                    began, spent = time.perf_counter(), time.process_time()
                     step.run(batch, batches.requests)
                     times[name].append(1000 * (time.perf_counter() - began))
+                    processor[name].append(time.process_time() - spent)
             check_logits(steps, batch, batches.requests)
             samples = {name: np.array(found[1:]) for name, found in times.items()}  # the first one warms up
             case = {f"{name}_ms": describe(found, "ms") for name, found in samples.items()}
             case |= {f"ratio_to_{name}": describe(samples["numpy"] / samples[name], "") for name in DTYPES}
+            case["cpu_ratio"] = describe(np.array(processor["numpy"][1:]) / processor["torch_float32"][1:], "")
             results[f"{kind}_{streams}"] = case
             ratio = case["ratio_to_torch_float32"]["p50"]["value"]
             run.target(f"{shape}, {kind} of {streams}: NumPy's step to torch's in float32", ratio, RATIO, "x")

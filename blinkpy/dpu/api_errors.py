@@ -4,6 +4,7 @@ import orjson
 
 TYPES = {  # of other statuses: invalid_request_error
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -14,12 +15,11 @@ MAX_MESSAGE = 1000  # characters
 
 class ApiError(Exception):
     """An answer that is not a completion. param: the request's parameter at fault; code: for programs; retry_s: seconds after
-    which the same request may be served, if ever."""
+    which the same request may be served, where that is a matter of time."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_s: int = 1):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message[:MAX_MESSAGE], param, code
-        self.retry_s = retry_s
+        self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
 
     def body(self) -> bytes:
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""

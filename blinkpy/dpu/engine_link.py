@@ -45,6 +45,8 @@ class EngineLink:
     def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics, starts: EngineStarts | None = None):
         self._connect, self._metrics, self._starts = connect, metrics, starts
         self.pair: QueuePair | None = None
+        self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
+        self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
         self._problem = "The engine is not connected yet."
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
@@ -116,6 +118,13 @@ class EngineLink:
         if problem is not None or self.pair is None:
             raise self.unavailable(problem or self._problem)
         return self.pair
+
+    def room(self) -> int:
+        """Slots for which requests can be submitted now: none while others wait for room in the arenas."""
+        pair = self.pair
+        if pair is None or any(generation.leader is None and generation.open for generation, _, _ in self._held):
+            return 0
+        return pair.free_slots - len(self._held)
 
     def submit(self, work: list[Submission]) -> None:
         """Submit all of a request's choices, or none; those with a leader follow it, and where the arenas are full they wait in
@@ -201,6 +210,7 @@ class EngineLink:
             self.cancel(request.owner)
             request.owner.fail(error)
         self._fail_held(error)
+        self.on_failure(error)
 
     def _fail_held(self, error: ApiError) -> None:
         held, self._held = self._held, []
@@ -220,8 +230,11 @@ class EngineLink:
             completions = pair.poll()
             now = time.monotonic()
             clumped = bool(completions) and self._feed(completions, now)
-            if self._held:
+            held = bool(self._held)
+            if held:
                 self._submit_held(pair)
+            if held or completions:
+                self.on_room()
         except TransportError as error:
             self._lose(error)
             return
@@ -289,6 +302,7 @@ class EngineLink:
         for request in lost:
             request.owner.fail(failure)
         self._fail_held(failure)
+        self.on_failure(failure)
 
     async def _keep_connected(self) -> None:
         stray = 0

@@ -69,6 +69,7 @@ class Generation:
     echo_only: bool = False  # it ends before its first token, which the engine generates in any case
     request: InFlightRequest | None = None
     tokens: int = 0  # generated
+    waited: float = 0.0  # for a slot, s
     submitted: float = 0.0  # when the engine got the request, s; 0 before
     first_event: float = 0.0  # when its first text went out, s; 0 before
     finish_reason: str | None = None

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
 
-STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 COUNTERS = {
     "prompt_tokens": "Prompt tokens handed to the engine",
     "generated_tokens": "Generated tokens received",
@@ -15,11 +15,17 @@ COUNTERS = {
     "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
     "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
     "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",
+    "refused_max_waiting_tokens": "Requests refused because too many tokens waited for a slot of a worker",
+    "refused_max_waiting_s": "Requests refused because they had waited too long for a slot",
+    "refused_waiting_tokens": "Requests refused because too many tokens of their key waited (waiting_tokens)",
+    "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
 GAUGES = {
     "requests_in_flight": "Requests that hold a slot",
     "slots": "Requests in flight that the worker may have",
+    "waiting_requests": "Requests that wait for a slot",
+    "waiting_tokens": "Their prompt tokens and max_tokens",
     "attached": "1 while the worker has its queue pair",
     "connections": "Open connections",
     "arriving_bytes": "Bytes of bodies that have not arrived in full",
@@ -56,9 +62,12 @@ HISTOGRAMS = (
     HistogramShape("inter_token_latency", "inter_token_latency_seconds", "Between two events of one request", _GAPS),
     HistogramShape("request_duration", "request_duration_seconds", "From the request's arrival to its last token", _RUNS),
     HistogramShape(
-        "front_end_time", "front_end_time_seconds", "From the request's arrival to its submission to the engine", _WAITS
+        "front_end_time",
+        "front_end_time_seconds",
+        "From the request's arrival to its submission to the engine, without the wait for a slot",
+        _WAITS,
     ),
-    HistogramShape("queue_time", "queue_time_seconds", "In the engine until the request began to run", _WAITS),
+    HistogramShape("queue_time", "queue_time_seconds", "For a slot, and in the engine until the request began to run", _WAITS),
     HistogramShape("prefill_time", "prefill_time_seconds", "From there to the first token", _WAITS),
     HistogramShape("inference_time", "inference_time_seconds", "From the begin of its run to the last token", _RUNS),
     HistogramShape("decode_time", "decode_time_seconds", "From the first token to the last one", _RUNS),

@@ -7,12 +7,14 @@ to a worker that died wait for its successor. At the end each socket is closed w
 
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
@@ -55,20 +57,23 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 class WorkerProcess:
     """One worker and its successors."""
 
-    def __init__(self, index: int, config: Config, folder: Path, sock: socket.socket, metrics_fd: int, starts_fd: int = -1):
+    def __init__(
+        self, index: int, config: Config, folder: Path, sock: socket.socket, memory_fd: int, starts_fd: int, secret: bytes
+    ):
         self.index, self._config, self._sock = index, config, sock
         self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
         self.error = ""
-        self._fds = tuple(fd for fd in (sock.fileno(), metrics_fd, starts_fd) if fd >= 0)
+        self._fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)
         self._orders = {
             "pair": index,
             "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
             "listen_fd": sock.fileno(),
-            "metrics_fd": metrics_fd,
+            "memory_fd": memory_fd,
             "starts_fd": starts_fd,
+            "secret": secret,
             "folder": str(folder),
         }
-        self._starts = 0
+        self._starts = self._hang_ups = 0
         self._started = self._next_start = self._delay = 0.0
         self._process: Child | None = None
 
@@ -112,6 +117,12 @@ class WorkerProcess:
         if self._process is None and time.monotonic() >= self._next_start:
             self.start()
 
+    def hang_up(self, count: int) -> None:
+        """Hand SIGHUP on, where it has not had its `count` yet and is ready; before, it would not know what to do."""
+        if self.ready and self._process is not None and self._hang_ups < count:
+            self._hang_ups = count
+            self._process.hang_up()
+
     def terminate(self) -> None:
         """Ask it to shut down."""
         if self._process is not None:
@@ -141,7 +152,7 @@ class Supervisor:
     def __init__(self, config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None, starts_fd: int = -1):
         self.config, self._on_ready = config, on_ready
         options = config.frontend
-        self._stops = 0
+        self._stops = self._hang_ups = 0
         self._uds = config.access.uds
         if self._uds:
             self._sockets = listen_unix(self._uds, options.workers, BACKLOG)
@@ -149,14 +160,18 @@ class Supervisor:
         else:
             self._sockets = listen(options.host, options.port, options.workers)
             self.host, self.port = self._sockets[0].getsockname()[:2]
-        self._metrics_fd = os.memfd_create("blinkpy-metrics")
-        os.ftruncate(self._metrics_fd, options.workers * BLOCK_BYTES)
-        fds = self._metrics_fd, starts_fd
-        self.workers = [WorkerProcess(i, config, folder, sock, *fds) for i, sock in enumerate(self._sockets)]
+        self._memory_fd = os.memfd_create("blinkpy-workers")  # the metrics of all workers, and behind them their tenants
+        os.ftruncate(self._memory_fd, options.workers * (BLOCK_BYTES + TABLE_BYTES))
+        orders = self._memory_fd, starts_fd, secrets.token_bytes(32)
+        self.workers = [WorkerProcess(i, config, folder, sock, *orders) for i, sock in enumerate(self._sockets)]
 
     def stop(self) -> None:
         """Ask run() to end, and the second time to end at once; from any thread or signal handler."""
         self._stops += 1
+
+    def hang_up(self) -> None:
+        """Have all workers read the keys again; from any thread or signal handler."""
+        self._hang_ups += 1
 
     def run(self) -> int:
         """Serve until stop(); the exit code. Raises ConfigError when the workers refuse their options or the model."""
@@ -183,6 +198,7 @@ class Supervisor:
                     logger.error("worker %d died at each of %d starts: giving up", worker.index, FIRST_STARTS)
                     return 1
             worker.restart_if_due()
+            worker.hang_up(self._hang_ups)
         if self._on_ready is not None and all(worker.ready for worker in self.workers):
             on_ready, self._on_ready = self._on_ready, None
             on_ready(str(self.host), int(self.port))
@@ -208,4 +224,4 @@ class Supervisor:
             sock.close()
         if self._uds:
             Path(self._uds).unlink(missing_ok=True)
-        os.close(self._metrics_fd)
+        os.close(self._memory_fd)

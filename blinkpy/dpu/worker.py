@@ -18,6 +18,7 @@ from typing import cast
 import uvicorn
 
 from blinkpy.config import AccessOptions, Config
+from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
@@ -27,7 +28,7 @@ from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
-from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
 from blinkpy.dpu.watch.energy_meter import start_energy_meter
 from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.dpu.watched_tasks import WatchedTasks
@@ -74,6 +75,7 @@ class Server(uvicorn.Server):
         self.app, self._room = app, room
         self._on_ready, self._on_drained = on_ready, on_drained
         self._watched = WatchedTasks(self._give_up)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.failed = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -83,10 +85,20 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit
             self.should_exit = self.app.draining = True
 
+    def hang_up(self) -> None:
+        """SIGHUP: read the keys again; in any thread, and in a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        self._reloading = asyncio.ensure_future(self.app.service.admission.reload())
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
         await super().startup(sockets)
         self._watched.start("the watch over connections", self._sweep())
+        self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
         # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
         await self.app.service.engine.connected(CONNECT_S)
         gc.collect()
@@ -106,6 +118,7 @@ class Server(uvicorn.Server):
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).end_if_stuck(now)
+            self.app.service.admission.sweep()
             metrics.gauge("connections", len(self.server_state.connections))
             for name, bytes_room in (("bodies", room.bodies), ("unread", room.unread)):
                 metrics.gauge("arriving_bytes" if name == "bodies" else "unread_bytes", bytes_room.used)
@@ -118,6 +131,7 @@ class Server(uvicorn.Server):
         app, engine, error = self.app, self.app.service.engine, shutting_down()
         app.draining = True
         self._room.bodies.clear(error)
+        app.service.admission.refuse_all(error, for_good=True)  # another server may have room at once
         try:
             deadline = time.monotonic() + app.options.shutdown_s
             await self._wait_until(deadline, lambda: not app.running or self.force_exit)
@@ -149,18 +163,23 @@ def make_server(
     config: Config,
     pair: int,
     folder: Path,
-    metrics_memory: memoryview | None = None,
+    memory: memoryview | None = None,
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
     on_drained: Callable[[], None] | None = None,
     starts: EngineStarts | None = None,
+    secret: bytes = b"",
 ) -> Server:
-    """The server of one worker; until the engine is there, it answers 503. owner: who it is to an engine on another machine, 0
-    for a new one. on_drained: as of Server. starts: what is known of the engine's. Raises ConfigError for a model that the front
-    end can't work with."""
-    metrics = Metrics(pair, config.frontend.workers, metrics_memory)
+    """The server of one worker; until the engine is there, it answers 503. memory: that of blinkpy.dpu.supervisor, None for a
+    worker alone. owner: who it is to an engine on another machine, 0 for a new one. on_drained: as of Server. starts: what is
+    known of the engine's; secret: as of Service. Raises ConfigError for a model or keys that the front end can't work with."""
+    workers = config.frontend.workers
+    split = workers * BLOCK_BYTES
+    metrics = Metrics(pair, workers, memory and memory[:split])
+    tenants = TenantTable(pair, workers, memory and memory[split:])
     identity = WorkerIdentity(pair, owner or new_owner())
-    service = Service(config, folder, EngineLink(lambda: open_queue_pair(config, identity), metrics, starts), metrics)
+    engine = EngineLink(lambda: open_queue_pair(config, identity), metrics, starts)
+    service = Service(config, folder, engine, metrics, tenants, secret)
     return Server(App(service, config), config.access, on_ready, on_drained)
 
 
@@ -170,20 +189,28 @@ def may_meter(config: Config) -> bool:
 
 
 def serve_worker(
-    config: Config, reporter: Reporter, pair: int, owner: int, listen_fd: int, metrics_fd: int, starts_fd: int, folder: str
+    config: Config,
+    reporter: Reporter,
+    pair: int,
+    owner: int,
+    secret: bytes,
+    listen_fd: int,
+    memory_fd: int,
+    starts_fd: int,
+    folder: str,
 ) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
     folder: the model's, for its tokenizer."""
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
     # uvicorn's notes on each start and stop are ours to write.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
-        memory = memoryview(mmap.mmap(metrics_fd, 0))
+        memory = memoryview(mmap.mmap(memory_fd, 0))
         starts = None if starts_fd < 0 else map_starts(starts_fd)
-        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts)
+        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts, secret)
+        signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
         if energy is not None:

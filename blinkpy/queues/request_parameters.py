@@ -109,6 +109,7 @@ PARAMETERS = (
         kind="a string",
     ),
     Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
+    Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # whose key it came with, of the keys file; 0: none
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
 

@@ -35,6 +35,7 @@ class RequestFields(NamedTuple):
     priority: int  # as given with the request; lower is more urgent
     preemptions: int  # how often it was preempted
     pair: int  # queue pair, i.e. front-end worker, that it came from
+    tenant: int  # number of the key that it came with, as the front end gave it; 0: none
 
 
 Policy = Callable[[RequestFields], int]

@@ -8,14 +8,16 @@ import ssl
 from pathlib import Path
 
 from blinkpy.config import AccessOptions, Config, ConfigError
+from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.unix_socket import check_unix
 from blinkpy.packages import require_packages
 
 
 def check_access(config: Config) -> None:
-    """Notice an address, a certificate, a chat template or a missing package before minutes go into loading a model. Raises
+    """Notice an address, a certificate, a chat template, keys or a missing package before minutes go into loading a model. Raises
     ConfigError."""
+    keys_of(config).read()
     if config.model.chat_template:
         load_template(Path(), {}, config.model.chat_template, max_characters=1)
     if config.access.uds:
@@ -69,7 +71,7 @@ def print_ready(config: Config, port: int, seconds: float | None = None) -> None
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )
-    key = " -H 'Authorization: Bearer YOUR-KEY'" if config.frontend.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if any(keys_of(config)[:2]) else ""
     after = "" if seconds is None else f"ready after {seconds:.1f} s; "
     print(
         f"blinkpy serves {name} on {where} ({after}Ctrl-C ends it). Try:\n\n"

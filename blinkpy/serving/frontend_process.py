@@ -43,5 +43,5 @@ def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool 
 
     start_logging("frontend", config.frontend.log_level, config.watch.log_format)
     supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd)
-    with Signals(lambda count: supervisor.stop(), quiet).caught():
+    with Signals(lambda count: supervisor.stop(), quiet, supervisor.hang_up).caught():
         return supervisor.run()

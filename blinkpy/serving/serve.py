@@ -41,7 +41,14 @@ def serve(config: Config, given: frozenset[str]) -> int:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
     progress = Progress()
-    with Signals().caught() as signals, contextlib.ExitStack() as stack:
+    told, hang_ups = list[Child](), list[None]()  # who hears of SIGHUP: the front end, once it is ready
+
+    def hang_up() -> None:
+        hang_ups.append(None)
+        for child in told:
+            child.hang_up()
+
+    with Signals(on_hang_up=hang_up).caught() as signals, contextlib.ExitStack() as stack:
 
         def tick() -> None:
             signals.check()
@@ -61,6 +68,9 @@ def serve(config: Config, given: frozenset[str]) -> int:
             grace_s = config.frontend.shutdown_s + ENGINE_STOP_S
             stack.callback(frontend.end, grace_s, lambda: signals.count > 1, FRONTEND_HURRY_S)
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
+            told.append(frontend)
+            if hang_ups:  # it may have read its files before
+                frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
 
             def look() -> None:

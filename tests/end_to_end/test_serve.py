@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai import APIError
 from support.commands import ROOT, START_S, Command
+from support.front_end.tenants import bearer, write_keys
 from support.served import LINE, STORY, Server, serving
 from support.waiting import wait_for
 
@@ -75,6 +76,27 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
         assert not other.segments()
         wait_for(lambda: not any(alive(pid) for pid in below), 5, "children ended")
     assert null_server.chat()
+
+
+def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_keys(tmp_path: Path) -> None:
+    """The same prompt: no cached token of another key's, those of its own; and a key that is new is one after SIGHUP."""
+    path = write_keys(tmp_path / "keys.toml", a={}, b={}, shares={"share_prefixes": True}, too={"share_prefixes": True})
+    with serving("--device", "null", "--workers", "2", "--api-keys", str(path)) as server:
+
+        def cached(name: str) -> int:
+            body = {"prompt": list(range(100, 180)), "max_tokens": 2}
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=30)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert [cached(name) for name in ("a", "a", "b", "b", "shares", "too", "a")] == [0, 64, 0, 64, 0, 64, 64]
+        write_keys(path, a={}, late={})
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: sum(": 2 tenants" in line for line in list(server.said)) == 2, 200, lambda: str(server.said))
+        assert (cached("late"), cached("a")) == (0, 64)
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert cached("a") == 64
+        assert server.end() == 0
 
 
 def test_a_request_that_runs_at_sigterm_is_finished(null_server: Server) -> None:

@@ -16,7 +16,7 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen3-moe", "mixtral", "glm4-moe", "qwen2-moe"])
 def test_within_a_bucket_nothing(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(tmp_path)

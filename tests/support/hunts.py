@@ -22,7 +22,7 @@ UNDER_TEST = tuple(
 
 
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:
-    """What the simulator says about a bug; empty when it finds nothing within so many calls. The seeds are always the same ones.
+    """What the simulator says about a bug; empty when it finds nothing in these calls. The seeds are always the same ones.
     A bug may make a call endless: one that takes call_s is."""
     with planted(bug):
         make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
@@ -44,7 +44,7 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL
 
 
 def found_by_properties(bug: Bug, examples: int = EXAMPLES, call_s: float = CALL_S) -> str:
-    """What the properties say about a bug; empty when they find nothing in so many examples, which are always the same ones."""
+    """What the properties say about a bug; empty when they find nothing. The examples are always the same ones."""
     chosen = settings(PROFILES["ci"], phases=(Phase.generate,), database=None, max_examples=examples, derandomize=True)
     try:
         with endless_calls_end(call_s, UNDER_TEST), planted(bug):

@@ -4,9 +4,10 @@ Requests are streams and whole answers of text, tokens, several choices, grammar
 answer, whole or cut, is compared with what the null engine must say, computed here once more (tools/soak/expected_text.py).
 Where nothing was disturbed from a request's begin to its end, it must not fail: stops shorter than every timeout disturb nothing.
 
-For DISTURBED_SHARE of the time the server is disturbed. Then its processes stay, and their private memory (RssAnon, the least of
-some looks while no request runs) grows at most by LIMIT to the end: from a quarter of that second part on, and not before workers
-have answered each request of the pool some times. At the end SIGTERM must leave no process, segment, recording link or socket.
+For DISTURBED_SHARE of the time the server is disturbed. Then its processes stay, and their private memory (RssAnon, while no
+request runs) grows at most by LIMIT to the end: from a quarter of that second part on, and not before workers have answered each
+request of the pool some times. The growth is the median slope between any two of LOOKS looks. At the end SIGTERM must leave no
+process, segment, recording link or socket.
 """
 
 import asyncio
@@ -17,7 +18,9 @@ import socket
 import sys
 import tempfile
 import time
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +41,8 @@ POOL, AT_ONCE, WORKERS = 200, 24, 2
 VISITS = 6 * WORKERS  # of the pool, until caches are full
 SHORTEST_REST_S = 40.0
 LEASE_MS, TIMEOUT_MS, LONG_S = 3000, 2000, 6.0
-LOOKS, LOOK_PAUSE_S = 5, 0.3
+LOOKS = 8  # at the memory, evenly spread
+GLANCES, GLANCE_PAUSE_S = 5, 0.3  # of each look; the least counts
 SAID_S = 30.0
 END_S = 60.0
 # Few pages, so that some are evicted and requests are preempted; few slots, so that some requests are refused.
@@ -53,21 +57,25 @@ async def sizes(server: int, clients: Clients) -> dict[int, tuple[str, int, int]
     await clients.pause()
     await asyncio.sleep(1.0)
     looks = []
-    for _ in range(LOOKS):
+    for _ in range(GLANCES):
         looks.append({pid: (name, anonymous_kib(pid), open_files(pid)) for pid, name in parts(server).items()})
-        await asyncio.sleep(LOOK_PAUSE_S)
+        await asyncio.sleep(GLANCE_PAUSE_S)
     clients.go.set()
     return {pid: min(look[pid] for look in looks if pid in look) for pid in looks[-1]}
 
 
-def growth(before: dict[int, tuple[str, int, int]], after: dict[int, tuple[str, int, int]]) -> list[dict[str, Any]]:
-    """Of each process: private memory before and after, in KiB, and the growth in percent."""
-    check(before.keys() == after.keys(), f"processes came or went: {before} became {after}")
+def growth(looks: list[tuple[float, dict[int, tuple[str, int, int]]]]) -> list[dict[str, Any]]:
+    """Of each process: private memory at each look, in KiB, and its growth from the first to the last one in percent: the median
+    slope between two looks (Theil and Sen), as an allocator takes and gives back in steps. looks: with their times, s."""
+    (first_at, first), *_, (last_at, last) = looks
+    check(all(look.keys() == first.keys() for _, look in looks), f"processes came or went: {first} became {last}")
     rows = []
-    for pid, (name, kib, files) in before.items():
-        _, then_kib, then_files = after[pid]
-        check(then_files <= files, f"{name} has {then_files} open files, and had {files}")
-        rows.append({"process": name, "before": kib, "after": then_kib, "percent": round(100 * (then_kib / kib - 1), 3)})
+    for pid, (name, _, files) in first.items():
+        check(last[pid][2] <= files, f"{name} has {last[pid][2]} open files, and had {files}")
+        points = [(at, look[pid][1]) for at, look in looks]
+        slope = median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
+        percent = round(100 * slope * (last_at - first_at) / points[0][1], 3)
+        rows.append({"process": name, "looks": [kib for _, kib in points], "percent": percent})
     return rows
 
 
@@ -105,9 +113,10 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
     await stay(time.monotonic() - began + rest / 4)
     while clients.outcomes["whole"] < warm and not clients.faults:
         await stay(time.monotonic() - began + 1)
-    before = await sizes(server, clients)
-    await stay(time.monotonic() - began + 3 * rest / 4)
-    after = await sizes(server, clients)
+    looks = [(time.monotonic(), await sizes(server, clients))]
+    while len(looks) < LOOKS:
+        await stay(time.monotonic() - began + 3 * rest / 4 / (LOOKS - 1))
+        looks.append((time.monotonic(), await sizes(server, clients)))
     clients.stop()
     await working
     check(not clients.faults, "; ".join(clients.faults[:20]))
@@ -117,7 +126,7 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
         "disturbances": dict(disturbances.done.most_common()),
         "slowest until well again": {"value": round(disturbances.slowest_s, 1), "unit": "s"},
         "wrong or lost": len(clients.faults),
-        "private memory, KiB": growth(before, after),
+        "private memory, KiB": growth(looks),
     }
 
 

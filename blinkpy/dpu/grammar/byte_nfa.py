@@ -211,6 +211,7 @@ class _Subsets:
         self.states: dict[frozenset[int], int] = {}
         self.found: list[frozenset[int]] = []
         self._closures: dict[int, frozenset[int]] = {}
+        self._behind: dict[int, int] = {}  # the state that an edge to a node alone leads to
         self._start = self._reached(start, nfa.at_begin)
 
     def explore(self) -> tuple[list[list[Edge]], list[bool]]:
@@ -230,7 +231,11 @@ class _Subsets:
         leaving = [edge for node in nodes for edge in self.nfa.edges[node]]
         leaving.sort()
         if all(before[1] < after[0] for before, after in pairwise(leaving)):
-            return [(low, high, self._state(self._closure(target))) for low, high, target in leaving]
+            known = self._behind
+            for _, _, target in leaving:
+                if target not in known:
+                    known[target] = self._state(self._closure(target))
+            return [(low, high, known[target]) for low, high, target in leaving]
         points = sorted({point for low, high, _ in leaving for point in (low, high + 1)})
         result = []
         for low, following in pairwise(points):
@@ -257,7 +262,7 @@ class _Subsets:
 
     def _reached(self, node: int, more: dict[int, list[int]]) -> frozenset[int]:
         nfa = self.nfa
-        seen = set(_walk([node], nfa.empty, more))
+        seen = _walk([node], nfa.empty, more) if more or nfa.empty[node] else {node}
         return frozenset(one for one in seen if nfa.edges[one] or one == self.last or one in nfa.at_end)
 
     def _accepts(self, nodes: frozenset[int], more: dict[int, list[int]]) -> bool:

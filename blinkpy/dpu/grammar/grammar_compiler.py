@@ -1,22 +1,16 @@
 """Grammars on an event loop: compiled in other processes, each once, and kept by their content."""
 
 import asyncio
-import contextlib
 import hashlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections import OrderedDict
 
 import numpy as np
 import orjson
 
-from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES, Grammar
+from blinkpy.dpu.fork_server.fork_server import ForkServer
+from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.compile_server import ANSWER, FAILURE
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
-from blinkpy.processes import child_environment
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
@@ -41,20 +35,13 @@ class GrammarCompiler:
         self._cached_bytes = 0
         self._compiling: dict[bytes, asyncio.Task[ByteAutomaton | GrammarError]] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._forks = ForkServer(SERVER, compile_s, compile_s + MARGIN_S)
 
     def close(self) -> None:
         """End the processes."""
         for task in self._compiling.values():
             task.cancel()
-        if self._control is not None:
-            self._control.close()
-        if self._server is not None:
-            with contextlib.suppress(ProcessLookupError):  # it is the first of a session, which its forks are in
-                os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.wait()
-        self._server = self._control = None
+        self._forks.close()
 
     async def automaton(self, grammar: Grammar) -> ByteAutomaton:
         """The grammar's automaton. Raises GrammarError, GrammarBusyError when too many are waiting, and RuntimeError for a fault
@@ -94,24 +81,7 @@ class GrammarCompiler:
 
     async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
         """Have a process of its own compile a grammar. content: its JSON."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
-            except OSError:  # it died: the next one takes the job
-                self._restart()
-                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
-        try:
-            async with asyncio.timeout(self.compile_s + MARGIN_S):
-                reader, writer = await asyncio.open_unix_connection(sock=ours, limit=2 * MOST_BYTES)
-                try:
-                    writer.write(content)
-                    writer.write_eof()
-                    answer = await reader.read(-1)
-                finally:
-                    writer.close()
-        except (TimeoutError, ConnectionError):
-            answer = b""
+        answer = await self._forks.run(content)
         if not answer:
             return _TOO_LONG
         if answer[:1] == ANSWER:
@@ -119,31 +89,6 @@ class GrammarCompiler:
         if answer[:1] == FAILURE:
             raise RuntimeError(f"the compiler of grammars failed:\n{answer[1:].decode()}")
         return GrammarError(*orjson.loads(answer[1:]))
-
-    def _connected(self) -> socket.socket:
-        """The socket of the server, which is started with the first grammar."""
-        if self._control is None:
-            self._control, theirs = socket.socketpair()
-            self._control.setblocking(False)
-            environment = child_environment() | {
-                "OPENBLAS_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-            }  # it must have one thread: it forks
-            with theirs:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(self.compile_s)],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    start_new_session=True,
-                    env=environment,
-                )
-        return self._control
-
-    def _restart(self) -> None:
-        tasks, self._compiling = self._compiling, {}
-        self.close()
-        self._compiling = tasks
 
 
 _TOO_LONG = GrammarTooLargeError("The grammar takes too long to compile.")

@@ -5,8 +5,6 @@ States are told apart in rounds, as Moore (1956) does, and as in Hopcroft's algo
 with an edge into a block that was split off in the round before.
 """
 
-from collections import deque
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -161,14 +159,12 @@ def _quotient(
 def _numbered(class_of: NDArray[np.int64], table: NDArray[np.int64], finals: NDArray[np.bool_]) -> ByteAutomaton:
     """The states in the order in which a walk from the start, breadth first and by classes, meets them."""
     rows = table.tolist()
-    order, found = [0], {0}
-    waiting = deque(order)
-    while waiting:
-        for target in rows[waiting.popleft()]:
-            if target >= 0 and target not in found:
-                found.add(target)
-                order.append(target)
-                waiting.append(target)
+    order, found = [0], {0, -1}
+    for state in order:  # grows meanwhile
+        row = rows[state]
+        fresh = set(row) - found
+        found |= fresh
+        order += sorted(fresh, key=row.index)
     number = np.empty(len(order) + 1, np.int64)
     number[order], number[-1] = np.arange(len(order)), -1
     next_state = number[table[order]].astype(np.int16)

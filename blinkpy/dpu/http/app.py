@@ -5,7 +5,6 @@ tokenize, submit, and then write what comes, whole or as server-sent events.
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -14,17 +13,20 @@ from typing import Any
 import orjson
 
 from blinkpy.config import Config
+from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
+from blinkpy.dpu.http.fields.request_fields import Request
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.watch.access_log import AccessLog
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.dpu.watch.traces import make_tracer
+from blinkpy.queues.array_types import Int32
 from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
@@ -47,8 +49,7 @@ class App:
         self._root, self._cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
-        exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm")
-        self._key = service.api_key.encode()
+        exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm", service.admission)
         # Each gives content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": self._health,
@@ -110,7 +111,8 @@ class App:
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
         if path not in OPEN_PATHS:
-            self._check_key(exchange)
+            given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
+            exchange.tenant = self.service.admission.tenant_of(given)
         allowed = ("POST",) if get is None else ("GET", "HEAD")
         if exchange.method not in allowed:
             raise ApiError(405, f"{path[:200]} allows {allowed[0]} only.", code="method_not_allowed")
@@ -123,15 +125,6 @@ class App:
         finally:
             self.running -= 1
 
-    def _check_key(self, exchange: Exchange) -> None:
-        if not self._key:
-            return
-        given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        # Both are always compared in full, so the time tells nothing about how much was right.
-        if not (hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"):
-            raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
-
     # ---- GET ---------------------------------------------------------------------------------------------------------
 
     def _health(self) -> tuple[bytes, bytes]:
@@ -141,7 +134,8 @@ class App:
         return JSON, b'{"status":"ok"}'
 
     def _load(self) -> tuple[bytes, bytes]:
-        return JSON, b'{"server_load":%d}' % self.service.metrics.gauge_of_all("requests_in_flight")
+        metrics = self.service.metrics
+        return JSON, b'{"server_load":%d}' % sum(map(metrics.gauge_of_all, ("requests_in_flight", "waiting_requests")))
 
     def _model(self, name: str) -> tuple[bytes, bytes]:
         if name != self.service.model:
@@ -173,7 +167,7 @@ class App:
 
     async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
         """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""
-        service, connection = self.service, exchange.connection
+        service = self.service
         request, prompts = await self._prepare(kind, exchange)
         if exchange.own_id and request.request_id is None:
             request.request_id = exchange.request_id
@@ -183,6 +177,19 @@ class App:
             await exchange.unless_gone(service.compile_grammar(request))
         if request.stream and exchange.http_version == "1.0":
             raise ApiError(400, "Streaming needs HTTP/1.1.", param="stream", code="invalid_value")
+        admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
+        try:
+            if not ticket.inside:
+                await exchange.unless_gone(admission.wait(ticket))
+            await self._answer(request, prompts, chat, exchange, ticket)
+        finally:
+            admission.leave(ticket)
+
+    async def _answer(
+        self, request: Request, prompts: list[Int32], chat: bool | None, exchange: Exchange, ticket: Ticket
+    ) -> None:
+        """Submit a request that was let in, and write what comes."""
+        service, connection = self.service, exchange.connection
 
         def drop(counter: str) -> None:
             service.metrics.count(counter)
@@ -196,7 +203,7 @@ class App:
             sink = Streamer(
                 answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")
             )
-        service.submit(request, prompts, sink, exchange.arrival)
+        service.submit(request, prompts, sink, exchange.arrival, ticket)
         exchange.generations = sink.generations
         connection.on_lost = partial(drop, "disconnects")
         try:

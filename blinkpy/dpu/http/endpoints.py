@@ -41,7 +41,7 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/livez", "200 as long as the worker answers at all, also without an engine and while draining", True),
     Endpoint("GET", "/ping", "as `/health`", True),
-    Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight, over all workers', True),
+    Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight and those that wait for a slot, over all workers', True),
     Endpoint("GET", "/metrics", "Prometheus text", True),
     Endpoint("GET", "/", "the live page: what the server does now, and a chat to try; not with `--no-page`", True),
     Endpoint("GET", "/openapi.json", "this table and those of the fields, as OpenAPI 3.1", True),

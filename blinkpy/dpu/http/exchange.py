@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from blinkpy.dpu.admission.tenant import NOBODY
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
@@ -31,7 +32,7 @@ class ClientGone(Exception):
 
 class Exchange:
     """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out. own_id: whether the request id
-    is the client's own; status: of the answer, 0 before; generations: what the request asked for."""
+    is the client's own; tenant: whose key it has; status: of the answer, 0 before; generations: what the request asked for."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics, cross_origin: CrossOrigin
@@ -42,7 +43,7 @@ class Exchange:
         self.connection: Connection = scope[SCOPE_KEY]
         self.client = "{}:{}".format(*scope["client"]) if scope["client"] else "unix"
         self.request_id, self.own_id = request_id_of(self.headers)
-        self.status = 0
+        self.status, self.tenant = 0, NOBODY
         self.generations: list[Generation] = []
         self.cross_origin = cross_origin
         self._receive, self._send, self._deadline, self._metrics = receive, send, deadline, metrics

@@ -1,12 +1,18 @@
 """The model as a worker serves it, and the way of a checked request to submissions."""
 
-import os
+import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config
+from blinkpy.dpu.admission.admission import Admission
+from blinkpy.dpu.admission.admission_options import AdmissionOptions
+from blinkpy.dpu.admission.fair_queue import Ticket
+from blinkpy.dpu.admission.keys_file import keys_of
+from blinkpy.dpu.admission.tenant import Tenant
+from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.generation import Generation
@@ -28,11 +34,23 @@ INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
 
 
 class Service:
-    """Model name, tokenizer, template and defaults of one worker. Raises ConfigError for a folder that can't be used."""
+    """Model name, tokenizer, template, defaults and admission of one worker. secret: of the server, for salts of the prefix
+    cache; default: a new one. Raises ConfigError for a folder and for keys that can't be used."""
 
-    def __init__(self, config: Config, folder: Path, engine: EngineLink, metrics: Metrics):
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        engine: EngineLink,
+        metrics: Metrics,
+        tenants: TenantTable | None = None,
+        secret: bytes = b"",
+    ):
         self.engine, self.metrics = engine, metrics
-        self.api_key = config.frontend.api_key or os.environ.get("BLINKPY_API_KEY", "")
+        keys = keys_of(config, secret or secrets.token_bytes(32))
+        options = config.extension(AdmissionOptions)
+        self.admission = Admission(options, keys, tenants or TenantTable(), metrics, engine.room)
+        engine.on_room, engine.on_failure = self.admission.let_in, self.admission.refuse_all
         self.started = int(time.time())
         self._reader = RequestReader(config, folder)
         self.tokenizer, self.dialect = self._reader.tokenizer, self._reader.dialect
@@ -102,8 +120,24 @@ class Service:
             return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id)
         return Answer(chat, self.model, spell, request.request_id)
 
-    def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float) -> None:
-        """Submit all choices to the engine, or none. Raises ApiError."""
+    def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
+        """The request's place in the queue for slots, as that of a tenant: see Admission.enter. Raises ApiError."""
+        parameters, choices = request.parameters, request.best_of or request.n
+        _, limits = self._check(request, prompts)
+        priority = tenant.settle_priority(parameters.priority)
+        if priority is None:
+            allowed = "none" if tenant.priorities is None else "{} to {}".format(*tenant.priorities)
+            message = f"The priority {parameters.priority} is not among those that this key may send: {allowed}."
+            raise ApiError(403, message, param="priority", code="priority_not_allowed")
+        tokens = sum(map(len, prompts))
+        most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
+        ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority)
+        salt = tenant.cache_salt(parameters.cache_salt)
+        request.parameters = replace(parameters, priority=priority, tenant=tenant.number, cache_salt=salt)
+        return ticket
+
+    def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:
+        """A request's stop ids, and the max_tokens of each prompt. Raises ApiError for what can never be served."""
         pair = self.engine.require()
         stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))))
         if len(stop_ids) > STOP_IDS:
@@ -116,12 +150,21 @@ class Service:
                 f"{len(prompts)} prompts with {choices} choices each are more than the {pair.sizes.slots} requests in flight"
             )
             raise bad_request(f"{message} that this server allows.", "n" if choices > 1 else "prompt", "invalid_value")
-        work: list[Submission] = []
-        for index, prompt in enumerate(prompts):
-            limit = token_limit(request, len(prompt), pair.context)
+        limits = []
+        for prompt in prompts:
+            limits.append(token_limit(request, len(prompt), pair.context))
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
+        return stop_ids, limits
+
+    def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float, ticket: Ticket) -> None:
+        """Submit all choices to the engine, or none; the request was let in. Raises ApiError."""
+        pair = self.engine.require()
+        stop_ids, limits = self._check(request, prompts)
+        choices = request.best_of or request.n
+        work: list[Submission] = []
+        for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
             scores, echo = self._prompt_scores(request, prompt, index)
             if choices > request.n:  # they are compared by their log probabilities
@@ -135,7 +178,7 @@ class Service:
                 generation = Generation(
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
-                generation.grammar, generation.rules = request.automaton, request.rules
+                generation.grammar, generation.rules, generation.waited = request.automaton, request.rules, ticket.waited
                 generation.scores, generation.echo, generation.echo_only = scores, echo, request.max_tokens == 0
                 if scores is not None and choice == 0 and not scores.complete:
                     generation.scoring, sampling = True, scoring_parameters(sampling)
@@ -143,9 +186,10 @@ class Service:
                 if len(prompt) > pair.facts.page_size or generation.scoring:  # a whole page is there to share, or scores are
                     leader = leader or generation
         sink.choices = choices
-        sink.generations = [generation for generation, _, _ in work]
+        sink.generations = ticket.generations = [generation for generation, _, _ in work]
         try:
             self.engine.submit(work)
+            self.admission.submitted(ticket)
         except ValueError as error:  # of a grammar or token rules that the engine never takes
             if request.grammar is None and request.rules is None:
                 raise

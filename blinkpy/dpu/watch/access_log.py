@@ -5,6 +5,7 @@ import logging
 import time
 from typing import Protocol
 
+from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.log_output import FIELDS
@@ -17,13 +18,15 @@ logger = logging.getLogger("blinkpy.access")
 
 
 class EndedRequest(Protocol):
-    """What an HTTP request was, and what became of it. status: 0 if there was no answer; generations: its choices."""
+    """What an HTTP request was, and what became of it. tenant: whose key it had; status: 0 if there was no answer; generations:
+    its choices."""
 
     method: str
     path: str
     headers: list[tuple[bytes, bytes]]
     client: str
     request_id: str
+    tenant: Tenant
     arrival: float
     status: int
     generations: list[Generation]
@@ -54,6 +57,7 @@ class AccessLog:
             fields = {
                 "request_id": request.request_id,
                 "client": request.client,
+                **({"tenant": request.tenant.name} if request.tenant.name else {}),
                 "status": request.status,
                 "ms": round((now - request.arrival) * 1e3, 1),
                 **_tokens(request.generations, phases),

@@ -6,6 +6,9 @@ vLLM's names stand beside ours where a value means the same: NAMES_OF_VLLM and `
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from blinkpy.dpu.admission.admission import Admission
+from blinkpy.dpu.admission.tenant_table import COUNTERS as TENANT_COUNTERS
+from blinkpy.dpu.admission.tenant_table import GAUGES as TENANT_GAUGES
 from blinkpy.dpu.metrics import COUNTERS, ENDINGS, GAUGES, HISTOGRAMS, METERS, STATUSES, Metrics
 from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_STATE, ENGINE_STEPS, GAUGE, STATE_NAMES
 
@@ -25,17 +28,17 @@ NAMES_OF_VLLM = {
 
 
 class Exposition:
-    """The text about all workers. model: its served name; vllm: whether vLLM's names are there, too."""
+    """The text about all workers. model: its served name; vllm: whether vLLM's names are there, too; admission: who has keys."""
 
-    def __init__(self, metrics: Metrics, model: str = "", vllm: bool = False):
-        self._metrics, self._vllm = metrics, vllm
+    def __init__(self, metrics: Metrics, model: str = "", vllm: bool = False, admission: Admission | None = None):
+        self._metrics, self._vllm, self._admission = metrics, vllm, admission
         escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._of_model = f'model_name="{escaped}",engine="0"'
 
     def render(self, engine: list[int] | None, restarts: int | None = None) -> bytes:
         """The exposition. engine: the words of the engine's block, None while there is no engine; restarts: of the engine, None
         where nobody here starts it."""
-        lines = [*self._of_engine(engine), *self._of_workers(), *self._of_gpu()]
+        lines = [*self._of_engine(engine), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
         if restarts is not None:
             lines += _family("blinkpy_engine_restarts_total", "counter", "Starts of the engine after one that died")
             lines.append(f"blinkpy_engine_restarts_total {restarts}")
@@ -79,6 +82,18 @@ class Exposition:
             for w, (counts, total) in enumerate(metrics.histogram(which)):
                 yield from _histogram(f"blinkpy_{shape.name}", f'worker="{w}"', shape.bounds, counts, total)
 
+    def _of_tenants(self) -> Iterable[str]:
+        named = () if self._admission is None else tuple(one for one in self._admission.tenants.values() if one.name)
+        if self._admission is None or not named:
+            return
+        table = self._admission.table
+        for kind, ending, columns in (("gauge", "", TENANT_GAUGES), ("counter", "_total", TENANT_COUNTERS)):
+            for name, help in columns.items():
+                yield from _family(f"blinkpy_tenant_{name}{ending}", kind, help)
+                for tenant in named:
+                    for w, value in enumerate(table.values(tenant.number, name)):
+                        yield f'blinkpy_tenant_{name}{ending}{{worker="{w}",tenant="{tenant.name}"}} {value:.0f}'
+
     def _of_gpu(self) -> Iterable[str]:
         for name, help in METERS.items():
             (value, *_) = self._metrics.values(name)
@@ -94,7 +109,10 @@ class Exposition:
             pages = [engine[GAUGE[name]] for name in ("pages_held", "pages_cached", "pages_free")]
             values = {
                 "num_requests_running": ("gauge", engine[GAUGE["requests_running"]]),
-                "num_requests_waiting": ("gauge", engine[GAUGE["requests_waiting"]]),
+                "num_requests_waiting": (
+                    "gauge",
+                    engine[GAUGE["requests_waiting"]] + metrics.gauge_of_all("waiting_requests"),
+                ),
                 "kv_cache_usage_perc": ("gauge", pages[0] / max(1, sum(pages))),
                 "prefix_cache_queries_total": ("counter", engine[COUNTER["prefix_lookup_tokens"]]),
                 "prefix_cache_hits_total": ("counter", engine[COUNTER["prefix_hit_tokens"]]),

@@ -6,8 +6,8 @@ from blinkpy.dpu.generation import Generation
 
 
 class RequestPhases(NamedTuple):
-    """Seconds; None for what was not reached, or is not known. front_end: until the engine had the request; queue: until it ran;
-    prefill: until the first token; decode: until the last."""
+    """Seconds; None for what was not reached, or is not known. front_end: until the engine had the request, without its
+    wait for a slot; queue: that wait, and until it ran; prefill: until the first token; decode: until the last."""
 
     front_end: float | None = None
     queue: float | None = None
@@ -19,7 +19,7 @@ def phases_of(generation: Generation) -> RequestPhases:
     """The phases of a choice that has ended."""
     if not generation.submitted:
         return RequestPhases()
-    front_end = generation.submitted - generation.arrival
+    front_end = generation.submitted - generation.arrival - generation.waited
     if not generation.first_event or generation.request is None:
         return RequestPhases(front_end)
     decode = generation.last_event - generation.first_event
@@ -28,7 +28,7 @@ def phases_of(generation: Generation) -> RequestPhases:
         return RequestPhases(front_end, decode=decode)
     in_engine = generation.first_event - generation.submitted
     queue = min(waited / 1e9, in_engine)  # two clocks, and one of a millisecond's ticks
-    return RequestPhases(front_end, queue, in_engine - queue, decode)
+    return RequestPhases(front_end, generation.waited + queue, in_engine - queue, decode)
 
 
 def ending_of(generation: Generation) -> str:

@@ -1,4 +1,4 @@
-"""Gemma 2, and the text part of Gemma 3: norms on both sides of attention and MLP, with 1 added to their weights."""
+"""Gemma 2 and 3: norms on both sides of attention and MLP, with 1 added to their weights. Images are left out."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription, T
 from blinkpy.models.families.block_readers import grouped_attention, periodic_windows, pre_norm_decoder
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
+from blinkpy.models.families.mistral3 import NESTED
 from blinkpy.models.families.rope_reader import FULL, SLIDING, read_rope
 
 DEFAULTS: dict[str, Any] = {
@@ -24,6 +25,7 @@ GEMMA2 = {**DEFAULTS, "max_position_embeddings": 8192, "attn_logit_softcapping":
 GEMMA3 = {**DEFAULTS, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262208}
 NAMES = TensorNames(post_norm="pre_feedforward_layernorm")
 IGNORES = ("hidden_act", "cache_implementation")
+IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index")
 
 
 def _decoder(
@@ -59,3 +61,9 @@ def gemma2(c: HfConfig) -> DecoderDescription:
 @family("Gemma3ForCausalLM", model_type="gemma3_text", defaults=GEMMA3, ignores=IGNORES)
 def gemma3(c: HfConfig) -> DecoderDescription:
     return _decoder(c, c.integer("sliding_window_pattern", default=6), qk_norm=True, local_rope=True)
+
+
+@family("Gemma3ForConditionalGeneration", model_type="gemma3", ignores=(*IGNORES, *IMAGES))
+def gemma3_nested(c: HfConfig) -> DecoderDescription:
+    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), GEMMA3)
+    return replace(gemma3(text), tensors=NESTED._replace(post_norm=NAMES.post_norm))

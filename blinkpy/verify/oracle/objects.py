@@ -52,6 +52,7 @@ class Request:
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
+    tenant: int = 0
     salt: int = 0
     logprobs: bool = False
     cacheable: bool = False  # it reuses and offers pages

@@ -354,7 +354,8 @@ class Oracle:
         """R3: the policy ranks those that begin to wait; without a result they go last."""
         for r in self.unranked:
             generated = max(0, len(r.tokens) - r.prompt_length)
-            fields = (r.arrival, r.arrival_us, r.prompt_length, r.max_tokens, generated, r.priority, r.preemptions, r.pair)
+            lengths = r.prompt_length, r.max_tokens, generated
+            fields = (r.arrival, r.arrival_us, *lengths, r.priority, r.preemptions, r.pair, r.tenant)
             if is_shipped(self.policy):
                 r.rank = self.policy(RequestFields(*fields))
                 continue

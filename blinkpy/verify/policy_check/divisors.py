@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 
 # The least value of each field of a request; -inf for any other expression.
-LEAST = {"arrival": 0, "arrival_us": 0, "prompt_length": 1, "max_tokens": 1, "generated": 0, "preemptions": 0, "pair": 0}
+LEAST = {"prompt_length": 1, "max_tokens": 1}
+LEAST |= dict.fromkeys(("arrival", "arrival_us", "generated", "preemptions", "pair", "tenant"), 0)
 DIVISIONS = (ast.FloorDiv, ast.Mod, ast.Div)
 
 

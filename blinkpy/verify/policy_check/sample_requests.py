@@ -14,6 +14,7 @@ BOUNDS: dict[str, tuple[int, ...]] = {
     "priority": (-(1 << 31), -1, 0, 1, (1 << 31) - 1),
     "preemptions": (0, 1, 1 << 20),
     "pair": (0, 1, 63),
+    "tenant": (0, 1, (1 << 31) - 1),
 }
 
 
@@ -33,6 +34,7 @@ def ordinary(draw: random.Random) -> RequestFields:
         priority=draw.choice((0, 0, 0, draw.randint(-10, 10))),
         preemptions=preemptions,
         pair=draw.randrange(4),
+        tenant=draw.choice((0, 0, draw.randrange(4), draw.randrange(1 << 31))),
     )
 
 

@@ -124,9 +124,10 @@ class EventTracer:
             return Event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
         request = int(requests.arrival[slot])
         self._arrived_ns[request] = self._turn.now_ns
+        tenant = f", tenant {entry['tenant']}" if entry["tenant"] else ""
         text = (
             f"from queue pair {entry.pair}, id {entry['request_id'] >> 32}:{entry['request_id'] & 0xFFFFFFFF}: "
-            f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}, "
+            f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}{tenant}, "
             f"rank {requests.rank[slot]}"
         )
         return Event(request, "accepted", text)

@@ -119,6 +119,7 @@ ACCEPTED = {
     "logprobs": lambda v: -1 <= v <= 20,
     "cache_salt": lambda v: v >= 0,
     "flags": lambda v: v in (0, 1, 2, 3),
+    "tenant": lambda v: v >= 0,
 }
 compiled = njit(parameters_in_range)
 # Around 0, 1, 20, the largest finite number, infinity, and both signs of each.

@@ -37,6 +37,15 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
     assert [requests.index(request) for request in case.done] == order
 
 
+def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> None:
+    (tmp_path / "mine.py").write_text("def rank(request):\n    return -request.tenant\n")
+    case = make_case(load_policy(f"{tmp_path}/mine.py:rank"), pairs=1, rows=1)
+    tenants = rng.permutation([0, 1, 2, 2**31 - 1]).tolist()
+    requests = [case.submit(tokens(n), 2, tenant=tenant) for n, tenant in enumerate(tenants, 3)]
+    case.finish()
+    assert [tenants[requests.index(request)] for request in case.done] == [2**31 - 1, 2, 1, 0]
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int) -> None:
     """The oracle agrees after each turn. Whoever comes after a fault has a rank of its own again."""
@@ -60,7 +69,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         "def rank(request):\n    return twice(request.prompt_length) + request.pair\n"
     )
     policy = load_policy(f"{file}:rank")
-    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8)
+    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert policy(request) == compile_ranks(policy)(np.array([request]))[0] == 14
     assert compile_for_gpu(policy).level == "fine"
 

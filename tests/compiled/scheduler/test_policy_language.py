@@ -17,7 +17,9 @@ from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 Outcome = tuple[int, str]
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
-REQUEST = RequestFields(arrival=5, arrival_us=6, prompt_length=7, max_tokens=8, generated=0, priority=-2, preemptions=3, pair=1)
+REQUEST = RequestFields(
+    arrival=5, arrival_us=6, prompt_length=7, max_tokens=8, generated=0, priority=-2, preemptions=3, pair=1, tenant=4
+)
 
 
 def policy_of(folder: Path, source: str, name: str = "mine") -> Policy:
@@ -50,7 +52,9 @@ def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> l
     def rank_all(table, ranks, faults):  # type: ignore[no-untyped-def]
         for i in range(len(table)):
             f = table[i]
-            ranks[i] = checked_rank(rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]), faults, i), faults, i)
+            ranks[i] = checked_rank(
+                rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]), faults, i), faults, i
+            )
 
     ranks, faults = np.zeros(len(requests), np.int64), np.full(len(requests), rounds, np.int64)
     rank_all(np.array(requests, np.int64), ranks, faults)
@@ -125,6 +129,7 @@ REFUSED = [  # body; the line, what is said
     ("return None", 2, "rank uses None; device code has numbers alone"),
     ("return TABLE", 2, "rank uses `TABLE`, a tuple; device code has numbers alone"),
     ("return own[0]", 2, "own is not a row of numbers"),
+    *((f"return {row}[0]", 2, f"{row} is not a row of numbers") for row in ("TWO", "EMPTY", "LARGE", "COMPLEX", "WORDS")),
     ("return ~0.5", 2, "a float where an integer is needed: write int(...)"),
     ("return 0.5 << 1", 2, "floats have + - * and / alone here"),
     ("return TABLE @ TABLE", 2, "rank uses `TABLE`, a tuple"),
@@ -149,7 +154,7 @@ REFUSED = [  # body; the line, what is said
     ("return lambdas(1)", 2, "calls <lambda>, which is no `def` in a source file"),
     ("return 0.5", 1, "must return an integer, not a float"),
 ]  # fmt: skip
-BESIDE = """
+OTHERS = """
 
 import math
 
@@ -167,6 +172,7 @@ def named(*, x):
 
 
 TABLE = (20, 21)
+TWO, EMPTY, LARGE, COMPLEX, WORDS = (TABLE, TABLE), (), (1 << 63,), (1j,), ("a",)
 lambdas = eval("lambda x: x")
 """
 
@@ -174,8 +180,8 @@ lambdas = eval("lambda x: x")
 @pytest.mark.parametrize(("body", "line", "what"), REFUSED)
 def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
     with pytest.raises(PolicyError) as told:
-        guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{BESIDE}"))
-    assert what in told.value.text and told.value.place.line == line
+        guarded_policy(policy_of(tmp_path, f"def rank(request):\n    {body}\n{OTHERS}"))
+    assert what in told.value.text == str(told.value) and told.value.place.line == line
 
 
 TAKEN = [  # a function, and its rank
@@ -185,6 +191,7 @@ TAKEN = [  # a function, and its rank
     ("def rank(request):\n    return 9223372036854775807 - 1", HIGH - 1),
     ("def rank(request):\n    return -9223372036854775807 - 1", LOW),
     ("def rank(request):\n    x: int = 4\n    x += len(TABLE)\n    return x", 6),
+    ("def rank(request):\n    return 4 + (request.pair in (1,)) + 2 * (request.pair in (request.generated,))", 5),
     ("def rank(request):\n    x = request.pair\n    return (x in (0, 1)) + 2 * (x not in (0, 1)) + 4 * (0 < x < 2)", 5),
     ("def rank(request):\n    while True:\n        x = 3\n        break\n    return x", 3),
     ("def rank(request):\n    x = 0\n    for i in range(9):\n        if i == 7:\n            break\n        if i % 2:\n"
@@ -195,7 +202,7 @@ TAKEN = [  # a function, and its rank
 
 @pytest.mark.parametrize(("function", "rank"), TAKEN)
 def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None:
-    policy = policy_of(tmp_path, f"{function}\n{BESIDE}")
+    policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
 
 

@@ -276,6 +276,19 @@ def test_traces_without_their_packages_are_refused_at_once(monkeypatch) -> None:
         check_access(Config().with_options({"otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces", "port": 0}))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "can't read the chat template"), ("{% if %}", "the chat template is not valid")]
+)
+def test_chat_templates_are_checked_before_anything_is_loaded(text: str | None, words: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    if text is not None:
+        template.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        check_access(Config().with_options({"chat_template": str(template), "port": 0}))
+    template.write_text("{{ messages[0].content }}")
+    check_access(Config().with_options({"chat_template": str(template), "port": 0}))
+
+
 def test_what_is_pasted_reaches_the_server(capsys) -> None:
     print_ready(Config().with_options({"uds": "/run/a b.sock"}), 0)
     assert "curl -N --unix-socket '/run/a b.sock' http://localhost/v1" in capsys.readouterr().out

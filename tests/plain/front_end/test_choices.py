@@ -42,7 +42,7 @@ def server(engine, folder) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         yield pool
 
 
@@ -87,9 +87,13 @@ def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
     engine.hold = True
     answer = pool.submit(server.complete, PROMPT, n=engine.sizes.slots, max_tokens=1)
     wait_for(lambda: engine.submitted)
-    assert server.complete([7], max_tokens=1).status_code == 429
+    later = pool.submit(server.complete, [7], max_tokens=1)
+    wait_for(lambda: server.server.app.service.admission._waiting)
+    assert len(engine.submitted) == 1
     engine.hold = False
     assert len(answer.result(20).json()["choices"]) == engine.sizes.slots
+    assert later.result(20).status_code == 200
+    assert engine.submitted[-1].prompt == [7]
 
 
 def test_a_client_that_leaves_takes_those_that_wait_along(server, engine) -> None:

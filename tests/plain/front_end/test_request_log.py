@@ -99,13 +99,13 @@ def test_an_id_that_could_forge_a_line_is_replaced(server, lines, rng) -> None:
         text = bytes(rng.integers(32, 256, int(rng.integers(1, 140)), np.uint8).tolist()).replace(b"\x7f", b"!").strip()
         odd += [text] if text and not ACCEPTED.fullmatch(text) else []
     for given in odd:
-        answer = server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: " + given + b"\r\n\r\n")
+        answer = server.raw(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: " + given + b"\r\n\r\n")
         if answer.startswith(b"HTTP/1.1 200"):  # the parser itself may refuse a byte
             (shown,) = re.findall(rb"x-request-id: (.*)\r\n", answer)
             assert re.fullmatch(rb"[0-9a-f]{24}", shown), given
         else:
             assert answer.startswith(b"HTTP/1.1 400")
-    assert server.client.get("/health", headers={"x-request-id": "x" * 128}).headers["x-request-id"] == "x" * 128
+    assert server.client.get("/livez", headers={"x-request-id": "x" * 128}).headers["x-request-id"] == "x" * 128
 
 
 def test_a_line_for_each_request(server, lines, engine) -> None:

@@ -183,7 +183,7 @@ def test_the_line_of_middling_requests_is_bounded_and_clients_that_leave_leave_i
 
 def forks(server: RunningServer) -> list[int]:
     """Processes that prepare requests of this server."""
-    process = server.server.app.service._queue._forks._server
+    process = server.server.app.service._queue._forks._forks.process
     if process is None:
         return []
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -227,7 +227,7 @@ def test_a_dead_process_for_jobs_is_replaced(engine, folder) -> None:
     with serving(engine, folder) as server:
         for _ in range(2):
             assert server.complete([7], max_tokens=1, user="u" * LARGE).status_code == 200
-            process = server.server.app.service._queue._forks._server
+            process = server.server.app.service._queue._forks._forks.process
             process.send_signal(signal.SIGKILL)
             process.wait()
 

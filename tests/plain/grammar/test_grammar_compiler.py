@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_for
 
+from blinkpy.dpu.fork_server.forked_jobs import NICENESS
 from blinkpy.dpu.grammar import grammar_compiler
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices
-from blinkpy.dpu.grammar.compile_server import NICENESS
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 
@@ -94,7 +94,7 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
         for grammar, why in ((choices("x" * (1 << 20)), "bytes as JSON"), ({"schema": deep}, "too deep")):
             with pytest.raises(GrammarError, match=why):
                 await compiler.automaton(grammar)
-        assert compiler._server is None
+        assert compiler._forks.process is None
 
     run(work)
 
@@ -102,7 +102,7 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
 def test_one_that_takes_too_long_is_ended() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         await compiler.automaton(choices("a"))
-        server = compiler._server
+        server = compiler._forks.process
         assert server is not None
         for _ in range(2):  # it is not kept: another time it may be faster
             asked = asyncio.create_task(compiler.automaton(SLOW))
@@ -119,7 +119,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
 def test_the_next_one_is_compiled_after_a_death() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         assert (await compiler.automaton(choices("a"))).accepts(b"a")
-        server = compiler._server
+        server = compiler._forks.process
         assert server is not None
         os.kill(server.pid, signal.SIGKILL)
         wait_for(lambda: server.poll() is not None)
@@ -161,8 +161,8 @@ def test_processes_end_with_their_parent() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         nonlocal pid
         await compiler.automaton(choices("a"))
-        assert compiler._server is not None
-        pid = compiler._server.pid
+        assert compiler._forks.process is not None
+        pid = compiler._forks.process.pid
 
     run(work)
     with pytest.raises(ProcessLookupError):

@@ -25,7 +25,8 @@ def test_the_packed_form_gives_the_automaton_back(rng):
     for _ in range(50):
         automaton = random_automaton(rng)
         words = automaton.words()
-        assert words.dtype == np.int32 and len(words) == A.packed_words(automaton.states, automaton.classes)
+        assert words.dtype == np.int32 and not words.flags.writeable
+        assert len(words) == A.packed_words(automaton.states, automaton.classes)
         again = ByteAutomaton.of_words(words.copy())
         for name in ("class_of", "next_state", "accepting"):
             np.testing.assert_array_equal(getattr(again, name), getattr(automaton, name))

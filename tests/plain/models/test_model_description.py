@@ -108,6 +108,16 @@ GEMMA3_1B = config(
     cache_implementation="hybrid", rope_local_base_freq=10000, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6,
     tie_word_embeddings=True,
 )  # fmt: skip
+GEMMA3_4B_TEXT = {
+    "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34, "sliding_window": 1024,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+}  # fmt: skip
+GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3", "text_config": GEMMA3_4B_TEXT, "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model", "patch_size": 14},
+}  # fmt: skip
 OLMO2_7B = config("Olmo2", 4096, 11008, 32, 32, 32, 100352, 4096, rms_norm_eps=1e-6, rope_theta=500000, rope_scaling=None)
 OLMO3_YARN = {
     "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836,
@@ -161,6 +171,7 @@ PUBLISHED = {  # name -> config, parameters
     "Gemma-2-9B": (GEMMA2_9B, 9_241_705_984),
     "Gemma-2-27B": (GEMMA2_27B, 27_227_128_320),
     "Gemma-3-1B": (GEMMA3_1B, 999_885_952),
+    "Gemma-3-4B": (GEMMA3_4B, 3_880_263_168),  # 4,300,079,472 with the part for images
     "OLMo-2-7B": (OLMO2_7B, 7_298_617_344),
     "OLMo-3-7B": (OLMO3_7B, 7_298_011_136),
     "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184),
@@ -259,6 +270,9 @@ def test_fields_of_gemma_and_olmo() -> None:
     longer = describe_config(GEMMA3_1B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert [(rope.kind, rope.factor) for rope in ropes(longer)[4:6]] == [("default", 1), ("linear", 8)]
     assert longer.default_context == 32768  # the factor is in it
+    model = describe_config(GEMMA3_4B)
+    assert (model.heads, model.kv_heads, model.head_dim, model.vocab_size, model.dtype) == (8, 4, 256, 262208, "bfloat16")
+    assert (model.tied_embeddings, model.default_context) == (True, 131072)
 
     model = describe_config(OLMO2_7B)
     assert (model.placement, model.attention.qk_norm) == (NormPlacement.POST, QkNorm.WIDTH)
@@ -478,10 +492,12 @@ def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
 def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
+    from blinkpy.models.arrays import numpy_decoder
     from blinkpy.models.cpu import torch_decoder
     from blinkpy.models.gpu import gpu_decoder
 
     assert torch_decoder.BLOCKS.keys() == gpu_decoder.BLOCKS.keys()
+    assert numpy_decoder.BLOCKS.keys() <= torch_decoder.BLOCKS.keys(), "what it leaves out is torch's"
     for config, block in (
         (LLAMA_31_8B, NormPlacement.PRE),
         (GEMMA2_9B, Activation.GELU_TANH),

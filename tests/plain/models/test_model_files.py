@@ -86,6 +86,23 @@ def test_stored_types_are_converted(stored: torch.dtype, tmp_path: Path) -> None
     assert torch.equal(weights.lm_head, reference.lm_head.weight.float())
 
 
+def test_norms_to_which_1_is_added_lose_no_bits(tmp_path: Path) -> None:
+    theirs = save_model("gemma3", tmp_path, 4, dtype=torch.bfloat16).model
+    ours = load_weights(describe_model(tmp_path), tmp_path, torch.bfloat16)
+    mine, layer = ours.layers[1], theirs.layers[1]
+    for loaded, module in (
+        (mine.input_norm, layer.input_layernorm),
+        (mine.attention_out_norm, layer.post_attention_layernorm),
+        (mine.post_norm, layer.pre_feedforward_layernorm),
+        (mine.mlp_out_norm, layer.post_feedforward_layernorm),
+        (mine.k_norm, layer.self_attn.k_norm),
+        (ours.final_norm, theirs.norm),
+    ):
+        assert loaded is not None
+        assert torch.equal(loaded, 1 + module.weight.float())
+    assert (ours.dtype, mine.qkv.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pieces_come_together(saved: Path, dtype: torch.dtype, rng: np.random.Generator) -> None:
     """Pieces smaller than a tensor, more of them than buffers, and of a size that divides nothing."""

@@ -15,6 +15,7 @@ from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
+from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights
 
 PAGE, PAGES = 8, 200
@@ -25,8 +26,10 @@ def architecture() -> DecoderDescription:
     return describe_config({**BASE, "architectures": ["LlamaForCausalLM"]})
 
 
-def make_step(architecture: DecoderDescription) -> CpuStep:
-    return CpuStep(architecture, dummy_weights(architecture, 7, torch.float32, spread=0.2), PAGES, PAGE, 256, 512)
+def make_step(architecture: DecoderDescription, by: str = "torch") -> CpuStep:
+    """by: what computes it, torch or NumPy."""
+    numpy, torchs = dummy_array_weights(architecture, 7, 0.2), dummy_weights(architecture, 7, torch.float32, spread=0.2)
+    return CpuStep(architecture, numpy if by == "numpy" else torchs, PAGES, PAGE, 256, 512)
 
 
 def make_batches(rng: np.random.Generator) -> PagedBatches:
@@ -57,17 +60,18 @@ PARAMETERS = [
 ]
 
 
-def test_requests_do_not_feel_each_other(architecture: DecoderDescription, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_requests_do_not_feel_each_other(by: str, architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """The same tokens alone, together, in chunks, and after a preemption; other tokens with another seed."""
     prompts = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(5, 60, len(PARAMETERS))]
     alone = []
     for prompt, parameters in zip(prompts, PARAMETERS, strict=True):
-        step, batches = make_step(architecture), make_batches(rng)
+        step, batches = make_step(architecture, by), make_batches(rng)
         sequence = batches.add(prompt, **parameters)
         generate(step, batches, [sequence], 25)
         alone.append(sequence.tokens)
 
-    step, batches = make_step(architecture), make_batches(rng)
+    step, batches = make_step(architecture, by), make_batches(rng)
     sequences = [batches.add(p, **parameters) for p, parameters in zip(prompts, PARAMETERS, strict=True)]
     generate(step, batches, sequences, 12, chunk=int(rng.integers(3, 20)))
     batches.preempt(sequences[1])
@@ -75,17 +79,18 @@ def test_requests_do_not_feel_each_other(architecture: DecoderDescription, rng: 
     generate(step, batches, sequences, 25, chunk=7)
     assert [s.tokens for s in sequences] == alone
 
-    step, batches = make_step(architecture), make_batches(rng)
+    step, batches = make_step(architecture, by), make_batches(rng)
     other = batches.add(prompts[1], **{**PARAMETERS[1], "seed": 12})
     generate(step, batches, [other], 25)
     assert other.tokens != alone[1]
 
 
+@pytest.mark.parametrize("by", ["torch", "numpy"])
 @pytest.mark.parametrize("family", [{"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Qwen3MoeForCausalLM"], **MOE}])
-def test_wanted_tokens_are_those_of_the_whole_batch(family: dict[str, Any], rng: np.random.Generator) -> None:
+def test_wanted_tokens_are_those_of_the_whole_batch(by: str, family: dict[str, Any], rng: np.random.Generator) -> None:
     """The last layer may leave tokens out, but not their keys and values."""
     architecture = describe_config({**BASE, **family})
-    whole, narrow, batches = make_step(architecture), make_step(architecture), make_batches(rng)
+    whole, narrow, batches = make_step(architecture, by), make_step(architecture, by), make_batches(rng)
     sequences = [batches.add(rng.integers(0, VOCAB, 40).tolist()) for _ in range(4)]
     for lengths in ([1, 7, 20, 30], [3, 1, 20, 10]):
         batch = batches.batch(list(zip(sequences, lengths, strict=True)))
@@ -95,9 +100,9 @@ def test_wanted_tokens_are_those_of_the_whole_batch(family: dict[str, Any], rng:
         for wanted in (np.zeros(0, np.int64), np.sort(rng.choice(tokens, 5, replace=False)), np.arange(tokens)):
             found = narrow.decoder.forward(batch, batches.requests.page_table, wanted)
             assert found.shape == (len(wanted), architecture.hidden_size)
-            torch.testing.assert_close(found, expected[wanted], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found, expected[wanted], rtol=1e-4, atol=1e-5)
             for left, right in zip(whole.cache.keys + whole.cache.values, narrow.cache.keys + narrow.cache.values, strict=True):
-                torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
         batch.emits[:] = 0
         batches.commit(batch)
 
@@ -123,9 +128,10 @@ def test_cache_size(architecture: DecoderDescription) -> None:
         assert total == 10 * kv_bytes_per_page(architecture, PAGE, dtype.itemsize)
 
 
-def test_batches_beyond_the_memory_are_refused(architecture: DecoderDescription, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_batches_beyond_the_memory_are_refused(by: str, architecture: DecoderDescription, rng: np.random.Generator) -> None:
     """Compiled code writes where it is told to: what doesn't fit must not reach it."""
-    small = CpuStep(architecture, dummy_weights(architecture, 7, torch.float32, spread=0.2), PAGES, PAGE, 32, 16)
+    small = CpuStep(architecture, make_step(architecture, by).decoder.weights, PAGES, PAGE, 32, 16)
     batches = make_batches(rng)
     prompt = rng.integers(0, VOCAB, 60).tolist()
     with pytest.raises(ValueError, match="17 tokens"):

@@ -1,5 +1,6 @@
 """A long step on the CPU shows that it computes, and how long a step is."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,18 @@ from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import Config
 from blinkpy.engine.devices import cpu_device
+from blinkpy.models.arrays import numpy_products
+from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
+from blinkpy.models.arrays.numpy_products import NumpyProgress, numpy_speed
+from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.cpu import cpu_attention, cpu_speed, cpu_threads
 from blinkpy.models.cpu.step_progress import FEWEST_TOKENS, StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
+from blinkpy.models.cpu.torch_progress import TorchProgress, torch_speed
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.paged_cache import ArrayCache, PagedCache
+from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights
 
 PAGE, PAGES, CONTEXT, TOKENS = 8, 100, 256, 256
@@ -33,7 +40,7 @@ def test_products_in_pieces_are_the_products(rng: np.random.Generator) -> None:
         x, weight, bias, before = (
             torch.from_numpy(rng.normal(size=s)) for s in ((tokens, width), (out, width), out, (tokens, out))
         )
-        progress = StepProgress(int(rng.integers(1, 60 * width * out)))
+        progress = TorchProgress(int(rng.integers(1, 60 * width * out)))
         size = max(FEWEST_TOKENS, progress.piece // (width * out))
         for some in (None, bias):
             added = 0 if some is None else bias
@@ -75,13 +82,13 @@ class Watched:
         monkeypatch.setattr(cpu_attention, "run_on_threads", noted_threads)
 
 
-def decoder_of(shape: str, progress: StepProgress) -> tuple[DecoderDescription, TorchDecoder]:
+def decoder_of(shape: str, progress: TorchProgress) -> tuple[DecoderDescription, TorchDecoder]:
     model = describe_config(SHAPES[shape])
     weights = dummy_weights(model, 7, torch.float32, spread=0.2)
     return model, TorchDecoder(model, weights, PagedCache(model, PAGES, PAGE, torch.float32), CONTEXT, TOKENS, progress)
 
 
-def all_logits(decoder: TorchDecoder, seed: int, lengths: list[int]) -> torch.Tensor:
+def all_logits(decoder: TorchDecoder | NumpyDecoder, seed: int, lengths: list[int]) -> torch.Tensor:
     """Of prompts in two chunks: the first token alone, then the others."""
     rng = np.random.default_rng(seed)
     batches = PagedBatches(rng, page_size=PAGE, num_pages=PAGES, slots=4, max_model_len=CONTEXT, max_tokens=TOKENS, max_rows=4)
@@ -89,7 +96,7 @@ def all_logits(decoder: TorchDecoder, seed: int, lengths: list[int]) -> torch.Te
     seen = []
     for counts in ([1] * len(lengths), [length - 1 for length in lengths]):
         batch = batches.batch([(s, count) for s, count in zip(sequences, counts, strict=True) if count])
-        seen.append(decoder.logits(decoder.forward(batch, batches.requests.page_table)))
+        seen.append(torch.as_tensor(decoder.logits(decoder.forward(batch, batches.requests.page_table))))
         batches.commit(batch)
     return torch.cat(seen)
 
@@ -99,8 +106,8 @@ def test_the_word_moves_between_pieces_of_bounded_work(
     shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed, piece = int(rng.integers(2**31)), 200_000
-    expected = all_logits(decoder_of(shape, StepProgress())[1], seed, [120, 40])
-    model, decoder = decoder_of(shape, StepProgress(piece))
+    expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
+    model, decoder = decoder_of(shape, TorchProgress(piece))
     watched = Watched(monkeypatch, decoder.progress)
     assert torch.allclose(all_logits(decoder, seed, [120, 40]), expected, atol=1e-4)
     assert max(watched.others) <= max(piece, FEWEST_TOKENS * 2 * model.q_size * 120)
@@ -109,8 +116,39 @@ def test_the_word_moves_between_pieces_of_bounded_work(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_the_word_moves_between_pieces_without_torch(
+    shape: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, on one thread: between two products the word moves, but for the two of an attention."""
+    seed, piece = int(rng.integers(2**31)), 200_000
+    expected = all_logits(decoder_of(shape, TorchProgress())[1], seed, [120, 40])
+    model, progress = describe_config(SHAPES[shape]), NumpyProgress(piece, ThreadTeam(1))
+    weights, cache = dummy_array_weights(model, 7, 0.2), ArrayCache(model, PAGES, PAGE)
+    decoder = NumpyDecoder(model, weights, cache, CONTEXT, TOKENS, progress)
+    products, attentions, words, multiply, matmul = list[int](), list[int](), list[int](), numpy_products.multiply, np.matmul
+
+    def noted_multiply(team: ThreadTeam, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
+        products.append(len(x) * weight.size)
+        words.append(int(progress.word[0]))
+        multiply(team, x, weight, out)
+
+    def noted_matmul(x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
+        if not options:  # those of the attention
+            attentions.append(x.shape[0] * x.shape[1] * y.shape[1])
+            words.extend([int(progress.word[0])] * (len(attentions) % 2))
+        return matmul(x, y, **options)
+
+    monkeypatch.setattr(numpy_products, "multiply", noted_multiply)
+    monkeypatch.setattr(np, "matmul", noted_matmul)
+    assert torch.allclose(all_logits(decoder, seed, [120, 40]), expected, atol=1e-4)
+    assert max(attentions) <= max(piece, model.q_size * 120)
+    assert max(products) <= max(piece, FEWEST_TOKENS * max(199, model.q_size + 2 * model.kv_size) * model.hidden_size)
+    assert len(products) > 60 and len(attentions) > 20 and all(a < b for a, b in itertools.pairwise(words))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_work_of_a_token_is_that_of_its_products(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, decoder = decoder_of(shape, StepProgress())
+    model, decoder = decoder_of(shape, TorchProgress())
     watched = Watched(monkeypatch, decoder.progress)
     all_logits(decoder, 5, [2])
     head = 199 * model.hidden_size
@@ -122,7 +160,7 @@ def test_steps_fit_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     work = cpu_speed.work_per_token(model)
     for share, tokens in ((0.4, 1), (1.0, 1), (100.5, 64), (1e9, 2048)):
         assert cpu_speed.tokens_within(share * work, model, 2048) == tokens
-        monkeypatch.setattr(cpu_speed, "measured_speed", lambda dtype, share=share: share * work)
+        monkeypatch.setattr(numpy_products, "numpy_speed", lambda team, share=share: share * work)
         assert cpu_device.CpuDevice().step_tokens(Config(), model) == tokens
     monkeypatch.undo()
-    assert 1e6 < cpu_speed.measured_speed(torch.float32) < 1e15
+    assert all(1e6 < speed < 1e15 for speed in (torch_speed(torch.float32), numpy_speed(ThreadTeam())))

@@ -159,9 +159,8 @@ def test_a_planted_mutant_is_what_the_tests_import(tmp_path: Path, seed: int) ->
     file = "tests/plain/link/test_queue_layout.py"
     traced = answers(120, True, trace_tests, file, [str(path)], seed, str(tmp_path))[0]
     assert not traced.left_out
-    tests = sorted({test for tests in traced.lines.values() for test in tests if "::" in test})
-    assert tests and set(tests) <= traced.seconds.keys()
-    tests = dict.fromkeys(tests, 60.0)
+    tests = {test: 60.0 for reaching in traced.lines.values() for test in reaching if "::" in test}
+    assert tests and tests.keys() <= traced.seconds.keys()
     whole = Change("blinkpy.queues.completion", path, path.read_text())
     assert answers(120, True, run_tests, tests, whole, seed, str(tmp_path)) == ("", "")
     wrong = whole.source + "\n\ndef lap_of(position, size):\n    return 1\n"

@@ -96,6 +96,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("Gemma3TextConfig", {**GEMMA, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "gemma3-mqa": ("Gemma3TextConfig", {**GEMMA, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma3-nested": ("Gemma3Config", {**GEMMA, "layer_types": [SLIDING, SLIDING, FULL]}),
     "olmo2": ("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", {"sliding_window": 18, "rope_parameters": LOCAL_ROPES, "layer_types": [SLIDING, FULL, SLIDING]}),
     "qwen2-moe": ("Qwen2MoeConfig", {**SHARED, "norm_topk_prob": False}),
@@ -110,7 +111,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
 }
-NESTED = {"Mistral3Config"}  # what differs from BASE is in their text_config
+NESTED = {"Mistral3Config", "Gemma3Config"}  # what differs from BASE is in their text_config
 SMALL_VISION = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -136,7 +137,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
     kind, changes = ZOO[name]
     values = {**BASE, **changes}
     if kind in NESTED:
-        values = {"text_config": values, "vision_config": SMALL_VISION, "tie_word_embeddings": False}
+        vision = SMALL_VISION if kind == "Mistral3Config" else {**SMALL_VISION, "model_type": "siglip_vision_model"}
+        values = {"text_config": values, "vision_config": vision, "tie_word_embeddings": kind == "Gemma3Config"}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)
     model = auto_class(name).from_config(config, dtype=torch.float32)

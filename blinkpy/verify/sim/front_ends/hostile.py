@@ -127,6 +127,7 @@ def fill_entry(limits, queues, sim, pair, epoch):
     entry[E.WORD_MAX_TOKENS] = 1 + draw(draws, 12)
     entry[E.WORD_MIN_TOKENS] = 0
     entry[E.WORD_PRIORITY] = any_int32(draws)
+    entry[E.WORD_TENANT] = draw(draws, 4)
     shares = sim.hostile != HOSTILE_WITHOUT_HASHES and draw(draws, 4) > 0
     entry[E.WORD_FLAGS] = 0 if shares else E.SUBMIT_NO_PREFIX_CACHE
     entry[E.WORD_LOGPROBS] = draw(draws, 22) - 1

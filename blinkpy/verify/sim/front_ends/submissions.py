@@ -204,6 +204,7 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[submission.WORD_MAX_TOKENS] = 1 + draw(draws, max(1, most))
     entry[submission.WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
+    entry[submission.WORD_TENANT] = draw(draws, 4)
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
     entry[submission.WORD_FLAGS] |= submission.SUBMIT_SCORE_PROMPT if fronts.scored[slot] > 0 else 0

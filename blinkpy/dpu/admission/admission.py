@@ -1,0 +1,278 @@
+"""Who gets slots, and when: limits of tenants, and the waiting queue of one worker.
+
+A request enters, may wait, is let in, and leaves when it has ended, however it did. Each worker has its own slots and its own
+queue; what a tenant has is counted over all workers (blinkpy.dpu.admission.tenant_table).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.admission.admission_options import AdmissionOptions
+from blinkpy.dpu.admission.fair_queue import FairQueue, Ticket
+from blinkpy.dpu.admission.keys_file import KeyRing, KeysFile
+from blinkpy.dpu.admission.tenant import NOBODY, Tenant
+from blinkpy.dpu.admission.tenant_table import TenantTable
+from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
+from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.metrics import Metrics
+
+LOOK_S = 0.05  # between two looks at those who wait: for deadlines, and for what other workers give free
+
+logger = logging.getLogger("blinkpy.frontend")
+
+
+class Admission:
+    """See the module. room: the slots that are free in the queue pair now. Raises ConfigError for keys that can't be used."""
+
+    def __init__(
+        self,
+        options: AdmissionOptions,
+        keys: KeysFile,
+        table: TenantTable,
+        metrics: Metrics,
+        room: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
+        self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
+        self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
+        self._running: dict[Ticket, None] = {}
+        self._numbers = self._reserved = 0
+        self._somebody = asyncio.Event()  # waits
+        self._reading = asyncio.Lock()  # what was read last is installed last
+        self._closed: ApiError | None = None
+        self._install(keys.read())
+
+    # ---- keys --------------------------------------------------------------------------------------------------------
+
+    def _install(self, ring: KeyRing | None) -> None:
+        tenants = {NOBODY.name: NOBODY} if ring is None else ring.tenants
+        self.table.keep([tenant.number for tenant in tenants.values()])
+        self._ring, self.tenants = ring, tenants
+        self._queue.forget(tenants)
+        now, old = self._clock(), self._buckets
+        self._buckets = {}
+        for tenant in tenants.values():
+            if tenant.tokens_per_minute is not None:
+                same = old.get(tenant.name)
+                if same is None or same.per_minute != tenant.tokens_per_minute:
+                    same = TokenBucket(tenant.tokens_per_minute, now, self.table.total(tenant.number, "tokens"))
+                self._buckets[tenant.name] = same
+
+    async def reload(self) -> None:
+        """Read the keys again; where that fails, those of before hold on."""
+        if not self._keys.path:
+            return
+        async with self._reading:
+            try:
+                self._install(await asyncio.to_thread(self._keys.read))
+            except ConfigError as error:
+                logger.error("the keys stay as they were: %s", error)
+                return
+        logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
+        self.let_in()
+
+    def tenant_of(self, authorization: bytes) -> Tenant:
+        """Whose key a header "Authorization" has. Raises ApiError with status 401."""
+        if self._ring is None:
+            return NOBODY
+        scheme, _, key = authorization.partition(b" ")
+        found = self._ring.find(key.strip())
+        if found is None or scheme.lower() != b"bearer":
+            raise ApiError(401, "The API key is missing or wrong.", code="invalid_api_key")
+        return found
+
+    # ---- one request -------------------------------------------------------------------------------------------------
+
+    def enter(self, tenant: Tenant, prompt_tokens: int, tokens: int, slots: int, priority: int = 0) -> Ticket:
+        """A request comes; its numbers are those of Ticket. Where ticket.inside is False, `wait` for it; `leave` in any case.
+        Raises ApiError with status 400, and 429 where a limit leaves it no place, also to wait."""
+        now = self._clock()
+        tenant = self.tenants.get(tenant.name, tenant)
+        if tenant.requests is not None and slots > tenant.requests:
+            raise bad_request(f"The request needs {slots} slots, and its key may have {tenant.requests}.", "n", "invalid_value")
+        bucket = self._buckets.get(tenant.name)
+        if bucket is not None:
+            self._settle(tenant)
+            bucket.update(now, self.table.total(tenant.number, "tokens"))
+            if bucket.level <= 0:
+                raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
+        self._numbers += 1
+        ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now)
+        self._queue.push(ticket)
+        if self._is_next(ticket):
+            self._take(ticket, now)
+            return ticket
+        try:
+            self._find_place(ticket, now)
+        except ApiError:
+            self._queue.remove(ticket)
+            raise
+        self._charge(ticket, prompt_tokens)
+        ticket.turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        self._count_waiting(ticket, 1)
+        self._somebody.set()
+        return ticket
+
+    def _find_place(self, ticket: Ticket, now: float) -> None:
+        """Raise ApiError where a request that has to wait may not. One that is larger than all of a limit waits alone."""
+        if self._closed is not None:
+            raise self._closed
+        tenant = ticket.tenant
+        if tenant.waiting_tokens is not None:
+            own = int(self.table.total(tenant.number, "waiting_tokens"))
+            if not tenant.waiting_tokens or (own and own + ticket.tokens > tenant.waiting_tokens):
+                text = f"{own} tokens of this key wait for a slot, and at most {tenant.waiting_tokens} may"
+                raise self._refuse(tenant, "waiting_tokens", text, self._rate.retry_s(now, own + ticket.tokens))
+        most = self._options.max_waiting_tokens
+        for dropped in [ticket] if not most else self._queue.overflow(ticket, most):
+            text, ahead = f"at most {most} tokens may wait for a slot", self._queue.tokens
+            error = self._refuse(dropped.tenant, "max_waiting_tokens", text, self._rate.retry_s(now, ahead))
+            if dropped is ticket:
+                raise error
+            self._fail(dropped, error)
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Until it is let in. Raises ApiError with status 429 after max_waiting_s, and 503."""
+        if ticket.turn is not None:
+            await ticket.turn
+
+    def submitted(self, ticket: Ticket) -> None:
+        """Its choices have taken their slots of the queue pair."""
+        self._reserved -= ticket.reserved
+        ticket.reserved = 0
+
+    def leave(self, ticket: Ticket) -> None:
+        """It has ended, or was given up, wherever it was."""
+        if ticket in self._waiting:
+            self._stop_waiting(ticket)
+            self._charge(ticket, -ticket.charged)
+        elif ticket in self._running:
+            self._settle_one(ticket)
+            del self._running[ticket]
+            self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.slots)
+            self.submitted(ticket)
+        if self._queue.requests:
+            self.let_in()
+
+    # ---- those who wait ----------------------------------------------------------------------------------------------
+
+    def let_in(self) -> None:
+        """Give free slots to those who wait, in turn; to be called when there may be some."""
+        if not self._queue.requests:
+            return
+        for running in self._running:
+            self._settle_one(running)
+        now = self._clock()
+        while True:
+            ticket = self._queue.first(self._may_run)
+            if ticket is None or not self._fits(ticket):
+                return
+            future = self._waiting.pop(ticket)
+            self._take(ticket, now)
+            self._count_waiting(ticket, -1)
+            if not future.done():
+                future.set_result(None)
+
+    def refuse_all(self, error: ApiError, for_good: bool = False) -> None:
+        """End all that wait. for_good: and whoever would have to, from now on."""
+        self._closed = error if for_good else self._closed
+        for ticket in list(self._waiting):
+            self._fail(ticket, error)
+
+    def sweep(self) -> None:
+        """To be called about once a second: charge for what has been generated."""
+        for ticket in self._running:
+            self._settle_one(ticket)
+        now = self._clock()
+        for name, bucket in self._buckets.items():
+            bucket.update(now, self.table.total(self.tenants[name].number, "tokens"))
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return ticket.slots <= self._room() - self._reserved
+
+    def _is_next(self, ticket: Ticket) -> bool:
+        return self._fits(ticket) and self._queue.first(self._may_run) is ticket
+
+    def _may_run(self, ticket: Ticket) -> bool:
+        tenant = self.tenants.get(ticket.tenant.name, ticket.tenant)
+        if tenant.requests is None:
+            return True
+        return self.table.total(tenant.number, "requests_in_flight") + ticket.slots <= tenant.requests
+
+    def _take(self, ticket: Ticket, now: float) -> None:
+        self._queue.remove(ticket)
+        self._queue.charge(ticket.tenant, ticket.prompt_tokens)
+        ticket.inside, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
+        self._reserved += ticket.slots
+        self._running[ticket] = None
+        self._rate.add(now, ticket.tokens)
+        if not ticket.charged:
+            self._charge(ticket, ticket.prompt_tokens)
+        self.table.add(ticket.tenant.number, "requests_in_flight", ticket.slots)
+        self.table.add(ticket.tenant.number, "requests", 1)
+
+    async def watch(self) -> None:
+        """Look after those who wait, for ever."""
+        while True:
+            await self._somebody.wait()
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        deadline = self._clock() - self._options.max_waiting_s
+        while self._waiting:
+            ticket = next(iter(self._waiting))
+            if ticket.since > deadline:
+                break
+            text = f"the request has waited {self._options.max_waiting_s} s for a slot"
+            retry_s = self._rate.retry_s(self._clock(), self._queue.tokens)
+            self._fail(ticket, self._refuse(ticket.tenant, "max_waiting_s", text, retry_s))
+        self.let_in()
+        if not self._waiting:
+            self._somebody.clear()
+
+    def _stop_waiting(self, ticket: Ticket) -> asyncio.Future[None]:
+        self._queue.remove(ticket)
+        self._count_waiting(ticket, -1)
+        return self._waiting.pop(ticket)
+
+    def _fail(self, ticket: Ticket, error: ApiError) -> None:
+        future = self._stop_waiting(ticket)
+        self._charge(ticket, -ticket.charged)
+        if not future.done():
+            future.set_exception(error)
+            future.exception()  # marks it as retrieved, in case nobody waits
+
+    # ---- accounts ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, tenant: Tenant) -> None:
+        for ticket in self._running:
+            if ticket.tenant.name == tenant.name:
+                self._settle_one(ticket)
+
+    def _settle_one(self, ticket: Ticket) -> None:
+        """Charge for what it has generated since the last time."""
+        more = ticket.prompt_tokens + sum(generation.tokens for generation in ticket.generations) - ticket.charged
+        if more > 0:
+            self._charge(ticket, more)
+            self._queue.charge(ticket.tenant, more)
+
+    def _charge(self, ticket: Ticket, tokens: int) -> None:
+        ticket.charged += tokens
+        self.table.add(ticket.tenant.number, "tokens", tokens)
+
+    def _count_waiting(self, ticket: Ticket, sign: int) -> None:
+        self.table.add(ticket.tenant.number, "waiting_requests", sign)
+        self.table.add(ticket.tenant.number, "waiting_tokens", sign * ticket.tokens)
+        self._metrics.gauge("waiting_requests", self._queue.requests)
+        self._metrics.gauge("waiting_tokens", self._queue.tokens)
+
+    def _refuse(self, tenant: Tenant, limit: str, text: str, retry_s: int) -> ApiError:
+        """A 429, counted; its code is the limit's name."""
+        self._metrics.count(f"refused_{limit}")
+        self.table.add(tenant.number, "requests_refused", 1)
+        return ApiError(429, f"The server is busy: {text} ({limit}).", code=limit, retry_s=retry_s)

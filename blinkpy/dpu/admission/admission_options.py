@@ -1,0 +1,21 @@
+"""The options of admission."""
+
+from dataclasses import dataclass
+
+from blinkpy.config import extends, option
+
+
+@extends("access")
+@dataclass(frozen=True)
+class AdmissionOptions:
+    """Which keys there are, and how long requests wait for a slot."""
+
+    api_keys: str = option("", "TOML file with keys and the limits of each, read again at SIGHUP: docs/operate.md")
+    share_prefixes: bool = option(False, "keys find each other's prompts in the prefix cache, where the file says nothing else")
+    max_waiting_tokens: int = option(
+        1 << 22,
+        "prompt tokens and max_tokens of the requests that wait for a slot of a worker; more are answered 429 (0: none waits)",
+        low=0,
+        high=1 << 40,
+    )
+    max_waiting_s: int = option(60, "seconds that a request waits for a slot before it is answered 429", low=1, high=3600)

@@ -1,0 +1,79 @@
+"""What each tenant has, in memory that all workers share: each writes its own block of float64, and reads those of the others.
+
+So limits hold over all workers, and each of them can answer /metrics for all. Two workers that look at the same moment may both
+find room under a limit: then it is exceeded, by what one request of each takes.
+"""
+
+from collections.abc import Collection
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.admission.keys_file import MOST_TENANTS
+
+GAUGES = {
+    "requests_in_flight": "Choices of a tenant that hold a slot, or are about to",
+    "waiting_requests": "Requests of a tenant that wait for a slot",
+    "waiting_tokens": "Their prompt tokens and max_tokens",
+}
+COUNTERS = {
+    "tokens": "Prompt tokens and generated tokens of a tenant",
+    "requests": "Requests of a tenant that got their slots",
+    "requests_refused": "Requests of a tenant that were answered 429, by a limit of its own or of the server",
+}
+_COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: the row is free
+WIDTH = len(_COLUMNS)
+ROWS = 2 * MOST_TENANTS  # those of removed tenants stay until nothing of them is left
+TABLE_BYTES = ROWS * WIDTH * 8  # of a worker
+
+
+class TenantTable:
+    """One worker's rows in `memory`, which holds TABLE_BYTES for each of `workers` workers (default: of its own)."""
+
+    def __init__(self, worker: int = 0, workers: int = 1, memory: memoryview | None = None):
+        self.workers, self._worker = workers, worker
+        self._all = (memory if memory is not None else memoryview(bytearray(workers * TABLE_BYTES))).cast("B").cast("d")
+        start = worker * ROWS * WIDTH
+        for i in range(start, start + ROWS * WIDTH):  # an earlier worker may have left values
+            self._all[i] = 0.0
+        self._places: dict[tuple[int, int], int] = {}  # of (worker, number), where its row was found last
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Make rows for tenants, by number. Rows of others are used again once nothing runs and nothing waits of them. Raises
+        ConfigError where that leaves no row."""
+        rows = [(self._worker * ROWS + row) * WIDTH for row in range(ROWS)]
+        there = {int(self._all[at]) - 1: at for at in rows if self._all[at]}
+        idle = (at for at in rows if int(self._all[at]) - 1 not in numbers and not any(self._all[at + 1 : at + 1 + len(GAUGES)]))
+        for number in numbers:
+            if number not in there:
+                at = next(idle, -1)
+                if at < 0:
+                    raise ConfigError("too many tenants that were removed still have requests")
+                for column in range(1, WIDTH):
+                    self._all[at + column] = 0.0
+                self._all[at] = number + 1
+
+    def add(self, number: int, name: str, amount: float) -> None:
+        """Add to one of GAUGES or COUNTERS of a tenant of `keep`."""
+        at = self._place(self._worker, number)
+        if at >= 0:
+            self._all[at + _COLUMNS[name]] += amount
+
+    def values(self, number: int, name: str) -> list[float]:
+        """One of GAUGES or COUNTERS of a tenant, of each worker."""
+        places = [self._place(worker, number) for worker in range(self.workers)]
+        return [self._all[at + _COLUMNS[name]] if at >= 0 else 0.0 for at in places]
+
+    def total(self, number: int, name: str) -> float:
+        """The same, of all."""
+        return sum(self.values(number, name))
+
+    def _place(self, worker: int, number: int) -> int:
+        """Where the row of a tenant begins; -1: a worker does not know it yet."""
+        at = self._places.get((worker, number), -1)
+        if at >= 0 and self._all[at] == number + 1:
+            return at
+        first = worker * ROWS * WIDTH
+        for at in range(first, first + ROWS * WIDTH, WIDTH):
+            if self._all[at] == number + 1:
+                self._places[worker, number] = at
+                return at
+        return -1

@@ -1,0 +1,56 @@
+"""Tokens against time: what a tenant may take a minute, and what the engine has taken of late. Times are seconds of one clock."""
+
+from math import ceil
+
+WINDOW_S = 10
+RETRY_S = (1, 60)  # bounds of Retry-After
+
+
+class TokenBucket:
+    """Tokens a minute: a request may enter while some are left. What it takes beyond them is paid back before the next enters.
+    So over any t seconds no more than per_minute * (1 + t / 60) is taken, and what those take that run at their end."""
+
+    def __init__(self, per_minute: int, now: float, taken: float = 0.0):
+        self.per_minute = per_minute
+        self._level, self._seen, self._taken = float(per_minute), now, taken
+
+    def update(self, now: float, taken: float) -> None:
+        """taken: by all workers since the start, without an order between them; it may fall when a worker starts again."""
+        filled = self._level + max(0.0, now - self._seen) * self.per_minute / 60
+        self._level = min(float(self.per_minute), min(float(self.per_minute), filled) - (taken - self._taken))
+        self._seen, self._taken = now, taken
+
+    @property
+    def level(self) -> float:
+        """Tokens that are left as of the last update; not above 0: none."""
+        return self._level
+
+    def retry_s(self) -> int:
+        """When a request may enter again, s from the last update, within RETRY_S."""
+        low, high = RETRY_S
+        return min(high, max(low, ceil((1 - self._level) * 60 / self.per_minute)))
+
+
+class RecentRate:
+    """Tokens a second over the last WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._bins = [0.0] * WINDOW_S
+        self._second = 0
+
+    def add(self, now: float, tokens: float) -> None:
+        self._advance(now)
+        self._bins[self._second % WINDOW_S] += tokens
+
+    def _advance(self, now: float) -> None:
+        second = int(now)
+        for passed in range(max(self._second + 1, second - WINDOW_S + 1), second + 1):
+            self._bins[passed % WINDOW_S] = 0.0
+        self._second = max(self._second, second)
+
+    def retry_s(self, now: float, ahead: float) -> int:
+        """How long `ahead` tokens take at this rate, s, within RETRY_S."""
+        self._advance(now)
+        low, high = RETRY_S
+        tokens = sum(self._bins)
+        return min(high, max(low, ceil(ahead * WINDOW_S / tokens))) if tokens else high

@@ -1,0 +1,1 @@
+"""Jobs in processes of their own, each with a budget of time and memory."""

@@ -1,0 +1,77 @@
+"""A process that forks for each job (blinkpy.dpu.fork_server.forked_jobs), as an event loop uses it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from blinkpy.processes import child_environment
+
+PIECE = 1 << 16  # bytes that are read at once
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # it forks
+
+
+class ForkServer:
+    """Starts the process with the first job, and another one when that died. module: what it runs; order: what that reads from
+    its standard input, as JSON; limit_s: longest time for a job, by the clock."""
+
+    def __init__(self, module: str, order: Any, limit_s: float):
+        self._module, self._order, self._limit_s = module, order, limit_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def close(self) -> None:
+        """End the process and its forks."""
+        if self._control is not None:
+            self._control.close()
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):  # it is the first of a session, which its forks are in
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process = self._control = None
+
+    async def run(self, *parts: bytes | bytearray) -> bytes:
+        """The answer to a job, which is made of parts; empty when time or memory did not suffice. Whoever cancels this ends the
+        fork."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            try:
+                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
+            except OSError:  # it died: the next one takes the job
+                self.close()
+                socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
+            theirs.close()
+            loop, answer = asyncio.get_running_loop(), bytearray()
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(self._limit_s):
+                    for part in parts:
+                        await loop.sock_sendall(ours, part)
+                    ours.shutdown(socket.SHUT_WR)
+                    while piece := await loop.sock_recv(ours, PIECE):
+                        answer += piece
+                    return bytes(answer)
+            return b""
+
+    def _connected(self) -> socket.socket:
+        if self._control is None:
+            self._control, theirs = socket.socketpair()
+            self._control.setblocking(False)
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.PIPE,
+                    stdout=2,
+                    start_new_session=True,
+                    env=child_environment() | ONE_THREAD,
+                )
+            if self.process.stdin is not None:
+                with self.process.stdin as source:
+                    source.write(json.dumps(self._order).encode())
+        return self._control

@@ -1,0 +1,495 @@
+"""Who gets slots, and when: limits at their boundaries, who waits, who is refused, and that nothing is lost."""
+
+import asyncio
+import functools
+import json
+import socket
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from support.front_end.fake_engine import SIZES, FakeEngine
+from support.front_end.http_server import completion_bytes, serving
+from support.front_end.tenants import bearer, make_admission, write_keys
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.dpu.admission.fair_queue import Ticket
+from blinkpy.dpu.admission.keys_file import MOST_TENANTS
+from blinkpy.dpu.admission.tenant import NOBODY
+from blinkpy.dpu.admission.tenant_table import ROWS, TABLE_BYTES, TenantTable
+from blinkpy.dpu.api_errors import ApiError
+
+soon = functools.partial(wait_for, timeout_s=60.0)
+
+
+class Stage:
+    """An admission with a clock and slots that tests set."""
+
+    def __init__(self, path: Path | str, slots: int = 8, table: TenantTable | None = None, **options: int):
+        self.now, self.free, self.slots = 1000.0, slots, slots
+        self.admission = make_admission(path, lambda: self.free, lambda: self.now, table, **options)
+
+    def enter(self, name: str = "", prompt: int = 10, most: int = 20, slots: int = 1, priority: int = 0) -> Ticket:
+        tenant = self.admission.tenants[name] if name else NOBODY
+        ticket = self.admission.enter(tenant, prompt, most, slots, priority)
+        self.submit(ticket)
+        return ticket
+
+    def submit(self, ticket: Ticket) -> None:
+        """What a service does with a request that was let in."""
+        if ticket.reserved:
+            self.free -= ticket.slots
+            ticket.generations = [SimpleNamespace(tokens=0)]
+            self.admission.submitted(ticket)
+
+    def end(self, ticket: Ticket, generated: int = 0) -> None:
+        """It has generated tokens, and its slots are free again."""
+        ticket.generations[0].tokens = generated
+        self.free += ticket.slots
+        self.admission.leave(ticket)
+
+    def has(self, name: str, column: str) -> float:
+        return self.admission.table.total(self.admission.tenants[name].number, column)
+
+    def refused(self, name: str, code: str, **request: int) -> ApiError:
+        with pytest.raises(ApiError) as caught:
+            self.enter(name, **request)
+        assert (caught.value.status, caught.value.code) == (429, code)
+        assert 1 <= caught.value.retry_s <= 60
+        return caught.value
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return write_keys(tmp_path / "keys.toml", a={}, b={})
+
+
+def in_loop(test):
+    """Run a coroutine function as a test: futures need a loop."""
+
+    def run(**fixtures: object) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
+
+    return functools.update_wrapper(run, test)
+
+
+# ---- fairness --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_300_requests_of_one_client_delay_another_one_by_one_turn(keys: Path) -> None:
+    """However many of a tenant wait: of each two slots that become free, one is the other's."""
+    stage = Stage(keys)
+    flood = [stage.enter("a") for _ in range(300)]
+    assert sum(ticket.inside for ticket in flood) == 8
+    others = [stage.enter("b") for _ in range(10)]
+    order, running = [], [ticket for ticket in flood if ticket.inside]
+    while running:
+        stage.end(running.pop(0), generated=10)
+        for ticket in [*flood, *others]:
+            if ticket.reserved:
+                stage.submit(ticket)
+                running.append(ticket)
+                order.append(ticket.tenant.name)
+    assert len(order) == 302
+    assert order[:22].count("b") == 10, order[:30]
+
+
+@in_loop
+async def test_long_outputs_count_as_service(keys: Path) -> None:
+    """Of two tenants who always wait, the one with outputs of 90 tokens is let in less often, so that both are served alike."""
+    stage, served = Stage(keys, slots=4), {"a": 0, "b": 0}
+    outputs = {"a": 90, "b": 0}
+    live = [stage.enter(name) for _ in range(6) for name in "ab"]
+    for _ in range(300):
+        ticket = next(ticket for ticket in live if ticket.inside)
+        live.remove(ticket)
+        name = ticket.tenant.name
+        stage.submit(ticket)
+        served[name] += ticket.prompt_tokens + outputs[name]
+        stage.end(ticket, outputs[name])
+        live.append(stage.enter(name))
+        for one in live:
+            stage.submit(one)
+        assert abs(served["a"] - served["b"]) <= 10 + 4 * 100
+    assert served["b"] > 1000
+
+
+@in_loop
+async def test_once_closed_nobody_begins_to_wait(keys: Path) -> None:
+    stage = Stage(keys, slots=1)
+    running, waits = stage.enter("a"), stage.enter("a")
+    stage.admission.refuse_all(ApiError(503, "The end.", code="shutting_down"), for_good=True)
+    with pytest.raises(ApiError, match="The end"):
+        stage.enter("b")
+    assert stage.admission._queue.requests == 0
+    stage.admission.leave(waits)
+    stage.end(running)
+    assert stage.enter("b").inside, "what was accepted before may still run"
+
+
+@in_loop
+async def test_a_request_of_many_slots_is_not_overtaken_for_ever(keys: Path) -> None:
+    """Small ones of another tenant come without end; those before it end, and nobody else takes what they leave."""
+    stage = Stage(keys, slots=4)
+    running = [stage.enter("a") for _ in range(4)]
+    large = stage.enter("b", prompt=5, most=80, slots=4)
+    small = [stage.enter("a") for _ in range(50)]
+    overtaken = 0
+    while not large.inside:
+        stage.end(running.pop(0))
+        small.append(stage.enter("a"))
+        taken = [ticket for ticket in small if ticket.reserved]
+        for ticket in taken:
+            stage.submit(ticket)
+        running += taken
+        overtaken += len(taken)
+    assert overtaken == 0
+    assert stage.free == 4
+    stage.submit(large)
+    assert stage.free == 0
+
+
+@in_loop
+async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Random entries, ends, clients that leave while they wait or have just been let in: all limits hold at every
+    moment, tokens add up to what was served, and at the end everybody was served."""
+    limits = {"a": {"requests": 5, "weight": 3}, "b": {"waiting_tokens": 300}, "c": {}}
+    stage = Stage(write_keys(tmp_path / "keys.toml", **limits), slots=6, max_waiting_tokens=900)
+    live, served, refused = list[Ticket](), dict.fromkeys(limits, 0), Counter[str | None]()
+    for _ in range(1500):
+        for ticket in live:
+            if rng.random() < 0.8:
+                stage.submit(ticket)
+        what = rng.random()
+        if what < 0.55:
+            prompt, slots = int(rng.integers(1, 50)), int(rng.choice([1, 1, 1, 2, 5]))
+            try:
+                live.append(stage.enter(str(rng.choice(list(limits))), prompt, prompt + 20 * slots, slots))
+            except ApiError as error:
+                refused[error.code] += 1
+        elif live:
+            ticket = live.pop(int(rng.integers(len(live))))
+            generated = int(rng.integers(0, 20 * ticket.slots))
+            if ticket.generations:
+                served[ticket.tenant.name] += ticket.prompt_tokens + generated
+                stage.end(ticket, generated)
+            else:  # it waits, or was let in and never takes its slots
+                served[ticket.tenant.name] += ticket.prompt_tokens if ticket.inside else 0
+                stage.admission.leave(ticket)
+        waiting = [ticket for ticket in live if ticket in stage.admission._waiting]
+        live = [ticket for ticket in live if ticket.inside or ticket in waiting]  # others gave way
+        tokens = sum(ticket.tokens for ticket in waiting)
+        assert tokens <= 900
+        assert stage.admission._queue.tokens == tokens
+        assert stage.admission._reserved == sum(ticket.reserved for ticket in live)
+        assert 0 <= stage.free - stage.admission._reserved
+        for name in limits:
+            own = [ticket for ticket in live if ticket.tenant.name == name]
+            assert stage.has(name, "requests_in_flight") == sum(ticket.slots for ticket in own if ticket.inside)
+            assert stage.has(name, "waiting_requests") == sum(not ticket.inside for ticket in own)
+            assert stage.has(name, "waiting_tokens") == sum(ticket.tokens for ticket in own if not ticket.inside)
+        assert stage.has("a", "requests_in_flight") <= 5
+        assert stage.has("b", "waiting_tokens") <= 300
+    for _ in range(3 * len(live) + 3):
+        for ticket in [ticket for ticket in live if ticket.inside]:
+            stage.submit(ticket)
+            live.remove(ticket)
+            served[ticket.tenant.name] += ticket.prompt_tokens
+            stage.end(ticket)
+    assert live == []
+    assert (stage.free, stage.admission._reserved, stage.admission._queue.requests) == (6, 0, 0)
+    assert {name: stage.has(name, "tokens") for name in limits} == served
+    assert set(refused) == {"waiting_tokens", "max_waiting_tokens"}
+
+
+# ---- limits at their boundaries ----------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_requests_of_a_key_in_flight_are_exact(tmp_path: Path) -> None:
+    stage = Stage(write_keys(tmp_path / "k", a={"requests": 3}, b={}))
+    first, second = stage.enter("a", slots=2), stage.enter("a")
+    third = stage.enter("a")
+    assert (first.inside, second.inside, third.inside) == (True, True, False)
+    assert stage.enter("b").inside, "its wait is nobody else's"
+    stage.end(second)
+    assert third.inside
+    with pytest.raises(ApiError, match="4 slots") as caught:
+        stage.enter("a", slots=4)
+    assert caught.value.status == 400, "it could never run"
+
+
+@in_loop
+async def test_waiting_tokens_are_exact(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "k", a={"waiting_tokens": 60}, b={"waiting_tokens": 0}, c={})
+    stage = Stage(path, slots=1, max_waiting_tokens=100)
+    running = stage.enter("c")
+    stage.refused("b", "waiting_tokens", most=1)
+    waiting = [stage.enter("a", most=30), stage.enter("a", most=30)]
+    stage.refused("a", "waiting_tokens", most=1)
+    waiting.append(stage.enter("c", most=40))
+    stage.admission.leave(waiting.pop(0))
+    waiting += [stage.enter("c", most=30)]
+    error = stage.refused("c", "max_waiting_tokens", most=1)
+    assert "100" in error.message
+    assert stage.has("c", "requests_refused") == 1
+    stage.end(running)
+    assert sum(ticket.inside for ticket in waiting) == 1
+    alone = Stage(path, slots=1, max_waiting_tokens=100)
+    alone.enter("c")
+    assert not alone.enter("c", most=5000).inside, "larger than the bound, it waits alone"
+    alone.refused("c", "max_waiting_tokens", most=1)
+    none = Stage(path, slots=1, max_waiting_tokens=0)
+    none.enter("c")
+    none.refused("c", "max_waiting_tokens", most=1)
+
+
+@in_loop
+async def test_who_waits_for_less_takes_the_place_of_who_waits_for_more(keys: Path) -> None:
+    """A flood that fills the queue shuts nobody out: its last requests give way, with an error of their own."""
+    stage = Stage(keys, slots=1, max_waiting_tokens=100)
+    running = stage.enter("a")
+    flood = [running, *(stage.enter("a", most=25) for _ in range(4))]
+    stage.refused("a", "max_waiting_tokens", most=25)
+    last = asyncio.ensure_future(stage.admission.wait(flood[4]))
+    await asyncio.sleep(0)
+    assert not stage.enter("b", most=25).inside
+    assert stage.has("a", "waiting_tokens") == 75
+    assert not stage.enter("b", most=25).inside
+    assert stage.has("a", "waiting_tokens") == 50
+    for waits in (last, stage.admission.wait(flood[3])):  # one before it was dropped, one after that
+        with pytest.raises(ApiError) as caught:
+            await waits
+        assert (caught.value.status, caught.value.code) == (429, "max_waiting_tokens")
+
+
+@in_loop
+async def test_tokens_a_minute_are_prompt_and_output_while_it_comes(tmp_path: Path) -> None:
+    stage = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 120}))
+    first = stage.enter("a", prompt=100)
+    second = stage.enter("a", prompt=19)
+    assert stage.has("a", "tokens") == 119
+    stage.submit(first)
+    first.generations[0].tokens = 1
+    error = stage.refused("a", "tokens_per_minute", prompt=1)
+    assert error.retry_s == 1
+    stage.now += 0.5
+    third = stage.enter("a", prompt=40)
+    error = stage.refused("a", "tokens_per_minute", prompt=1)
+    assert error.retry_s == 20, "40 tokens, at 2 a second"
+    stage.end(third, 30)
+    assert stage.refused("a", "tokens_per_minute").retry_s == 35
+    stage.now += 35
+    stage.enter("a", prompt=1)
+    assert stage.has("a", "tokens") == 120 + 40 + 30 + 1
+    stage.end(second)
+    stage.end(first, 1)
+    assert stage.has("a", "tokens") == 191, "what was charged while it came is not charged again"
+
+
+@in_loop
+async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> None:
+    stage = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 100}), slots=1)
+    running = stage.enter("a", prompt=10)
+    gone = stage.enter("a", prompt=90)
+    stage.refused("a", "tokens_per_minute")
+    stage.admission.leave(gone)
+    assert stage.has("a", "tokens") == 10
+    assert not stage.enter("a", prompt=90).inside
+    stage.end(running)
+
+
+@in_loop
+async def test_who_waited_too_long_is_told_when_to_come_again(keys: Path) -> None:
+    stage = Stage(keys, slots=1, max_waiting_s=30)
+    running, late = stage.enter("a"), stage.enter("b", most=20)
+    watch = asyncio.ensure_future(stage.admission.watch())
+    waits = asyncio.ensure_future(stage.admission.wait(late))
+    stage.now += 29.9
+    await asyncio.sleep(0.2)
+    early = stage.enter("b", most=21)
+    assert not waits.done()
+    stage.now += 0.1
+    with pytest.raises(ApiError) as caught:
+        await waits
+    assert (caught.value.status, caught.value.code) == (429, "max_waiting_s")
+    stage.end(running)
+    assert early.inside
+    assert early.waited == pytest.approx(0.1)
+    watch.cancel()
+
+
+# ---- several workers ---------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "k", a={"requests": 3, "waiting_tokens": 50, "tokens_per_minute": 1000}, b={})
+    memory = memoryview(bytearray(2 * TABLE_BYTES))
+    one, two = (Stage(path, table=TenantTable(worker, 2, memory)) for worker in range(2))
+    running = [one.enter("a"), one.enter("a"), two.enter("a")]
+    assert all(ticket.inside for ticket in running)
+    waits = [one.enter("a", most=30), two.enter("a", most=20)]
+    two.refused("a", "waiting_tokens", most=1)
+    assert not any(ticket.inside for ticket in waits)
+    one.end(running.pop(0), 930)
+    assert [ticket.inside for ticket in waits] == [True, False]
+    assert two.has("a", "tokens") == 50 + 930
+    one.submit(waits[0])
+    waits[0].generations[0].tokens = 20
+    one.admission.sweep()
+    two.refused("a", "tokens_per_minute")
+    one.end(waits[0], 20)
+    two.admission.let_in()
+    assert waits[1].inside, "what another worker gives free is found at the next look"
+    again = TenantTable(0, 2, memory)
+    again.keep([tenant.number for tenant in two.admission.tenants.values()])
+    assert two.has("a", "requests_in_flight") == 2, "a worker that starts again has nothing"
+
+
+def test_rows_of_removed_tenants_are_used_again_once_they_are_idle(rng: np.random.Generator) -> None:
+    table = TenantTable()
+    busy = [int(number) for number in rng.choice(10**6, 300, replace=False)]
+    table.keep(busy)
+    for number in busy:
+        table.add(number, "requests_in_flight", 1)
+        table.add(number, "tokens", number)
+    for start in range(10**6, 10**6 + 5 * MOST_TENANTS, MOST_TENANTS):
+        table.keep(range(start, start + MOST_TENANTS))
+    assert all(table.total(number, "tokens") == number for number in busy)
+    assert table.total(start, "tokens") == 0
+    assert table.total(10**6, "tokens") == 0, "gone"
+    assert ROWS >= 2 * MOST_TENANTS
+
+
+# ---- over HTTP -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def complete(server, name: str, **fields: object) -> httpx.Response:
+    body = {"prompt": [7, 8, 9], "max_tokens": 2, "ignore_eos": True, **fields}
+    return httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(name), timeout=60)
+
+
+def metric(server, name: str) -> float:
+    lines = server.client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+
+def test_the_engine_gets_requests_of_another_client_between_those_of_a_flood(folder, keys) -> None:
+    """Who was submitted when: the engine stands still until all of them wait."""
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(29) as pool:
+        engine.hold = True
+        waiting = server.server.app.service.admission._waiting
+        flood = [pool.submit(complete, server, "a") for _ in range(24)]
+        soon(lambda: len(engine.submitted) == SIZES.slots and len(waiting) == 24 - SIZES.slots)
+        others = [pool.submit(complete, server, "b") for _ in range(5)]
+        soon(lambda: len(waiting) == 29 - SIZES.slots)
+        soon(lambda: metric(server, 'blinkpy_tenant_waiting_requests{worker="0",tenant="b"}') == 5)
+        load = server.client.get("/load").json()["server_load"]
+        engine.hold = False
+        assert [answer.result().status_code for answer in [*flood, *others]] == [200] * 29
+        assert load == 29
+        numbers = {tenant.number: name for name, tenant in server.server.app.service.admission.tenants.items()}
+        order = "".join(numbers[int(request.entry["tenant"])] for request in engine.submitted)
+        assert order.startswith("a" * SIZES.slots)
+        assert order[SIZES.slots : SIZES.slots + 12].count("b") == 5, order
+        server.idle()
+        soon(lambda: metric(server, 'blinkpy_waiting_requests{worker="0"}') == 0)
+        assert metric(server, 'blinkpy_tenant_tokens_total{worker="0",tenant="a"}') == 24 * 5
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> None:
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
+        engine.hold = True
+        admission = server.server.app.service.admission
+        running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
+        soon(lambda: len(engine.submitted) == SIZES.slots)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": [7]}, headers=bearer("b"), timeout=0.5)
+        soon(lambda: not admission._waiting)
+        last = pool.submit(complete, server, "b", n=4)
+        soon(lambda: len(admission._waiting) == 1)
+        engine.hold = False
+        assert len(last.result().json()["choices"]) == 4
+        assert [answer.result().status_code for answer in running] == [200] * SIZES.slots
+        assert len(engine.submitted) == SIZES.slots + 4
+        server.idle()
+        assert (admission._reserved, admission._queue.tokens) == (0, 0)
+
+
+def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monkeypatch) -> None:
+    """The slot comes back after its client has left: by the poll, not by a look at those who wait."""
+    monkeypatch.setattr("blinkpy.dpu.admission.admission.LOOK_S", 1000.0)
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
+        engine.hold = True
+        running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots - 1)]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as leaving:
+            body = completion_bytes(prompt=[7, 8], max_tokens=9)
+            leaving.sendall(body.replace(b"host: x", b"host: x\r\nauthorization: Bearer key-of-a"))
+            soon(lambda: len(engine.submitted) == SIZES.slots)
+            last = pool.submit(complete, server, "b")
+            soon(lambda: server.server.app.service.admission._waiting)
+        soon(lambda: len(engine.submitted) == SIZES.slots + 1)
+        engine.hold = False
+        assert [answer.result().status_code for answer in [*running, last]] == [200] * SIZES.slots
+
+
+def test_a_drain_answers_those_who_wait_at_once(folder, keys) -> None:
+    way = {"api_keys": str(keys), "shutdown_s": 60}
+    with FakeEngine() as engine, ThreadPoolExecutor(20) as pool, serving(engine, folder, **way) as server:
+        engine.hold = True
+        running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
+        soon(lambda: len(engine.submitted) == SIZES.slots)
+        waits = pool.submit(complete, server, "b")
+        soon(lambda: server.server.app.service.admission._waiting)
+        server.server.should_exit = True
+        answer = waits.result(30)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        assert answer.headers["retry-after"] == "1"
+        engine.hold = False
+        assert [answer.result().status_code for answer in running] == [200] * SIZES.slots
+
+
+def test_an_engine_that_is_lost_ends_the_wait(folder, keys) -> None:
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(20) as pool:
+        engine.hold = True
+        every = [pool.submit(complete, server, "a") for _ in range(SIZES.slots + 3)]
+        soon(lambda: len(server.server.app.service.admission._waiting) == 3)
+        engine.fence(0)
+        assert {answer.result().status_code for answer in every} == {503}
+        engine.hold = False
+        server.ready()
+        assert complete(server, "b").status_code == 200
+
+
+def test_the_wait_for_a_slot_is_queue_time_and_is_logged_with_the_tenant(folder, keys, caplog) -> None:
+    caplog.set_level("INFO", "blinkpy.access")
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys), log_level="info") as server:
+        with ThreadPoolExecutor(20) as pool:
+            engine.hold = True
+            running = [pool.submit(complete, server, "a") for _ in range(SIZES.slots)]
+            soon(lambda: len(engine.submitted) == SIZES.slots)
+            waits = pool.submit(complete, server, "b")
+            soon(lambda: server.server.app.service.admission._waiting)
+            time.sleep(0.2)
+            engine.hold = False
+            assert {answer.result().status_code for answer in [*running, waits]} == {200}
+        soon(lambda: len(caplog.records) == SIZES.slots + 1)
+        fields = [record.fields for record in caplog.records]
+        assert sorted(one["tenant"] for one in fields) == ["a"] * SIZES.slots + ["b"]
+        (waited,) = (one for one in fields if one["tenant"] == "b")
+        assert 200 <= waited["queue_ms"] <= waited["ms"]
+        assert all(one["queue_ms"] < 200 for one in fields if one["tenant"] == "a"), "the engine says 0"
+        assert "key-of" not in json.dumps(fields)

@@ -1,0 +1,222 @@
+"""The order in which those who wait are served: fair between tenants within a bound, and nobody starves."""
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkpy.dpu.admission.fair_queue import FairQueue, Ticket
+from blinkpy.dpu.admission.tenant import Tenant
+from blinkpy.dpu.admission.token_rates import RETRY_S, RecentRate, TokenBucket
+
+NAMES = ("a", "b", "c")
+SLOTS, PROMPT, OUTPUT = 5, 100, 40  # of a simulated server: slots, and most tokens
+WEIGHTS = st.tuples(*(st.sampled_from((0.25, 1.0, 2.0, 3.5)) for _ in NAMES))
+SERVED = st.integers(0, 2**32)  # a seed: lists of Hypothesis are short
+
+
+def work_of(seed: int) -> list[tuple[int, int, int]]:
+    """Requests that are served: tokens of prompt and output, and which of those that run ends before."""
+    draw = random.Random(seed)
+    largest = draw.choice((1, PROMPT // 4, PROMPT))
+    return [(draw.randint(1, largest), draw.randint(0, OUTPUT), draw.randrange(SLOTS)) for _ in range(draw.randint(1, 250))]
+
+
+def anybody(ticket: Ticket) -> bool:
+    return True
+
+
+class Clients:
+    """Tenants that always have a few requests waiting. served: tokens of each, counted here."""
+
+    def __init__(self, weights: tuple[float, ...]):
+        self.tenants = {name: Tenant(name, weight=weight) for name, weight in zip(NAMES, weights, strict=True)}
+        self.queue, self.served, self.running = FairQueue(), dict.fromkeys(NAMES, 0), list[tuple[str, int]]()
+        self.number = 0
+
+    def fill(self, name: str, prompt: int) -> None:
+        """See to it that two requests of a tenant wait."""
+        while len(self.queue._waiting.get(name, ())) < 2:
+            self.number += 1
+            self.queue.push(Ticket(self.tenants[name], prompt, prompt + OUTPUT, 1, number=self.number))
+
+    def serve(self, output: int, ending: int) -> str:
+        """The next one gets a slot; where all are taken, one ends first, and its output is charged."""
+        if len(self.running) == SLOTS:
+            name, tokens = self.running.pop(ending)
+            self.charge(name, tokens)
+        ticket = self.queue.first(anybody)
+        assert ticket is not None
+        self.queue.remove(ticket)
+        self.charge(ticket.tenant.name, ticket.prompt_tokens)
+        self.running.append((ticket.tenant.name, output))
+        return ticket.tenant.name
+
+    def charge(self, name: str, tokens: int) -> None:
+        self.queue.charge(self.tenants[name], tokens)
+        self.served[name] += tokens
+
+    def shares(self, since: dict[str, int]) -> list[float]:
+        """Service by weight since a moment."""
+        return [(self.served[name] - since.get(name, 0)) / self.tenants[name].weight for name in NAMES]
+
+
+@settings(max_examples=40, deadline=None)
+@given(WEIGHTS, SERVED)
+def test_whoever_always_waits_is_served_by_weight_within_the_bound(weights, work) -> None:
+    """The bound of the module: one prompt and the outputs that run, by the lesser weight. At every moment."""
+    clients = Clients(weights)
+    for prompt, output, ending in work_of(work):
+        for name in NAMES:
+            clients.fill(name, prompt)
+        clients.serve(output, ending)
+        shares = clients.shares({})
+        assert max(shares) - min(shares) <= (PROMPT + SLOTS * OUTPUT) / min(weights)
+
+
+@settings(max_examples=40, deadline=None)
+@given(WEIGHTS, SERVED, SERVED)
+def test_a_newcomer_has_saved_nothing_up(weights, before, after) -> None:
+    """The last tenant comes late: from then on its service is bounded as if all had begun there."""
+    clients = Clients(weights)
+    for prompt, output, ending in work_of(before):
+        for name in NAMES[:2]:
+            clients.fill(name, prompt)
+        clients.serve(output, ending)
+    since = dict(clients.served)
+    for prompt, output, ending in work_of(after):
+        for name in NAMES:
+            clients.fill(name, prompt)
+        clients.serve(output, ending)
+        shares = clients.shares(since)
+        assert max(shares) - min(shares) <= 2 * (PROMPT + SLOTS * OUTPUT) / min(weights)
+
+
+def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
+    """A newcomer, too, begins where the last one left."""
+    queue, a, b = FairQueue(), Tenant("a"), Tenant("b")
+    for number in range(50):
+        alone = Ticket(a, 100, 100, 1, number=number)
+        queue.push(alone)
+        queue.remove(alone)
+        queue.charge(a, 100)
+    for number, tenant in enumerate((b, b, b, a, a, a)):
+        queue.push(Ticket(tenant, 100, 100, 1, number=100 + number))
+    order = []
+    while (ticket := queue.first(anybody)) is not None:
+        queue.remove(ticket)
+        queue.charge(ticket.tenant, 100)
+        order.append(ticket.tenant.name)
+    assert order in (list("babbaa"), list("bbabaa"), list("bababa")), "the last 100 tokens of the other may count"
+
+
+def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:
+    priorities = rng.integers(-3, 4, 40).tolist()
+    for by_priority in (False, True):
+        queue, tenant = FairQueue(), Tenant("a", by_priority=by_priority)
+        for number, priority in enumerate(priorities):
+            queue.push(Ticket(tenant, 1, 2, 1, priority, number))
+        seen = []
+        while (ticket := queue.first(anybody)) is not None:
+            queue.remove(ticket)
+            seen.append((ticket.priority, ticket.number))
+        expected = list(zip(priorities, range(40), strict=True))
+        assert seen == (sorted(expected) if by_priority else expected)
+        assert (queue.tokens, queue.requests) == (0, 0)
+
+
+def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
+    queue = FairQueue()
+    for number, name in enumerate("aab"):
+        queue.push(Ticket(Tenant(name), 1, 2, 1, number=number))
+    found = queue.first(lambda ticket: ticket.tenant.name != "a")
+    assert found is not None
+    assert found.tenant.name == "b"
+    assert queue.first(lambda ticket: False) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 60)), min_size=10, max_size=60), st.integers(20, 200), WEIGHTS)
+def test_who_waits_for_the_most_gives_way(pushes, most, weights) -> None:
+    """The bound holds after each newcomer, unless one alone is larger; and who holds no more than its share gives up nothing."""
+    queue, tenants = FairQueue(), {n: Tenant(n, weight=w) for n, w in zip(NAMES, weights, strict=True)}
+    held = dict.fromkeys(NAMES, 0)
+    for number, (name, tokens) in enumerate(pushes):
+        ticket = Ticket(tenants[name], 1, tokens, 1, number=number)
+        queue.push(ticket)
+        held[name] += tokens
+        share = most / sum(tenants[n].weight for n in NAMES if held[n])
+        dropped = queue.overflow(ticket, most)
+        assert ticket not in dropped or dropped == [ticket], "nobody else gives way for nothing"
+        for one in dropped:
+            assert held[one.tenant.name] / one.tenant.weight > share
+            assert one is ticket or one.tenant.name != name
+            queue.remove(one)
+            held[one.tenant.name] -= one.tokens
+        assert queue.tokens == sum(held.values())
+        assert queue.tokens <= most or queue.requests == 1
+
+
+def test_a_forgotten_tenant_starts_anew() -> None:
+    queue, tenant = FairQueue(), Tenant("a")
+    queue.charge(tenant, 500)
+    waiting = Ticket(Tenant("b"), 1, 2, 1)
+    queue.push(waiting)
+    queue.forget(["c"])
+    assert set(queue._served) == {"b"}, "who waits keeps its counter"
+
+
+# ---- tokens against time ---------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_lets_in_what_its_minutes_allow(rng: np.random.Generator) -> None:
+    """At every moment no more was taken than the rate allows, but for what the last request of each burst takes beyond it; and it
+    does let in as much."""
+    per_minute, now, taken, refused = int(rng.integers(50, 5000)), 100.0, 0.0, 0
+    bucket, largest = TokenBucket(per_minute, now), per_minute // 3
+    for _ in range(2000):
+        now += float(rng.exponential(2.0))
+        bucket.update(now, taken)
+        if bucket.level > 0:
+            taken += int(rng.integers(1, largest + 2))
+        else:
+            refused += 1
+            bucket.update(now, taken)
+            again = TokenBucket(per_minute, now)
+            again._level = bucket.level
+            again.update(now + bucket.retry_s(), 0.0)
+            assert again.level > 0 or bucket.retry_s() == RETRY_S[1]
+        assert taken <= per_minute * (1 + (now - 100.0) / 60) + largest + 1
+    assert refused > 50
+    assert taken >= per_minute * (now - 100.0) / 60 * 0.5
+
+
+def test_a_bucket_is_exact_at_its_boundary() -> None:
+    bucket = TokenBucket(60, 0.0)
+    for taken, level in ((59, 1), (60, 0), (61, -1)):
+        fresh = TokenBucket(60, 0.0)
+        fresh.update(0.0, taken)
+        assert fresh.level == level
+    bucket.update(0.0, 90)
+    assert (bucket.level, bucket.retry_s()) == (-30, 31)
+    bucket.update(30.0, 90)
+    assert bucket.level == 0, "not yet"
+    bucket.update(31.0, 90)
+    assert bucket.level == 1
+    bucket.update(1000.0, 90)
+    assert bucket.level == 60, "a minute's tokens are the most that it keeps"
+    bucket.update(1000.0, 50)
+    assert bucket.level == 60, "a worker started again: its count is gone"
+    bucket.update(2000.0, 150)
+    assert bucket.level == -40, "what was taken since then counts against a minute's tokens"
+
+
+def test_how_long_tokens_take_is_that_of_the_last_seconds() -> None:
+    rate, (low, high) = RecentRate(), RETRY_S
+    assert rate.retry_s(0.0, 100) == high, "nothing was served"
+    for second in range(100, 110):
+        rate.add(second + 0.5, 50)
+    assert [rate.retry_s(109.9, ahead) for ahead in (0, 50, 51, 1000, 10**6)] == [low, 1, 2, 20, high]
+    assert rate.retry_s(114.0, 1000) == 40, "half of it is over"
+    assert rate.retry_s(500.0, 1) == high
