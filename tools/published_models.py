@@ -57,6 +57,24 @@ GLM = {
     "rope_scaling": None,
 }
 BIG_GLM = {**GLM, "use_qk_norm": True, "routed_scaling_factor": 2.5, "moe_intermediate_size": 1536, "n_routed_experts": 160}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "head_dim": 64,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_experts_per_tok": 4,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 VISION = {"model_type": "pixtral", "hidden_size": 1024, "num_hidden_layers": 24}
 MINISTRAL_ROPE = {
     "rope_type": "yarn",
@@ -321,6 +339,16 @@ MODELS = (
     Published("zai-org/GLM-4.5-Air", GLM_AIR, 106_852_251_264),
     Published("zai-org/GLM-4.5", GLM_45, 352_797_829_024),
     Published("zai-org/GLM-4.6", GLM_45 | {"max_position_embeddings": 202752}, 352_797_829_024),
+    Published(
+        "openai/gpt-oss-20b",
+        config("GptOssForCausalLM", 2880, 2880, 24, 64, 8, 201088, 131072, num_local_experts=32, **GPT_OSS),
+        20_914_757_184,
+    ),
+    Published(
+        "openai/gpt-oss-120b",
+        config("GptOssForCausalLM", 2880, 2880, 36, 64, 8, 201088, 131072, num_local_experts=128, **GPT_OSS),
+        116_829_156_672,
+    ),
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, refusal="quantization_config is not supported by Qwen3ForCausalLM here"),
     Published(
         "Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quantization_config is not supported by Qwen2ForCausalLM here"

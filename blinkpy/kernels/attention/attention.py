@@ -38,6 +38,7 @@ def check_call(call: AttentionCall) -> None:
         (call.q, "q", (None, heads, head_dim), dtype, True),
         (call.out, "out", (None, heads * head_dim), dtype),
         (page_table, "page_table", (None, None), torch.int32),
+        (call.sinks, "sinks", (heads,), dtype),
         *batch.declared(call.rows, "row_slots", "query_starts", "context_lengths"),
     )
     if call.rows < 1:

@@ -44,6 +44,7 @@ class AttentionCall:
     window: int = 0  # tokens that a query sees including itself; 0: all
     workspace: DecodeWorkspace | None = None  # of decode rows and last tokens
     new: NewTokens | None = None  # decode rows: q is not rotated yet, and the cache lacks the rows' last tokens
+    sinks: torch.Tensor | None = None  # [heads] score of each head's sink, a share of the softmax without a value
     last_tokens: bool = False  # all rows, prefill chunks too, each with its last token only
     pdl: bool = False
     softcap: float = 0.0  # c makes c * tanh(score / c) of a score; 0: as it is

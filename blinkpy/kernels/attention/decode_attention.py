@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, capped_scores, paged_offsets
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, capped_scores, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
@@ -83,12 +83,14 @@ def begin_split(
 def add_splits(
     partial_ptr,  # float32 [B, KVH, SPLITS, G, D]
     state_ptr,  # float32 [2, B, KVH, SPLITS, G]
+    sinks_ptr,  # [H] (SINKS only)
     out_ptr,  # [T, H * D]
     out_at,  # element of the row and key/value head
+    kv_head,
     group_index,  # row * KVH + key/value head
     sums,  # elements between the maxima and the sums in `state`
     active,  # splits in use
-    G: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The result of a row and key/value head from all of its splits, in their order."""
@@ -102,6 +104,8 @@ def add_splits(
     totals = tl.load(state_ptr + sums + state_at, mask=used, other=0.0, cache_modifier=".cg")
     overall = tl.max(maxima, 0)  # [BLOCK_G]
     denominator = tl.sum(totals * tl.math.exp2(maxima - overall[None, :]), 0)
+    if SINKS:
+        denominator += sink_weight(sinks_ptr, kv_head * G + head, head < G, overall)
     denominator = tl.where(head < G, denominator, 1.0)
     combined = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for first in range(0, active, SPLITS_AT_ONCE):
@@ -125,14 +129,15 @@ def add_splits(
 @triton.jit
 def store_split(
     accumulator, maximum, total,  # float32 [BLOCK_M, BLOCK_D] weighted values, [BLOCK_M], [BLOCK_M] sum of weights
+    sinks_ptr,  # [H] (SINKS only)
     out_ptr,  # [T, H * D]
     partial_ptr,  # float32 [B, KVH, SPLITS, G, D]
     state_ptr,  # float32 [2, B, KVH, SPLITS, G]
     arrivals_ptr,  # int32 [B, KVH]
     row, kv_head, split,  # integers
     active,  # splits of the row in use
-    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     ROW_AXIS: tl.constexpr,  # of the grid
 ):  # fmt: skip
     """The result where there is one split; else this split's share, and from the one that finishes last the result."""
@@ -142,6 +147,8 @@ def store_split(
     query_inside = (group < G)[:, None] & (column < D)[None, :]
     out_at = row.to(tl.int64) * (H * D) + kv_head * (G * D)
     if active == 1:
+        if SINKS:
+            total += sink_weight(sinks_ptr, kv_head * G + group, group < G, maximum)
         out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_at + group[:, None] * D + column[None, :], out, mask=query_inside)
     else:
@@ -157,8 +164,8 @@ def store_split(
         if last:
             tl.store(arrivals_ptr + group_index, 0)
             add_splits(
-                partial_ptr, state_ptr, out_ptr, out_at, group_index, sums, active, G, D, SPLITS, BLOCK_G, BLOCK_D,
-                SPLITS_AT_ONCE,
+                partial_ptr, state_ptr, sinks_ptr, out_ptr, out_at, kv_head, group_index, sums, active, G, D, SINKS, SPLITS,
+                BLOCK_G, BLOCK_D, SPLITS_AT_ONCE,
             )  # fmt: skip
 
 
@@ -177,6 +184,7 @@ def _decode_attention(
     q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (FUSED and NORM only)
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
+    sinks_ptr,  # [H] score of each head's sink (SINKS only)
     q_stride, pages_per_slot,  # elements; K
     scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
@@ -184,6 +192,7 @@ def _decode_attention(
     LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
     FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
     ROTARY: tl.constexpr, NORM: tl.constexpr,
+    SINKS: tl.constexpr,  # each row's softmax has one more share, added once, to the sum of all splits
     SPLITS: tl.constexpr,  # most splits of a row, power of two
     MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
     BLOCK_N: tl.constexpr,
@@ -226,8 +235,8 @@ def _decode_attention(
                 D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
             )  # fmt: skip
         store_split(
-            accumulator, maximum, total, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
-            H, KVH, D, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
+            accumulator, maximum, total, sinks_ptr, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
+            H, KVH, D, SINKS, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
         )  # fmt: skip
     if not EARLY_TRIGGER:
         launch.release_successor(PDL)
@@ -247,11 +256,12 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     across = (plan.splits, call.rows) if plan.overlap_prefill else (call.rows, plan.splits)
     _decode_attention[(kv_heads, *across)](
         q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
-        batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots, q.stride(0),
-        page_table.shape[1], call.scale * LOG2_E.value, eps,
+        batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots,
+        q if call.sinks is None else call.sinks, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens,
-        FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None, SPLITS=plan.splits,
-        MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n, BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
+        FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None,
+        SINKS=call.sinks is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
+        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
         OVERLAP_PREFILL=plan.overlap_prefill, PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
@@ -75,14 +75,16 @@ def find_tile(
 def attend_chunk(
     q_ptr,  # [T, H, D]
     k_ptr, v_ptr,  # [N, KVH, P, D]
+    sinks_ptr,  # [H] (SINKS only)
     out_ptr,  # [T, H * D]
     table,  # pointer to the row's page table, int32 [K]
     q_stride, scale, kv_head,
     start, length,  # first token of the chunk; its tokens
     context,  # tokens of the sequence
     first_query,  # of the tile, in the chunk
-    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
@@ -127,6 +129,8 @@ def attend_chunk(
             q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
             D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
         )  # fmt: skip
+    if SINKS:
+        total += sink_weight(sinks_ptr, kv_head * G + head, head < G, maximum)
     out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
 
@@ -135,6 +139,7 @@ def attend_chunk(
 def _prefill_attention(
     q_ptr,  # [T, H, D] queries, tokens q_stride elements apart
     k_ptr, v_ptr,  # [N, KVH, P, D]
+    sinks_ptr,  # [H] score of each head's sink (SINKS only)
     out_ptr,  # [T, H * D]
     page_table_ptr,  # int32 [S, K]
     row_slots_ptr,  # int32 [B]
@@ -145,6 +150,7 @@ def _prefill_attention(
     scale,  # float, softmax scale * log2(e)
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    SINKS: tl.constexpr,  # the softmax has one more share, without a value
     ROWS: tl.constexpr,  # power of two >= B
     BLOCK_M: tl.constexpr,  # query tokens of a tile * BLOCK_G
     BLOCK_N: tl.constexpr,  # positions of a step
@@ -183,8 +189,8 @@ def _prefill_attention(
             context = tl.load(context_lengths_ptr + row)
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
             attend_chunk(
-                q_ptr, k_ptr, v_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
-                H, KVH, D, P, WINDOW, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, SOFTCAP,
+                q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
+                H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, SOFTCAP,
             )  # fmt: skip
 
 
@@ -198,9 +204,10 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
     _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
-        call.q, keys, values, call.out, page_table, batch.row_slots, batch.query_starts, batch.context_lengths, batch.counts,
-        call.q.stride(0), page_table.shape[1], call.scale * LOG2_E.value,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, ROWS=triton.next_power_of_2(call.rows),
+        call.q, keys, values, call.q if call.sinks is None else call.sinks, call.out, page_table, batch.row_slots,
+        batch.query_starts, batch.context_lengths, batch.counts, call.q.stride(0), page_table.shape[1],
+        call.scale * LOG2_E.value, H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window,
+        SINKS=call.sinks is not None, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
         PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, SOFTCAP=call.softcap,
         OVERLAP_PREFILL=plan.overlap_prefill,

@@ -42,17 +42,19 @@ class ExpertConfig:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert."""
+    """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert; mxfp4: the matrices are
+    MXFP4."""
 
     experts: int
     top_k: int
     hidden: int
     width: int
+    mxfp4: bool = False
 
     def key(self, dtype: torch.dtype) -> str:
         """Name of its entry in a table."""
         size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
-        return f"{size} {str(dtype).removeprefix('torch.')}"
+        return f"{size} {str(dtype).removeprefix('torch.')}{' mxfp4' if self.mxfp4 else ''}"
 
 
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:

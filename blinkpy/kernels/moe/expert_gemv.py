@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertShape
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.routing import pick_experts
 from blinkpy.kernels.tile_product import weight_tile
 
@@ -27,15 +27,18 @@ GEMV_TOKENS = 4
 def _expert_gate_up(
     x_ptr,  # [T, K] normed tokens
     w_ptr,  # [E, 2 * N, K] gate rows, then up rows
+    bias_ptr,  # [E, 2 * N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T * TOP_K, N]
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr,
     BLOCK_E: tl.constexpr,  # power of two >= E
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,  # of clamped_times
+    PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
@@ -45,8 +48,9 @@ def _expert_gate_up(
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
-    token_logits = logits_ptr + token * E
-    ids, _ = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
+    ids, _ = pick_experts(
+        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
+    )
     if valid:
         expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
         weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
@@ -57,7 +61,11 @@ def _expert_gate_up(
             x = tl.load(x_ptr + token * K + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
             gate += x * weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
             up += x * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
-        y = silu_times(tl.sum(gate, 1), tl.sum(up, 1))
+        y, y_up = tl.sum(gate, 1), tl.sum(up, 1)
+        if BIAS:
+            y += tl.load(bias_ptr + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
+            y_up += tl.load(bias_ptr + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = clamped_times(y, y_up, ALPHA, LIMIT)
         tl.store(out_ptr + assignment * N + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -65,13 +73,14 @@ def _expert_gate_up(
 def _expert_down(
     x_ptr,  # [T * TOP_K, K] results of gate and up
     w_ptr,  # [E, N, K]
+    bias_ptr,  # [E, N] (BIAS only)
     logits_ptr,  # float32 [T, E]
-    bias_ptr,  # float32 [E], see pick_experts
+    selection_bias_ptr,  # float32 [E], see pick_experts
     counts_ptr,  # int64 [8] batch header
     out_ptr,  # [T, N] residual stream, to which the weighted sum is added
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -79,8 +88,9 @@ def _expert_down(
     choice = tl.arange(0, BLOCK_TOP)
     chosen = choice < TOP_K
     # _expert_gate_up lets this kernel start after its own wait, so the logits, written before that, are there.
-    token_logits = logits_ptr + token * E
-    ids, shares = pick_experts(token_logits, bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP)
+    ids, shares = pick_experts(
+        logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
+    )
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
     launch.wait_for_predecessor(PDL)
@@ -98,7 +108,11 @@ def _expert_down(
             mask = (chosen[:, None] & (n < N)[None, :])[:, :, None] & (k < K)[None, None, :]
             w = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
         total += x[:, None, :] * w.to(tl.float32)
-    y = tl.sum(tl.sum(total, 2) * shares[:, None], 0) + residual
+    y = tl.sum(total, 2)
+    if BIAS:
+        at = ids[:, None] * N + n[None, :]
+        y += tl.load(bias_ptr + at, mask=chosen[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
+    y = tl.sum(y * shares[:, None], 0) + residual
     tl.store(out_ptr + token * N + n, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -108,15 +122,16 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
-    sizes |= launch.options(pdl)
-    bias, chosen = call.selection.bias_or(call.logits), call.selection.options
+    sizes |= {"BIAS": call.biases is not None, **launch.options(pdl)}
+    biases = call.biases or (call.x, call.x)  # or whatever: it is not read
+    selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
-        call.x, call.gate_up, call.logits, bias, call.counts, inner,
-        N=shape.width, K=shape.hidden, BLOCK_K=128,
+        call.x, call.gate_up, biases[0], call.logits, selection_bias, call.counts, inner,
+        N=shape.width, K=shape.hidden, BLOCK_K=128, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
         num_warps=1, **chosen | {"NORMALIZE": True}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
-        inner, call.down, call.logits, bias, call.counts, call.out,
+        inner, call.down, biases[1], call.logits, selection_bias, call.counts, call.out,
         N=shape.hidden, K=shape.width, BLOCK_K=64,
         num_warps=2, **chosen, **sizes,
     )  # fmt: skip
@@ -124,7 +139,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
 
 VARIANT = ExpertVariant(
     "gemv",
-    lambda shape, tokens: tokens <= GEMV_TOKENS,
+    lambda shape, tokens: tokens <= GEMV_TOKENS and not shape.mxfp4,
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (
@@ -132,6 +147,7 @@ VARIANT = ExpertVariant(
         ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
         ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
         ExpertCase(3, 3, ExpertShape(12, 5, 48, 40), groups=3, factor=2.5),
+        ExpertCase(2, 2, ExpertShape(7, 3, 48, 40), clamp=Clamp(1.702, 1.0), biases=True),
         ExpertCase(1, 1, ExpertShape(128, 8, 2048, 768)),
         ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
         ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),

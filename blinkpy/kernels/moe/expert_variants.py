@@ -24,11 +24,25 @@ class ExpertWorkspace:
         return cls(*(torch.zeros(size, dtype=dtype, device=device) for size in sizes))
 
 
+class Clamp(NamedTuple):
+    """An activation: gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit` and up within it. A limit of 0 stands for
+    silu(gate) * up."""
+
+    alpha: float
+    limit: float
+
+
+SILU = Clamp(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
     top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax. With a
-    bias in the selection both are as it has them."""
+    bias in the selection both are as it has them.
+
+    MXFP4 matrices are uint8 and half as long in their last dimension, two weights a byte, the first in its lower half. Their
+    scales belong to 32 weights each, and are powers of two with an offset of 127."""
 
     x: torch.Tensor  # [T, hidden]
     logits: torch.Tensor  # float32 [T, E] of the router
@@ -40,12 +54,16 @@ class ExpertCall:
     top_k: int
     selection: Selection
     pdl: bool = False
+    clamp: Clamp = SILU  # between the products
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None  # [E, 2 * width] and [E, hidden]
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
 
     @property
     def shape(self) -> ExpertShape:
         """Of the layer."""
         experts, hidden, width = self.down.shape
-        return ExpertShape(experts, self.top_k, hidden, width)
+        mxfp4 = self.scales is not None
+        return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4)
 
 
 class ExpertCase(NamedTuple):
@@ -60,6 +78,8 @@ class ExpertCase(NamedTuple):
     ties: bool = False  # logits of few values, zeros of both signs, and NaN
     groups: int = 0  # weights are sigmoids, chosen with a bias from half of the groups, rounded up; 0: softmax
     factor: float = 1.0
+    clamp: Clamp = SILU
+    biases: bool = False
 
     def selection(self, bias: torch.Tensor) -> Selection:
         """bias: float32 [experts], which the case may leave aside."""

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 import torch
 
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors
-from blinkpy.kernels.moe import expert_gemv, grouped_experts
+from blinkpy.kernels.moe import expert_gemv, grouped_experts, packed_gemv
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertVariant
 
-VARIANTS: dict[str, ExpertVariant] = by_name(expert_gemv.VARIANT, grouped_experts.VARIANT)  # in the order of preference
+VARIANTS: dict[str, ExpertVariant] = by_name(expert_gemv.VARIANT, packed_gemv.VARIANT, grouped_experts.VARIANT)
+"""In the order of preference."""
 
 
 class ExpertPlan(NamedTuple):
@@ -35,11 +36,29 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         (call.x, "x", (tokens, shape.hidden), STORAGE_DTYPES, True),
         (call.logits, "logits", (tokens, shape.experts), torch.float32),
         (call.selection.bias, "selection bias", (shape.experts,), torch.float32),
-        (call.gate_up, "gate_up", (shape.experts, 2 * shape.width, shape.hidden), dtype),
-        (call.down, "down", (shape.experts, shape.hidden, shape.width), dtype),
+        *_declared_matrices(call),
         (call.counts, "counts", *HEADER),
         (call.out, "out", (tokens, shape.hidden), dtype),
         (scratch.inner, "inner results", (AtLeast(assignments * shape.width),), dtype),
         (scratch.results, "results", (AtLeast(assignments * shape.hidden),), dtype),
     )
+    if not VARIANTS[plan.variant].supports(shape, 1):
+        raise ValueError(f"expert variant {plan.variant!r} does not compute {shape}")
     VARIANTS[plan.variant].launch(call, plan.prepared)
+
+
+def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:
+    """The weights of a call, for `check_tensors`."""
+    shape, dtype, experts, declared = call.shape, call.x.dtype, call.shape.experts, list[tuple[Any, ...]]()
+    scales, biases = call.scales or (None, None), call.biases or (None, None)
+    for name, weight, scale, bias, rows, width in (
+        ("gate_up", call.gate_up, scales[0], biases[0], 2 * shape.width, shape.hidden),
+        ("down", call.down, scales[1], biases[1], shape.hidden, shape.width),
+    ):
+        stored = (width // 2, torch.uint8) if shape.mxfp4 else (width, dtype)
+        declared += [
+            (weight, name, (experts, rows, stored[0]), stored[1]),
+            (scale, f"{name} scales", (experts, rows, width // 32), torch.uint8),
+            (bias, f"{name} bias", (experts, rows), dtype),
+        ]
+    return declared

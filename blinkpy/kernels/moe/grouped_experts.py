@@ -1,14 +1,17 @@
 """Expert layers of many tokens: linear layers over blocks of assignments, and the weighted sum of each token's experts."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import silu_times
+from blinkpy.kernels.activation import clamped_times
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
-from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertCase, ExpertVariant
+from blinkpy.kernels.moe.mxfp4_tile import mxfp4_tile
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
 from blinkpy.kernels.tile_product import weight_tile
 
@@ -16,13 +19,17 @@ from blinkpy.kernels.tile_product import weight_tile
 @triton.jit
 def _expert_linear(
     x_ptr,  # [rows, K] inputs, rows x_stride elements apart; the row of a assignment is assignment // DIVIDE
-    w_ptr,  # [E, N, K] weights; with SWIGLU [E, 2 * N, K], gate rows then up rows
+    w_ptr,  # [E, N, K] weights; with SWIGLU [E, 2 * N, K], gate rows then up rows. MXFP4: uint8, K / 2
+    scale_ptr,  # uint8 [E, N or 2 * N, K / 32] (MXFP4 only)
+    bias_ptr,  # [E, N or 2 * N] (BIAS only)
     out_ptr,  # [T * TOP_K, N] results by assignment
     assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
     x_stride,  # elements
     N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, MXFP4: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,  # of clamped_times
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
@@ -37,7 +44,8 @@ def _expert_linear(
     if expert >= 0:
         valid = assignment >= 0
         x_at = tl.where(valid, assignment // DIVIDE, 0).to(tl.int64) * x_stride
-        weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
+        weights = w_ptr + expert.to(tl.int64) * (ROWS * K // 2 if MXFP4 else ROWS * K)
+        scales = scale_ptr + expert.to(tl.int64) * (ROWS * K // 32)
         accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for first in range(0, K, BLOCK_K):
@@ -47,12 +55,24 @@ def _expert_linear(
             else:
                 inside = valid[:, None] & (k < K)[None, :]
             x = tl.load(x_ptr + x_at[:, None] + k[None, :], mask=inside, other=0.0)
-            w = weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K)
+            if MXFP4:
+                w = mxfp4_tile(weights, scales, n, first, N, K, BLOCK_N, BLOCK_K).to(x.dtype)
+            else:
+                w = weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K)
             accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
             if SWIGLU:
-                w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
+                if MXFP4:
+                    behind = weights + N * K // 2
+                    w_upper = mxfp4_tile(behind, scales + N * K // 32, n, first, N, K, BLOCK_N, BLOCK_K).to(x.dtype)
+                else:
+                    w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
                 upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
-        y = silu_times(accumulator, upper) if SWIGLU else accumulator
+        if BIAS:
+            bias = bias_ptr + expert * ROWS + n
+            accumulator += tl.load(bias, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            if SWIGLU:
+                upper += tl.load(bias + N, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        y = clamped_times(accumulator, upper, ALPHA, LIMIT) if SWIGLU else accumulator
         at = tl.where(valid, assignment, 0).to(tl.int64)[:, None] * N + n[None, :]
         tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=valid[:, None] & (n < N)[None, :])
 
@@ -88,19 +108,26 @@ def grouped_linear(
     routing: Routing,
     tile: ExpertTile,
     *,
+    bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    clamp: Clamp = SILU,
     swiglu: bool = False,
     pdl: bool = False,
 ) -> None:
     """Each assignment's row of x through the linear layer of its expert.
 
     x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2 * N, K], gate
-    then up; out: [T * top_k, N], of which only the rows of routed assignments are written.
+    then up; out: [T * top_k, N], of which only the rows of routed assignments are written. bias, scales (of MXFP4), clamp (with
+    swiglu): as in ExpertCall.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     _expert_linear[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
-        x, weight, out, routing.assignments, routing.block_experts, x.stride(0),
+        x, weight, weight if scales is None else scales, x if bias is None else bias, out, routing.assignments,
+        routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=min(tile.block_k, max(16, triton.next_power_of_2(k))), PRECISION=launch.dot_precision(x.dtype),
+        BLOCK_K=min(max(tile.block_k, 32 if scales is not None else 16), max(16, triton.next_power_of_2(k))),
+        MXFP4=scales is not None, BIAS=bias is not None, ALPHA=clamp.alpha, LIMIT=clamp.limit,
+        PRECISION=launch.dot_precision(x.dtype),
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch.options(pdl),
     )  # fmt: skip
 
@@ -120,8 +147,10 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     assignments = tokens * shape.top_k
     inner = call.workspace.inner[: assignments * shape.width].view(-1, shape.width)
     results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
-    grouped_linear(call.x, call.gate_up, inner, routing, config.up, swiglu=True, pdl=pdl)
-    grouped_linear(inner, call.down, results, routing, config.down, pdl=pdl)
+    biases, scales = call.biases or (None, None), call.scales or (None, None)
+    how: dict[str, Any] = {"clamp": call.clamp, "swiglu": True, "pdl": pdl}
+    grouped_linear(call.x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], **how)
+    grouped_linear(inner, call.down, results, routing, config.down, bias=biases[1], scales=scales[1], pdl=pdl)
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
@@ -132,6 +161,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
 QWEN = ExpertShape(128, 8, 512, 256)  # a smaller copy
+OSS = ExpertShape(32, 4, 2880, 2880, True)  # gpt-oss-20b
 
 VARIANT = ExpertVariant(
     "grouped",
@@ -145,6 +175,10 @@ VARIANT = ExpertVariant(
         ExpertCase(4, 6, ExpertShape(11, 3, 48, 40), SMALL, ties=True),
         ExpertCase(5, 6, ExpertShape(12, 5, 48, 40), SMALL, groups=4, factor=2.5),
         ExpertCase(4, 6, ExpertShape(9, 3, 48, 40), SMALL, normalize=False, ties=True, groups=3),
+        ExpertCase(5, 6, ExpertShape(7, 3, 48, 40), SMALL, clamp=Clamp(1.702, 1.0), biases=True),
+        ExpertCase(5, 6, ExpertShape(7, 3, 96, 64, True), ExpertConfig(16, ExpertTile(32, 64), ExpertTile(16, 32))),
+        ExpertCase(20, 20, ExpertShape(4, 2, 32, 96, True), SMALL, clamp=Clamp(1.702, 1.0), biases=True, one_expert=True),
+        *(ExpertCase(n, n, OSS, clamp=Clamp(1.702, 7.0), biases=True) for n in (8, 64, 300, 2048)),
         *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
     ),
     (_route, _sort_assignments, _expert_linear, _combine),

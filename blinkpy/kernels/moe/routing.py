@@ -26,6 +26,7 @@ def _router(
     x_ptr,  # [T, HIDDEN] residual stream
     norm_ptr,  # [HIDDEN] weight of its RMSNorm
     router_ptr,  # [E, HIDDEN]
+    bias_ptr,  # [E] (BIAS only)
     normed_ptr,  # [T, HIDDEN] output
     logits_ptr,  # float32 [T, E] output
     counts_ptr,  # int64 [8] batch header
@@ -33,7 +34,7 @@ def _router(
     HIDDEN: tl.constexpr, E: tl.constexpr,
     BLOCK_E: tl.constexpr,  # experts of a program
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
-    PDL: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(1)
     expert = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -52,6 +53,8 @@ def _router(
     if tl.program_id(0) == 0:
         tl.store(normed_ptr + at, normed, mask=inside & valid)
     logits = tl.sum(weight.to(tl.float32) * normed.to(tl.float32)[None, :], 1)
+    if BIAS:
+        logits += tl.load(bias_ptr + expert, mask=expert < E, other=0.0).to(tl.float32)
     tl.store(logits_ptr + token.to(tl.int64) * E + expert, logits, mask=(expert < E) & valid)
 
 
@@ -255,19 +258,21 @@ def router_logits(
     counts: torch.Tensor,
     normed: torch.Tensor,
     logits: torch.Tensor,
+    bias: torch.Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> None:
-    """normed = RMSNorm(hidden), logits = normed router^T, of the first counts[TOKENS] rows, in one kernel.
+    """normed = RMSNorm(hidden), logits = normed router^T + bias, of the first counts[TOKENS] rows, in one kernel.
 
     For few tokens: each reads all of the router. hidden, normed: [T, hidden size]; norm: weight [hidden size] and eps;
-    router: [E, hidden size]; logits: float32 [T, E]. A row depends on itself alone.
+    router: [E, hidden size]; bias: [E]; logits: float32 [T, E]. A row depends on itself alone.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
     launch.check_tensors(
         (hidden, "hidden", (tokens, size)),
         (norm[0], "norm weight", (size,), hidden.dtype),
         (router, "router", (experts, size), hidden.dtype),
+        (bias, "router bias", (experts,), hidden.dtype),
         (normed, "normed", (tokens, size), hidden.dtype),
         (logits, "logits", (tokens, experts), torch.float32),
         (counts, "counts", *launch.HEADER),
@@ -276,8 +281,8 @@ def router_logits(
     per_program = 4 if tokens == 1 else 8
     block_e = max(1, min(per_program, 32_768 // (block * hidden.element_size())))
     _router[(triton.cdiv(experts, block_e), tokens)](
-        hidden, norm[0], router, normed, logits, counts, norm[1],
-        HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block,
+        hidden, norm[0], router, router if bias is None else bias, normed, logits, counts, norm[1],
+        HIDDEN=size, E=experts, BLOCK_E=block_e, BLOCK=block, BIAS=bias is not None,
         PDL=pdl, num_warps=4 if block <= 8192 else 8, **launch.options(pdl),
     )  # fmt: skip
 

@@ -40,6 +40,7 @@ class NumpyAttention:
         ropes = {rope: rope.tables(max_model_len) for rope in model.ropes}
         queries, sums = np.empty((2, *heads, model.head_dim), np.float32)
         scratch = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
+        scratch["sinks"] = np.full(model.heads, -np.inf, np.float32)  # none
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         self.kept = (layers, scratch, ropes)  # the arguments point into them
         for name, array in {**scratch, "out": self.out, "begun": self.begun}.items():

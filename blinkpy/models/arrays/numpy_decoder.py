@@ -4,7 +4,6 @@ Products are NumPy's, all else is compiled by Numba. It knows the blocks of its 
 need others are the torch decoder's.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from blinkpy.kv.state import Batch
 from blinkpy.models.arrays.numpy_attention import NumpyAttention
 from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.arrays.row_passes import RowPasses
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
 from blinkpy.models.weights.array_weights import ArrayLayer, ArrayWeights, Float32
@@ -128,8 +127,9 @@ def _top_k_softmax(scores: Float32, experts: Experts) -> tuple[Float32, NDArray[
     return _softmax(np.take_along_axis(scores, chosen, axis=-1)), chosen
 
 
-BLOCKS: dict[BlockType, Callable[..., Any]] = {
+BLOCKS: dict[BlockType, Any] = {
     NormPlacement.PRE: NumpyDecoder._pre_norm_layer,
+    QkNorm.HEAD: None,  # numpy_attention.py
     Mlp: NumpyDecoder._mlp,
     Experts: NumpyDecoder._experts,
     Activation.SILU: RowPasses.gated_silu,

@@ -44,6 +44,8 @@ class CpuAttention:
         self.begun = np.zeros(2, np.int64)
         ropes = {rope: [torch.from_numpy(table) for table in rope.tables(max_model_len)] for rope in model.ropes}
         queries, sums = torch.empty(2, *heads, model.head_dim)
+        none = torch.full((model.heads,), -torch.inf)
+        self.sinks = [none if layer.sinks is None else layer.sinks.float() for layer in layers]
         tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         norms = list[torch.Tensor]()
@@ -55,10 +57,12 @@ class CpuAttention:
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["softcap"] = model.attention.softcap
         arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
-        for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+        of_layers = zip(arguments, layers, cache.keys, cache.values, model.layers, self.sinks, strict=True)
+        for own, weights, keys, values, block, sinks in of_layers:
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+            own["sinks"] = sinks.data_ptr()
             if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm == QkNorm.HEAD:
                 norms += weights.q_norm.float(), weights.k_norm.float()
                 own["q_norm"], own["k_norm"] = (tensor.data_ptr() for tensor in norms[-2:])
@@ -103,7 +107,8 @@ class CpuAttention:
                 some = slice(tokens[0] + part.start, tokens[0] + part.stop)
                 q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
                 scale, softcap = model.attention.score_scale, model.attention.softcap
-                out[some] = attend(q, keys, values, pages, context - len(tokens) + part.stop, window, scale, softcap)
+                seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if model.attention.sinks else None
+                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks)
         return out.view(self.tokens, model.q_size)
 
 
@@ -122,12 +127,13 @@ def attend(
     window: int,
     scale: float,
     softcap: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
     pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
-    scale, softcap: of the scores.
+    scale, softcap: of the scores. sinks: float32 [heads]; not beside a softcap.
     """
     page_size, first = keys.shape[2], context - len(q)
     skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
@@ -135,17 +141,19 @@ def attend(
     # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
     k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
     mask = None
-    if first or window:
+    if first or window or sinks is not None:
         key_at, query_at = torch.arange(base, context), torch.arange(first, context)[:, None]
         mask = key_at <= query_at
         if window:
             mask &= key_at > query_at - window
+        if sinks is not None:
+            q, k, v, mask = with_sinks(q, k, v, mask, sinks / scale)
     if softcap:
         return _attend_capped(q, k[0], v[0], mask, scale, softcap)
     result = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
-    return result[0].transpose(0, 1)
+    return result[0, ..., : keys.shape[3]].transpose(0, 1)
 
 
 def _attend_capped(
@@ -159,3 +167,17 @@ def _attend_capped(
     visible = torch.ones(tokens, tokens, dtype=torch.bool).tril_() if mask is None else mask
     shares = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
     return (shares @ v[:, None].float()).flatten(0, 1).transpose(0, 1).to(q.dtype)
+
+
+def with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys, values and mask with one more dimension, in which queries are their head's sink and keys are 0, and one more
+    key that all queries see: 1 there, else 0, and without a value. So its score is the sink.
+
+    q: [tokens, heads, head_dim]. k, v: [1, kv_heads, tokens, head_dim]. mask: [queries, keys]. sinks: [heads], over the scale.
+    """
+    last = sinks.to(q.dtype).expand(len(q), -1)[..., None]
+    k, v = F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 1, 0, 1))
+    k[..., -1, -1] = 1
+    return torch.cat([q, last], -1), k, v, F.pad(mask, (0, 1), value=True)

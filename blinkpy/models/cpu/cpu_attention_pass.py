@@ -23,6 +23,7 @@ _ADDRESSES = (
     "out",  # items [tokens, heads, D]; the rows of decode tokens are written
     *("keys", "values"),  # items [num_pages, kv_heads, P, D], the layer's cache
     *("q_norm", "k_norm"),  # float32 [D]; 0 where the model has none
+    "sinks",  # float32 [heads], scores of the sinks; those of heads without one are -inf
     *("cos", "sin"),  # float32 [max_positions, half]
     *("positions", "cache_slots"),  # int32 [tokens]
     *("row_slots", "contexts"),  # int32 [rows]
@@ -65,6 +66,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
         values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), item)
         q_norm = carray(pointer_to(a.q_norm), (D if a.q_norm else 0,), np.float32)
         k_norm = carray(pointer_to(a.k_norm), (D if a.k_norm else 0,), np.float32)
+        sinks = carray(pointer_to(a.sinks), (heads,), np.float32)
         cos = carray(pointer_to(a.cos), (a.max_positions, half), np.float32)
         sin = carray(pointer_to(a.sin), (a.max_positions, half), np.float32)
         positions = carray(pointer_to(a.positions), (tokens,), np.int32)
@@ -97,7 +99,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
                 store(qkv[token, heads + kv_heads + h], values[page, h, offset])
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
-                attend(q, keys, values, pages, context, window, a.scale, a.softcap, first, last, scores, sums)
+                attend(q, keys, values, pages, context, window, a.scale, a.softcap, sinks, first, last, scores, sums)
                 for g in range(first * group, last * group):
                     store(sums[g], out[token, g])
             else:
@@ -135,11 +137,11 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
 
 
 @inlined
-def attend(q, keys, values, pages, context, window, scale, softcap, first, last, scores, sums):  # type: ignore[no-untyped-def]
+def attend(q, keys, values, pages, context, window, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
     q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included. scale,
-    softcap: of the scores.
+    softcap: of the scores. sinks: float32 [heads].
     scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
@@ -157,7 +159,7 @@ def attend(q, keys, values, pages, context, window, scale, softcap, first, last,
     for g in range(first * group, last * group):
         if softcap > 0:
             cap_scores(scores[g], start - base, context - base, softcap)
-        softmax(scores[g], start - base, context - base)
+        softmax(scores[g], start - base, context - base, sinks[g])
         for d in range(D):
             sums[g, d] = np.float32(0)
     for p in range(start_page, end_page):
@@ -207,12 +209,13 @@ def cap_scores(x, start, end, cap):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def softmax(x, start, end):  # type: ignore[no-untyped-def]
-    """Softmax of x[start:end], in place; x[:start] = 0. float32."""
-    largest = x[start]
+def softmax(x, start, end, sink):  # type: ignore[no-untyped-def]
+    """Softmax of x[start:end] beside the score of a sink, in place; x[:start] = 0. float32."""
+    largest = max(x[start], sink)
     for i in range(start, end):
         largest = max(largest, x[i])
-    total = np.float32(0)
+    # Without a sink this is 2 ** -126, which vanishes in the sum: the largest score adds 1.
+    total = exp2(max((sink - largest) * np.float32(1.44269504), np.float32(-126)))
     for i in range(start, end):
         value = exp2(max((x[i] - largest) * np.float32(1.44269504), np.float32(-126)))
         x[i] = value

@@ -27,7 +27,8 @@ def work_per_token(model: DecoderDescription) -> int:
     work = 0
     for number, layer in enumerate(model.layers):
         for part in layer_parts(model, number):
-            size = math.prod(part.shape) if len(part.shape) > 1 else 0
+            matrix = len(part.shape) > 1 and not part.field.endswith(("_bias", "_scales"))
+            size = math.prod(part.shape) * (2 if part.packed else 1) if matrix else 0
             if isinstance(layer.mlp, Experts) and len(part.shape) == 3:
                 size = size // layer.mlp.number * layer.mlp.top_k
             work += size

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
+from blinkpy.models.cpu.cpu_mxfp4 import unpack_mxfp4
 from blinkpy.models.cpu.torch_progress import TorchProgress
-from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -94,7 +95,8 @@ class TorchDecoder:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
         if layer.router is None:
             raise ValueError("an expert layer without a router")
-        scores = self.progress.linear(normed.float(), layer.router.float())
+        router_bias = None if layer.router_bias is None else layer.router_bias.float()
+        scores = self.progress.linear(normed.float(), layer.router.float(), router_bias)
         shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
         order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
         tokens = order // experts.top_k
@@ -104,22 +106,44 @@ class TorchDecoder:
         for expert, count in enumerate(assignments):
             if count:
                 part = slice(start, start + count)
-                inner = self._gated(normed[tokens[part]], layer.gate_up[expert], None, experts.activation)
-                results[order[part]] = self.progress.linear(inner, layer.down[expert])
+                gate_up = self._of_expert(expert, layer.gate_up, layer.gate_up_scales, layer.gate_up_bias, x.dtype)
+                down = self._of_expert(expert, layer.down, layer.down_scales, layer.down_bias, x.dtype)
+                inner = self._gated(normed[tokens[part]], *gate_up, experts.activation, experts.clamp)
+                results[order[part]] = self.progress.linear(inner, *down)
                 start += count
         # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
         x = x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), (shares * experts.factor).to(x.dtype))
         if layer.shared_gate_up is None or layer.shared_down is None:
             return x
-        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation)
+        inner = self._gated(normed, layer.shared_gate_up, None, experts.activation, experts.clamp)
         if layer.shared_gate is not None:
             inner *= self.progress.linear(normed, layer.shared_gate).sigmoid()
         return self.progress.add_linear(x, inner, layer.shared_down, None)
 
-    def _gated(self, x: torch.Tensor, gate_up: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> torch.Tensor:
+    def _of_expert(
+        self, expert: int, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Matrix and bias of one expert."""
+        matrix = weight[expert] if scales is None else unpack_mxfp4(weight[expert], scales[expert], dtype, self.progress)
+        return matrix, None if bias is None else bias[expert]
+
+    def _gated(
+        self,
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        clamp: Clamp | None = None,
+    ) -> torch.Tensor:
         """activation(gate) * up, where both come from one product."""
         gate, up = self.progress.linear(x, gate_up, bias).chunk(2, dim=-1)
-        return BLOCKS[activation](gate).mul_(up)
+        return BLOCKS[activation](gate).mul_(up) if clamp is None else BLOCKS[activation](gate, up, clamp)
+
+
+def _clamped_swish(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
+    """For Activation.CLAMPED_SWISH."""
+    gate = gate.clamp(max=clamp.limit)
+    return (gate * torch.sigmoid(clamp.alpha * gate)).mul_(up.clamp(-clamp.limit, clamp.limit) + 1)
 
 
 def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,6 +179,7 @@ BLOCKS: dict[BlockType, Any] = {
     Experts: TorchDecoder._experts,
     Activation.SILU: F.silu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.CLAMPED_SWISH: _clamped_swish,
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,

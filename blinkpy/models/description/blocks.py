@@ -30,6 +30,7 @@ class Activation(Enum):
 
     SILU = "silu"
     GELU_TANH = "gelu, approximated with tanh"
+    CLAMPED_SWISH = "gate * sigmoid(alpha * gate), with gate and up clamped; it is multiplied with up + 1"
 
 
 class RouterKind(Enum):
@@ -52,6 +53,7 @@ class Attention(NamedTuple):
 
     window: how many of the last tokens a token sees, itself included (0: all). qk_norm: queries and keys have norms.
     scale: of the scores; 0 stands for head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as it is.
+    sinks: each head has a score of its own that takes a share of the softmax and has no value.
     """
 
     heads: int
@@ -64,6 +66,7 @@ class Attention(NamedTuple):
     o_bias: bool = False
     scale: float = 0.0
     softcap: float = 0.0
+    sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -94,6 +97,13 @@ class Mlp(NamedTuple):
     bias: bool = False
 
 
+class Clamp(NamedTuple):
+    """Of CLAMPED_SWISH: the factor in its sigmoid, and the limit of gate (above) and up (to both sides)."""
+
+    alpha: float
+    limit: float
+
+
 class Experts(NamedTuple):
     """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
     which those of TOP_K_SOFTMAX have anyway; they are then multiplied by `factor`.
@@ -101,6 +111,9 @@ class Experts(NamedTuple):
     groups, kept_groups: of SIGMOID_TOP_K, the experts in equal groups, in their order; a token visits experts of the groups alone
     whose best two sum to the most. shared: width of a further MLP that all tokens visit (0: none); its result is multiplied by a
     sigmoid of the token's product with a vector where it is shared_gated.
+
+    bias: of router and experts. clamp: of CLAMPED_SWISH. mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling
+    Formats, version 1.0): 4 bits each, 8 a scale of 32.
     """
 
     number: int
@@ -114,6 +127,9 @@ class Experts(NamedTuple):
     kept_groups: int = 1
     shared: int = 0
     shared_gated: bool = False
+    bias: bool = False
+    clamp: Clamp | None = None
+    mxfp4: bool = False
 
 
 class Layer(NamedTuple):

@@ -12,8 +12,9 @@ from blinkpy.models.description.rope_tables import Rope
 class TensorNames(NamedTuple):
     """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is its number.
 
-    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert. renamed: beginnings that
-    names may have instead, each with what stands for it here. spare: beginnings of names in parts that are left out.
+    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert; names of experts
+    without it are whole names, of one tensor for all experts, as gpt-oss has them. renamed: beginnings that names may have
+    instead, each with what stands for it here. spare: beginnings of names in parts that are left out.
     """
 
     embedding: str = "model.embed_tokens"
@@ -27,6 +28,7 @@ class TensorNames(NamedTuple):
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     o: str = "self_attn.o_proj"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
@@ -68,6 +70,8 @@ class DecoderDescription:
         rope = self.layers[0].attention.rope
         if self.placement != NormPlacement.PRE and any(self.expert_layers):
             raise ConfigError(f"{self.name}: norms behind experts are not supported")
+        if self.attention.softcap and self.attention.sinks:
+            raise ConfigError(f"{self.name}: sinks beside a softcap of scores are not supported")
         attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}):

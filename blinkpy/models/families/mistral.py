@@ -1,4 +1,5 @@
-"""Mistral and Ministral. Of Mistral 3 (Small 3.1, Magistral, Ministral 3) images are left out, with the weights for them.
+"""Mistral, Ministral, and Mixtral, which has experts in every layer. Of Mistral 3 (Small 3.1, Magistral, Ministral 3) images are
+left out, with the weights for them.
 
 Ministral 3's queries grow behind its original context, by a logarithm of the position: here a context ends there.
 """
@@ -7,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.description.blocks import RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
 from blinkpy.models.families.family import family
 from blinkpy.models.families.hf_config import HfConfig
 
@@ -29,12 +31,29 @@ NESTED = TensorNames(
 IMAGES = """
     vision_config image_token_index image_token_id multimodal_projector_bias projector_hidden_act spatial_merge_size
     vision_feature_layer"""
+MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336}
+MIXTRAL_NAMES = TensorNames(
+    router="block_sparse_moe.gate",
+    expert_gate_up=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
+    expert_down="block_sparse_moe.experts.{expert}.w2",
+)
 
 
 @family("MinistralForCausalLM", model_type="ministral", defaults=DEFAULTS)
 @family("MistralForCausalLM", model_type="mistral", defaults=DEFAULTS)
 def mistral(c: HfConfig) -> DecoderDescription:
     return pre_norm_decoder(c, grouped_attention(c), gated_mlp(c), sliding_windows(c, typed=True))
+
+
+@family(
+    "MixtralForCausalLM",
+    model_type="mixtral",
+    defaults={**MIXTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072},
+    ignores=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+)
+def mixtral(c: HfConfig) -> DecoderDescription:
+    experts = routed_experts(c, "intermediate_size", RouterKind.TOP_K_SOFTMAX, normalize=True)
+    return pre_norm_decoder(c, grouped_attention(c), experts, sliding_windows(c), MIXTRAL_NAMES)
 
 
 @family("Ministral3ForCausalLM", model_type="ministral3", defaults=MINISTRAL_3)

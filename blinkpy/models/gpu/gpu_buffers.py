@@ -54,12 +54,12 @@ class ExpertBuffers:
     order of sums."""
 
     def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str, *, invariant: bool):
-        table, variant = ExpertTable(), None
+        table, variant, block = ExpertTable(), None, model.experts
         if invariant:
             table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
         elif device.startswith("cuda"):
             table = ExpertTable.load(torch.cuda.get_device_name(device))
-        shape = ExpertShape(model.experts.number, model.experts.top_k, model.hidden_size, model.experts.size)
+        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
         self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

@@ -24,7 +24,7 @@ from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_p
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
-from blinkpy.kernels.moe.expert_variants import ExpertCall
+from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
 from blinkpy.kernels.moe.shared_gate import gate_shared
@@ -151,6 +151,7 @@ class GpuDecoder:
             model.layers[index].attention.window,
             self.attention_workspace,
             new if fused else None,
+            layer.sinks,
             last_tokens_only,
             pdl,
             model.attention.softcap,
@@ -184,13 +185,16 @@ class GpuDecoder:
         logits = scratch.router[:rows]
         if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
             normed = self.buffers.normed[:rows]
-            router_logits(hidden, (layer.post_norm, model.norm.eps), router, counts, normed, logits, pdl=pdl)
+            norm = (layer.post_norm, model.norm.eps)
+            router_logits(hidden, norm, router, counts, normed, logits, layer.router_bias, pdl=pdl)
         else:
             normed = self._norm(layer.post_norm)
-            self._linear(normed, router, logits)
+            self._linear(normed, router, logits, bias=layer.router_bias)
         selection = BLOCKS[block.router](block, layer.selection_bias)._replace(factor=block.factor)
-        workspace = scratch.workspace
-        call = ExpertCall(normed, logits, layer.gate_up, layer.down, counts, hidden, workspace, block.top_k, selection, pdl)
+        workspace, clamp = scratch.workspace, SILU if block.clamp is None else Clamp(*block.clamp)
+        extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
+        weights, sizes = (layer.gate_up, layer.down), (block.top_k, selection)
+        call = ExpertCall(normed, logits, *weights, counts, hidden, workspace, *sizes, pdl, *extra)
         experts(call, scratch.plans[rows])
         if layer.shared_gate_up is not None and layer.shared_down is not None:
             inner = self.buffers.inner.view(-1)[: rows * block.shared].view(rows, block.shared)
@@ -220,6 +224,8 @@ class GpuDecoder:
         """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
         outputs, width = weight.shape
         config = self.table.config(outputs // 2 if swiglu else outputs, width, len(x), weight.dtype, swiglu=swiglu)
+        if bias is not None and out.dtype != x.dtype and config.variant != "triton":
+            config = BIASED_LOGITS
         fused = None
         if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
             fused = (norm, self.model.norm.eps)
@@ -251,6 +257,14 @@ class GpuDecoder:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)
 
 
+def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Two tensors of a layer that are there together, or None."""
+    return None if first is None or second is None else (first, second)
+
+
+BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
+"""Of a router with a bias: cuBLAS has no bias where its result is of another dtype."""
+
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement, GpuDecoder._layer),  # the weights have the norms that there are
     **dict.fromkeys(QkNorm),  # _attention
@@ -258,6 +272,7 @@ BLOCKS: dict[BlockType, Any] = {
     Experts: GpuDecoder._experts,
     Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
+    Activation.CLAMPED_SWISH: None,  # of experts alone, whose kernels have it fused in
     # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
     RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import weight_elements
+from blinkpy.models.weights.checkpoint import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""
@@ -89,7 +89,7 @@ def plan_memory(
     pages = config.cache.num_pages or total // page_bytes
     rows = min(scheduler.max_num_seqs, slots)
     parts = {
-        "weights": weight_elements(model) * itemsize,
+        "weights": weight_bytes(model, itemsize),
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
         "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
         * (2 if config.engine.record_steps else 1),

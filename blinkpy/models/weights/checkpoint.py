@@ -13,11 +13,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+PACKED = "U8"  # dtype of MXFP4's blocks and scales
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
@@ -28,6 +29,7 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
 COMPARED_BYTES = 16 << 20  # at a time
+MXFP4_BLOCK = 32  # weights that share a scale
 logger = logging.getLogger("blinkpy.engine")
 Source = tuple[str, tuple[int, ...], int, int]
 
@@ -38,7 +40,9 @@ class Part:
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
-    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others.
+    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
+    one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
+    packed: bytes of MXFP4, blocks or scales, not numbers.
     """
 
     field: str
@@ -47,6 +51,18 @@ class Part:
     factor: float = 1.0
     offset: float = 0.0
     wide: bool = False
+    transposed: bool = False
+    interleaved: bool = False
+    packed: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """How many it has. Scales are none of their own."""
+        return 0 if self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Its memory. itemsize: of weights that are neither packed nor wide."""
+        return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -65,6 +81,24 @@ def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width
 def _with_offset(norm: Part, offset: float) -> Part:
     """A norm to whose weights an offset is added, in float32: else they would lose their last bits."""
     return replace(norm, offset=offset, wide=True) if offset else norm
+
+
+def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int) -> list[Part]:
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias."""
+    number, interleaved, blocks = mlp.number, field == "gate_up", width // MXFP4_BLOCK
+
+    def part(suffix: str, shape: tuple[int, ...], stored: tuple[int, ...], ending: str) -> Part:
+        return Part(f"{field}{suffix}", (number, *shape), ((name + ending, (number, *stored), -1, 0),), interleaved=interleaved)
+
+    if mlp.mxfp4:
+        packed = (
+            part("", (rows, width // 2), (rows, blocks, MXFP4_BLOCK // 2), "_blocks"),
+            part("_scales", (rows, blocks), (rows, blocks), "_scales"),
+        )
+        parts = [replace(some, packed=True) for some in packed]
+    else:
+        parts = [replace(part("", (rows, width), (width, rows), ""), transposed=True)]
+    return [*parts, part("_bias", (rows,), (rows,), "_bias")] if mlp.bias else parts
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
@@ -98,16 +132,21 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     if attention.qk_norm:
         sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
         parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
+    if attention.sinks:
+        parts.append(_joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
     if isinstance(mlp, Mlp):
         parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
         return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
-    parts += matrix("router", (names.router,), (mlp.number,), hidden)
+    parts += matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
     if mlp.router == RouterKind.SIGMOID_TOP_K:
         parts.append(replace(_joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
     if mlp.shared:
         parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
+    if "{expert}" not in names.expert_down:
+        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden)
+        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size)
     gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
     parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
     return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
@@ -124,15 +163,24 @@ def outer_parts(model: DecoderDescription) -> list[Part]:
     return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
 
 
+def all_parts(model: DecoderDescription) -> list[Part]:
+    """All weights of a model."""
+    return outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
+
+
 def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of the model has to hold."""
-    parts = outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
-    return {name: shape for part in parts for name, shape, _, _ in part.sources}
+    return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
 
 
 def weight_elements(model: DecoderDescription) -> int:
-    """Number of parameters; tied embeddings count once."""
-    return sum(math.prod(shape) for shape in expected_tensors(model).values())
+    """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
+    return sum(part.parameters for part in all_parts(model))
+
+
+def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
+    """Memory of all weights, of which those that are neither packed nor wide have `itemsize` bytes."""
+    return sum(part.nbytes(itemsize) for part in all_parts(model))
 
 
 @dataclass(frozen=True)
@@ -168,9 +216,8 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        if dtype in ITEM_BYTES and (
-            min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * ITEM_BYTES[dtype]
-        ):
+        itemsize = 1 if dtype == PACKED else ITEM_BYTES.get(dtype)
+        if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which don't make {dtype} {list(shape)}")
         if 8 + length + end > size:
             raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, the file at {size}")
@@ -277,10 +324,13 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
         raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:
         logger.warning("%s: tensors without a use are left out: %s", folder, listed(surplus))
+    packed = {name for part in all_parts(model) if part.packed for name, _, _, _ in part.sources}
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:
             raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}")
-        if tensor.dtype not in ITEM_BYTES:
-            raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {', '.join(ITEM_BYTES)} (no quantization)")
+        supported = (PACKED,) if name in packed else ITEM_BYTES
+        if tensor.dtype not in supported:
+            allowed = f"{', '.join(supported)}{'' if name in packed else ' (no quantization)'}"
+            raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {allowed}")
     return {name: found[name] for name in expected}

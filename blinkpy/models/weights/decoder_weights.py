@@ -1,5 +1,6 @@
 """A decoder's weights as torch tensors: loaded from a checkpoint, or random ones of the same shapes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from blinkpy.models.weights.weight_dtypes import dtype_name
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+LARGEST_FP4 = 6.0
 DUMMY_RANGE = 1e-3
 """Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
 much power. At its power limit that decides its clock, too."""
@@ -23,8 +25,10 @@ much power. At its power limit that decides its clock, too."""
 class LayerWeights:
     """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down with a leading dimension for the expert; those of its shared
-    MLP have none. Norms that a model lacks are None; all are float32 where an offset was added to them.
+    An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension for the expert;
+    those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has two weights, the first one in its
+    lower half; their last dimension is half as long. A scale is a power of two with an offset of 127. Norms that a model lacks
+    are None; all are float32 where an offset was added to them.
     """
 
     qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -42,10 +46,14 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [head_dim] or [heads * head_dim]
     k_norm: torch.Tensor | None = None  # [head_dim] or [kv_heads * head_dim]
     router: torch.Tensor | None = None  # [experts, hidden]
+    router_bias: torch.Tensor | None = None  # [experts]
     selection_bias: torch.Tensor | None = None  # float32 [experts]
     shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
     shared_down: torch.Tensor | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
+    sinks: torch.Tensor | None = None  # [heads]
+    gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
+    down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
 
 
 @dataclass
@@ -79,7 +87,7 @@ def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
 
 def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
     """Of a weight of a decoder whose weights have a dtype."""
-    return torch.float32 if part.wide else dtype
+    return torch.uint8 if part.packed else torch.float32 if part.wide else dtype
 
 
 def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:
@@ -103,32 +111,55 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places, changed = [], list[tuple[torch.Tensor, float, float]]()
+    places, arranged, changed = [], list[tuple[torch.Tensor, Part]](), list[tuple[torch.Tensor, float, float]]()
 
     def make(part: Part) -> torch.Tensor:
         result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
+        if part.transposed or part.interleaved:
+            arranged.append((result, part))
         if (part.offset, part.factor) != (0, 1):
             changed.append((result, part.offset, part.factor))
         return result
 
     weights = _assemble(model, make)
     load_tensors(places, torch.device(device), progress)
+    for tensor, part in arranged:
+        arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
     return weights
 
 
+def arrange_experts(weight: torch.Tensor, part: Part) -> None:
+    """From the order of the checkpoint to ours, in place, an expert at a time. weight: [experts, rows] or [experts, rows,
+    columns], whose memory holds the tensor as it is stored."""
+    for expert in weight:
+        stored = expert.clone()
+        if part.transposed:
+            stored = stored.view(expert.shape[1], expert.shape[0]).t()
+        if part.interleaved:
+            stored = stored.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+        expert.copy_(stored)
+
+
 def dummy_weights(
     model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
 ) -> Weights:
-    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed."""
+    """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed.
+    MXFP4: random bits, with the scale that keeps them within the spread."""
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:
-        result = torch.ones(part.shape, dtype=own_dtype(part, dtype), device=device)
-        return result if part.field.endswith("norm") else result.uniform_(-spread, spread, generator=generator)
+        result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
+        if part.packed and part.field.endswith("_scales"):
+            return result.fill_(127 + math.floor(math.log2(spread / LARGEST_FP4)))
+        if part.packed:
+            return result.random_(0, 256, generator=generator)
+        if part.field.endswith("norm"):
+            return result.fill_(1)
+        return result.uniform_(-spread, spread, generator=generator)
 
     return _assemble(model, make)

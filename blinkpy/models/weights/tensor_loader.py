@@ -17,7 +17,7 @@ from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 8
 PIECE_BYTES = 16 << 20
-STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
 
 
 class Staging:
@@ -52,7 +52,7 @@ def load_tensors(
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and by where they lie, each into one of its shape: contiguous, of any float dtype.
+    """Load tensors, given by name and by where they lie, each into one of as many elements: contiguous, of any float dtype.
 
     progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy. Raises
     ConfigError when a file can't be read to the end, and abandons what is left then.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blinkpy.config import ConfigError
+from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
 from blinkpy.models.description.blocks import (
     Activation,
     Attention,
@@ -126,6 +127,15 @@ OLMO3_7B = config(
     "Olmo3", 4096, 11008, 32, 32, 32, 100278, 65536, rms_norm_eps=1e-6, rope_theta=500000, rope_scaling=OLMO3_YARN,
     attention_bias=False, sliding_window=4096, layer_types=[*["sliding_attention"] * 3, "full_attention"] * 8,
 )  # fmt: skip
+GPT_OSS_20B = config(
+    "GptOss", 2880, 2880, 24, 64, 8, 201088, 131072, model_type="gpt_oss", head_dim=64, attention_bias=True, sliding_window=128,
+    layer_types=["sliding_attention", "full_attention"] * 12, num_local_experts=32, num_experts_per_tok=4, experts_per_token=4,
+    initial_context_length=4096, swiglu_limit=7.0, rope_theta=150000, quantization_config={"quant_method": "mxfp4"},
+    rope_scaling={
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+)  # fmt: skip
 GRANITE4 = config(
     "GraniteMoeHybrid", 2560, 8192, 8, 40, 8, 100352, 131072, num_local_experts=0, shared_intermediate_size=8192,
     layer_types=["attention"] * 8, position_embedding_type="rope",
@@ -164,6 +174,8 @@ PUBLISHED = {  # name -> config, parameters
     "Gemma-3-4B": (GEMMA3_4B, 3_880_263_168),  # 4,300,079,472 with the part for images
     "OLMo-2-7B": (OLMO2_7B, 7_298_617_344),
     "OLMo-3-7B": (OLMO3_7B, 7_298_011_136),
+    "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184),
+    "gpt-oss-120b": (GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": None}, 116_829_156_672),
 }
 
 
@@ -414,6 +426,12 @@ def test_both_spellings_give_the_same() -> None:
         (OLMO3_7B, {"rope_scaling": {"full_attention": OLMO3_YARN | {"factor": 0}}}, "full_attention: factor"),
         (OLMO2_7B, {"clip_qkv": 8.0}, "clip_qkv"),
         (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size"),
+        (GPT_OSS_20B, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config 'fp8' is not supported by GptOss"),
+        (GPT_OSS_20B, {"quantization_config": ["mxfp4"]}, "quantization_config"),
+        (GPT_OSS_20B, {"quantization_config": {"quant_method": "mxfp4", "group_size": 64}}, "group_size not supported"),
+        (GPT_OSS_20B, {"hidden_size": 2864}, "multiples of 32"),
+        (GPT_OSS_20B, {"swiglu_limit": 0}, "swiglu_limit"),
+        (GPT_OSS_20B, {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_refusals(config: dict[str, Any], changes: dict[str, Any], words: str) -> None:
@@ -446,7 +464,7 @@ def test_keys_without_an_effect_load_in_silence(name: str, caplog: pytest.LogCap
 
 
 NAMES = ["Llama", "Mistral", "Ministral", "Qwen2", "Qwen3", "Qwen3Moe", "Phi3", "Mixtral", "SmolLM3", "Granite"]
-NAMES += ["Qwen2Moe", "Glm4Moe", "Ministral3", "Gemma2", "Gemma3", "Olmo2", "Olmo3"]
+NAMES += ["Qwen2Moe", "Glm4Moe", "Ministral3", "Gemma2", "Gemma3", "Olmo2", "Olmo3", "GptOss"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -493,9 +511,62 @@ def test_every_kind_of_block_has_both_implementations_or_is_refused() -> None:
             model.require_blocks(torch_decoder.BLOCKS.keys() - {block}, "it")
 
 
+@pytest.mark.parametrize(
+    ("config", "lacking"),
+    [
+        (LLAMA_31_8B, ""),
+        (QWEN3_8B, ""),
+        (QWEN3_30B_A3B, ""),
+        (MIXTRAL_8X7B, ""),
+        (GRANITE_31_8B, ""),
+        (MISTRAL_3, ""),
+        (GEMMA2_9B, "Activation.GELU_TANH, NormPlacement.SANDWICH"),
+        (OLMO2_7B, "NormPlacement.POST, QkNorm.WIDTH"),
+        (QWEN2_MOE, "Experts.shared, Experts.shared_gated, weights shared_down, weights shared_gate, weights shared_gate_up"),
+        (GLM, "RouterKind.SIGMOID_TOP_K"),
+        (GPT_OSS_20B, "Activation.CLAMPED_SWISH"),
+    ],
+)
+def test_what_needs_torch_on_the_cpu(config: dict[str, Any], lacking: str) -> None:
+    assert ", ".join(lacking_without_torch(describe_config(config))) == lacking
+
+
+def test_without_torch_each_field_beyond_its_blocks_is_refused() -> None:
+    """A new activation alone is not what keeps gpt-oss from NumPy's decoder, nor gelu Gemma."""
+    model = describe_config(GPT_OSS_20B)
+    plain = [
+        Layer(layer.attention, layer.mlp._replace(activation=Activation.SILU, clamp=None))
+        for layer in model.layers
+        if isinstance(layer.mlp, Experts)
+    ]
+    expected = {"Attention.sinks", "Experts.bias", "Experts.mxfp4", "Part.interleaved", "Part.packed"}
+    expected |= {f"weights {name}" for name in ("down_scales", "gate_up_scales", "router_bias", "sinks")}
+    assert set(lacking_without_torch(replace(model, layers=tuple(plain)))) == expected
+    plain = [Layer(layer.attention, Mlp(64)) for layer in describe_config(GEMMA2_9B).layers]
+    model = replace(describe_config(GEMMA2_9B), layers=tuple(plain), placement=NormPlacement.PRE)
+    expected = {"Attention.softcap", "Factors.rounded", "Factors.softcap", "Norm.offset", "Part.offset", "Part.wide"}
+    assert set(lacking_without_torch(model)) == expected
+
+
+def test_sinks_beside_a_softcap_are_refused() -> None:
+    model = describe_config(GPT_OSS_20B)
+    layers = tuple(Layer(layer.attention._replace(softcap=30.0), layer.mlp) for layer in model.layers)
+    with pytest.raises(ConfigError, match="sinks beside a softcap"):
+        replace(model, layers=layers)
+
+
 def test_norms_behind_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match="norms behind experts"):
         replace(describe_config(MIXTRAL_8X7B), placement=NormPlacement.POST)
+
+
+def test_gpt_oss_has_a_window_in_every_second_layer_and_its_clamp() -> None:
+    for layer_types in (GPT_OSS_20B["layer_types"], None):
+        model = describe_config(GPT_OSS_20B | {"layer_types": layer_types, "swiglu_alpha": 1.5})
+        assert [layer.attention.window for layer in model.layers] == [128, 0] * 12
+    assert model.experts.clamp == (1.5, 7.0)
+    assert (model.dtype, model.max_position, model.attention.sinks) == ("bfloat16", 131072, True)
+    assert describe_config(GPT_OSS_20B | {"sliding_window": None, "layer_types": None}).layers[0].attention.window == 0
 
 
 def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:

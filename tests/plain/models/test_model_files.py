@@ -17,6 +17,8 @@ import transformers
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
+from blinkpy.models.cpu.cpu_mxfp4 import unpack_mxfp4
+from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint, with_stored_head
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
@@ -31,6 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model("llama2", folder / "sharded", 1, sharded=True)
     save_model("llama3", folder / "tied", 2)
     save_model("qwen3-moe", folder / "experts", 3)
+    save_model("gpt-oss-mxfp4", folder / "mxfp4", 4)
     return folder
 
 
@@ -294,6 +297,26 @@ def test_random_weights(saved: Path) -> None:
     assert shapes == wanted
     assert torch.equal(first.layers[2].gate_up, again.layers[2].gate_up)
     assert not torch.equal(first.layers[2].gate_up, other.layers[2].gate_up)
+
+
+def test_packed_weights_stay_packed(saved: Path, tmp_path: Path) -> None:
+    """Loaded and random ones have the same bytes; other types are refused, and so are bytes where numbers belong."""
+    model = describe_model(saved / "mxfp4")
+    loaded, dummy = load_weights(model, saved / "mxfp4", torch.float32), dummy_weights(model, 1, torch.float32)
+    for weights in (loaded, dummy):
+        layer = weights.layers[1]
+        packed = {name: tuple(t.shape) for name, t in vars(layer).items() if t is not None and t.dtype == torch.uint8}
+        shapes = ((8, 64, 32), (8, 64, 16), (8, 64, 2), (8, 64, 1))
+        assert packed == dict(zip(("gate_up", "down", "gate_up_scales", "down_scales"), shapes, strict=True))
+    unpacked = unpack_mxfp4(layer.gate_up[0], layer.gate_up_scales[0], torch.float32, StepProgress())
+    assert 0.5e-3 < unpacked.abs().max() <= 1e-3
+    tensors = safetensors.torch.load_file(saved / "mxfp4" / "model.safetensors")
+    (tmp_path / "config.json").write_text((saved / "mxfp4" / "config.json").read_text())
+    wrong = (("gate_up_proj_blocks", torch.int8), ("down_proj_scales", torch.float16), ("q_proj.weight", torch.uint8))
+    for ending, dtype in wrong:
+        name = next(name for name in tensors if name.endswith(ending))
+        safetensors.torch.save_file(tensors | {name: tensors[name].to(dtype)}, tmp_path / "model.safetensors")
+        refused(tmp_path, f"{ending} is .*; supported: ")
 
 
 def test_choice_of_dtype(saved: Path) -> None:

@@ -59,6 +59,17 @@ def test_memory_by_part() -> None:
         small.require(page)
 
 
+def test_four_bit_experts_take_four_bits() -> None:
+    facts = SHAPES["gpt-oss-20b"]
+    parts = [
+        plan_memory(Config(), describe_config(some), 2, 1 << 16, 1, 1).parts["weights"]
+        for some in (facts, facts | {"quantization_config": None})
+    ]
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert parts[1] == 2 * 20_914_757_184
+    assert parts[1] - parts[0] == 2 * experts - experts // 2 - experts // 32
+
+
 def test_arrays_as_kernel_arguments() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("numba_cuda")

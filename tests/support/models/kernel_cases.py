@@ -239,7 +239,7 @@ def rope_case(
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
     kv_heads: int, head_dim: int, page: int, window: int = 0, cap: float = 0.0, plan: DecodePlan | None = None, tiles: Any = None,
-    overlap: bool = False, bucket_tokens: int, bucket_rows: int,
+    overlap: bool = False, sinks: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
     """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
     since it must leave its counters at zero."""
@@ -254,7 +254,9 @@ def attention_case(
     tiles = replace(tiles or VARIANTS["tiles"].plans(dtype)[0], sm_count=sm_count, overlap_prefill=overlap)
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
-    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace, softcap=cap)
+    scores = draw_sinks(rng, heads, dtype, device) if sinks else None
+    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace, sinks=scores)
+    call = replace(call, softcap=cap)
     outs = []
     for _ in range(2):
         out = poison(bucket_tokens, heads * head_dim, **make)
@@ -285,16 +287,25 @@ def attention_case(
     start = 0
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
         pages = batch.page_table[batch.view.row_slots[row]]
-        expected = kernel_reference.attention(q[start : start + length], *caches, pages, context, scale, window, cap)
+        of_row = (pages, context, scale, window, cap, scores)
+        expected = kernel_reference.attention(q[start : start + length], *caches, *of_row)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
         close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row} of context {context}")
         start += length
 
 
+def draw_sinks(rng: np.random.Generator, heads: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Scores of sinks [heads]: about as large as those of all keys together, and of one head far above or below any."""
+    sinks = draw(rng, heads, dtype=dtype, device=device, scale=2.0) + 4
+    sinks[int(rng.integers(heads))] = float(rng.choice([-300.0, 12.0]))
+    return sinks
+
+
 def new_tokens_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
-    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, plan: DecodePlan, bucket: int,
+    head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, sinks: bool = False,
+    plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
     rows = len(contexts)
@@ -308,11 +319,12 @@ def new_tokens_case(
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
     computed = [context - 1 for context in batch.contexts]
     before = [filled_cache(rng, batch, computed, kv_heads, page, head_dim, dtype=dtype) for _ in range(2)]
-    outs = []
+    outs, scores = [], draw_sinks(rng, heads, dtype, device) if sinks else None
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in before], poison(bucket, heads * head_dim, dtype=dtype, device=device)
         paged = PagedKV(*caches, batch.page_table)
-        call = AttentionCall(heads_of[:, :heads], paged, batch.view, out, bucket, head_dim**-0.5, window, workspace, new)
+        sizes = (bucket, head_dim**-0.5, window)
+        call = AttentionCall(heads_of[:, :heads], paged, batch.view, out, *sizes, workspace, new, scores)
         attend(replace(call, softcap=cap), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
@@ -324,7 +336,8 @@ def new_tokens_case(
         cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]
-        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, pages, context, head_dim**-0.5, window, cap)
+        of_row = (pages, context, head_dim**-0.5, window, cap, scores)
+        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, *of_row)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
 
 
@@ -528,16 +541,17 @@ def sampling_case(
 def router_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, count: int, hidden: int
 ) -> None:
-    """Norm and router in one kernel."""
+    """Norm and router in one kernel, with a bias and without."""
     x, scales = (draw(rng, *shape, dtype=dtype, device=device) for shape in ((bucket, hidden), (hidden,)))
     router = draw(rng, count, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
-    normed = poison(bucket, hidden, dtype=dtype, device=device)
-    logits = poison(bucket, count, dtype=torch.float32, device=device)
-    router_logits(x, (scales, 1e-5), router, header(tokens, tokens, 0, device), normed, logits)
-    close(normed[:tokens], kernel_reference.rms_norm(x[:tokens], scales, 1e-5), dtype, "norm before the router")
-    close(logits[:tokens], kernel_reference.linear(normed[:tokens], router), torch.float32, "logits of the router")
-    untouched(normed[tokens:], "norm before the router")
-    untouched(logits[tokens:], "logits of the router")
+    for bias in (None, draw(rng, count, dtype=dtype, device=device)):
+        normed = poison(bucket, hidden, dtype=dtype, device=device)
+        logits = poison(bucket, count, dtype=torch.float32, device=device)
+        router_logits(x, (scales, 1e-5), router, header(tokens, tokens, 0, device), normed, logits, bias)
+        close(normed[:tokens], kernel_reference.rms_norm(x[:tokens], scales, 1e-5), dtype, "norm before the router")
+        close(logits[:tokens], kernel_reference.linear(normed[:tokens], router, bias), torch.float32, "logits of the router")
+        untouched(normed[tokens:], "norm before the router")
+        untouched(logits[tokens:], "logits of the router")
 
 
 def shared_gate_case(
@@ -593,6 +607,18 @@ def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[T
     return weights * factor, ids
 
 
+def draw_mxfp4(rng: np.random.Generator, *shape: int, device: str) -> tuple[Tensor, Tensor]:
+    """Random blocks and scales of matrices [experts, rows, columns] whose products are about as large as their inputs, most of
+    them; the scales of one row are the smallest that count, and those of another are large."""
+    experts, rows, columns = shape
+    usual = 127 - round(np.log2(3 * columns**0.5))
+    scales = rng.integers(usual - 3, usual + 2, (experts, rows, columns // 32))
+    scales[:, rng.integers(rows)] = 1
+    scales[:, rng.integers(rows)] = usual + 4
+    blocks = rng.integers(0, 256, (experts, rows, columns // 2), dtype=np.uint8)
+    return torch.from_numpy(blocks).to(device), torch.from_numpy(scales.astype(np.uint8)).to(device)
+
+
 def experts_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, name: str, case: ExpertCase, config: ExpertConfig | None = None
 ) -> None:
@@ -607,8 +633,14 @@ def experts_case(
     weights, ids = reference_route(logits[:tokens], shape.top_k, selection)
     x = draw(rng, bucket, shape.hidden, **make)
     x[tokens:] = float("nan")
-    gate_up = draw(rng, shape.experts, 2 * shape.width, shape.hidden, scale=shape.hidden**-0.5, **make)
-    down = draw(rng, shape.experts, shape.hidden, shape.width, scale=shape.width**-0.5, **make)
+    sizes = ((shape.experts, 2 * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width))
+    gate_up, down, scales = (*(draw(rng, *size, scale=size[-1] ** -0.5, **make) for size in sizes), None)
+    exact = (gate_up, down)
+    if shape.mxfp4:
+        (gate_up, first), (down, second) = (draw_mxfp4(rng, *size, device=device) for size in sizes)
+        exact, scales = (kernel_reference.mxfp4(gate_up, first), kernel_reference.mxfp4(down, second)), (first, second)
+    drawn = tuple(draw(rng, *size[:2], **make) for size in sizes)
+    biases = (drawn[0], drawn[1]) if case.biases else None
     residual = draw(rng, tokens, shape.hidden, **make)
     outs = []
     for live in (tokens, tokens if tokens == 1 else tokens - 1):
@@ -617,10 +649,11 @@ def experts_case(
         out = poison(bucket, shape.hidden, **make)
         out[:live] = residual[:live]
         counts = header(tokens, live, 0, device)
-        experts(ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, selection), plan)
+        call = ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, selection)
+        experts(replace(call, clamp=case.clamp, biases=biases, scales=scales), plan)
         untouched(out[live:], "experts")
         untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
         outs.append(out[:live])
     assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
-    expected = kernel_reference.experts(x[:tokens], gate_up, down, weights, ids) + residual.double()
+    expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, biases, case.clamp) + residual.double()
     close(outs[0], expected, dtype, f"experts by {name}")

@@ -45,9 +45,10 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0,
-    softcap: float = 0.0,
+    softcap: float = 0.0, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape."""
+    """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape. sinks:
+    [heads], scores of one more key without a value."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
@@ -56,7 +57,10 @@ def attention(
     score = capped(score, softcap) if softcap else score
     distance = torch.arange(context - n, context, device=q.device)[:, None] - torch.arange(context, device=q.device)[None]
     hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
-    return torch.einsum("hqk,khd->qhd", torch.softmax(score.masked_fill(hidden, -math.inf), -1), v)
+    score = score.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        score = torch.cat([score, sinks.double()[:, None, None].expand(heads, n, 1)], -1)
+    return torch.einsum("hqk,khd->qhd", torch.softmax(score, -1)[..., :context], v)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
@@ -100,14 +104,35 @@ def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, 
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
 
 
-def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """Mixture of SwiGLU experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights,
-    ids: [t, k]."""
+def clamped_swish(x: Tensor, alpha: float, limit: float) -> Tensor:
+    """The activation of gpt-oss. x: [..., 2 * width], gate then up -> [..., width]."""
+    gate, up = x.double().chunk(2, -1)
+    gate = torch.where(gate > limit, limit, gate)
+    return gate * torch.sigmoid(alpha * gate) * (1 + torch.where(up.abs() > limit, limit * up.sign(), up))
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """MXFP4 as float64, weight by weight. blocks: uint8 [..., rows, columns / 2]; scales: uint8 [..., rows, columns / 32]."""
+    codes = np.stack([blocks.cpu().numpy() & 15, blocks.cpu().numpy() >> 4], -1).reshape(*blocks.shape[:-1], -1)
+    exponent, mantissa, sign = codes >> 1 & 3, codes & 1, np.where(codes >> 3, -1.0, 1.0)
+    value = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent.astype(int) - 1))
+    factor = 2.0 ** (scales.cpu().numpy().astype(int) - 127)
+    return torch.from_numpy(sign * value * np.repeat(factor, 32, -1)).to(blocks.device)
+
+
+def experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, biases: tuple[Tensor, Tensor] | None = None,
+    clamp: tuple[float, float] = (0.0, 0.0),
+) -> Tensor:  # fmt: skip
+    """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
+    biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
-            inner = swiglu(linear(x[token : token + 1], gate_up[expert]))
-            out[token] += weight.double() * linear(inner, down[expert])[0]
+            first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
+            inner = linear(x[token : token + 1], gate_up[expert], first)
+            inner = clamped_swish(inner, *clamp) if clamp[1] else swiglu(inner)
+            out[token] += weight.double() * linear(inner, down[expert], second)[0]
     return out
 
 

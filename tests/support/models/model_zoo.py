@@ -4,11 +4,14 @@ Weights are drawn wide enough that logits spread over several units: with the us
 would hide in the rounding.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 VOCAB = 199
 BASE: dict[str, Any] = {
@@ -47,6 +50,8 @@ HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
 FULL, SLIDING = "full_attention", "sliding_attention"
 LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
+OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "sliding_window": 20}
+OSS_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
 MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 32}
 SHARED = {"shared_expert_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 GLM = {
@@ -100,6 +105,8 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-air": ("Glm4MoeConfig", {**GLM, "attention_bias": True, "n_shared_experts": 2, "norm_topk_prob": False}),
     "ministral3": ("Ministral3Config", {"head_dim": 32, "max_position_embeddings": 1024, "rope_parameters": GROWING}),
     "mistral3": ("Mistral3Config", {"model_type": "mistral", "head_dim": 32, "sliding_window": None}),
+    "gpt-oss": ("GptOssConfig", {**OSS, "attention_bias": False, "layer_types": [FULL, FULL, SLIDING], "swiglu_limit": 1.0}),
+    "gpt-oss-mxfp4": ("GptOssConfig", {**OSS, "head_dim": 32, "rope_parameters": OSS_YARN}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
@@ -139,6 +146,8 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5).sub_(1 if kind.startswith("Gemma") else 0)  # to which Gemma adds 1
+            elif parameter_name.endswith("sinks"):
+                parameter.normal_(2, 1)
             elif parameter_name.endswith("bias") or "embed_tokens" in parameter_name:
                 parameter.normal_(0, 0.5)
             else:
@@ -154,5 +163,26 @@ def save_model(
 ) -> transformers.PreTrainedModel:
     """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files."""
     model = make_model(name, seed, dtype)
+    if name.endswith("mxfp4"):
+        save_mxfp4(model, folder)
+        return model
     model.save_pretrained(folder, max_shard_size="60KB" if sharded else "1GB")
     return model
+
+
+def save_mxfp4(model: transformers.PreTrainedModel, folder: Path) -> None:
+    """Draw the experts' matrices anew as MXFP4, and save them so. In the model they are what transformers makes of them."""
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = value
+            continue
+        experts, width, rows = value.shape
+        blocks = torch.randint(0, 256, (experts, rows, width // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(121, 125, (experts, rows, width // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        value.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    changed = {"dtype": str(model.dtype).removeprefix("torch."), "quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(model.config.to_dict() | changed))

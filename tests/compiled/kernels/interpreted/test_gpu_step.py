@@ -34,6 +34,7 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
         ("qwen2-moe-mixed", 3, 3),
         ("smollm3-window", 8, 4),
         ("granite", 8, 4),
+        ("gpt-oss-mxfp4", 8, 3),
         ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
         ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
     ],

@@ -49,8 +49,8 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
     "shape",
     [
         {"heads": 4, "kv_heads": 1, "head_dim": 32, "page": 16},
-        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "overlap": True},
-        {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50},
+        {"heads": 3, "kv_heads": 3, "head_dim": 96, "page": 32, "overlap": True, "sinks": True},
+        {"heads": 10, "kv_heads": 2, "head_dim": 64, "page": 16, "window": 50, "sinks": True},
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16, "window": 50, "cap": 0.7, "overlap": True},
         {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 64},
         {"heads": 2, "kv_heads": 1, "head_dim": 256, "page": 16, "cap": 1.3},
@@ -77,7 +77,7 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
     "shape",
     [
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16},
-        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50, "cap": 0.7},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50, "cap": 0.7, "sinks": True},
         {"heads": 16, "kv_heads": 2, "head_dim": 64, "rotary": 64, "page": 32, "norm": True},
     ],
 )
