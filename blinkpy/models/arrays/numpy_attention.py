@@ -39,12 +39,13 @@ class NumpyAttention:
         self.out, self.begun = np.empty((max_tokens, model.heads, model.head_dim), np.float32), np.zeros(2, np.int64)
         ropes = {rope: rope.tables(max_model_len) for rope in model.ropes}
         queries, sums = np.empty((2, *heads, model.head_dim), np.float32)
-        scratch = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
+        scratch: dict[str, Float32] = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
         scratch["sinks"] = np.full(model.heads, -np.inf, np.float32)  # none
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         self.kept = (layers, scratch, ropes)  # the arguments point into them
-        for name, array in {**scratch, "out": self.out, "begun": self.begun}.items():
+        for name, array in {**scratch, "out": self.out}.items():
             arguments[name] = address(array)
+        arguments["begun"] = address(self.begun)
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps

@@ -22,7 +22,7 @@ def function_of(compiled: Any) -> Any:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
 
 
-TAKEN = ARGUMENTS.fields["taken"][1]
+TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 
 
 class RowPasses:

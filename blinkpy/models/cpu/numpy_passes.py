@@ -100,4 +100,4 @@ def _softmax_rows(arguments):  # type: ignore[no-untyped-def]
 def compiled_passes() -> tuple[Any, Any, Any]:
     """Norm, SiLU and softmax as Numba's CFuncs, which own the code at their `address`."""
     passes = (_norm_rows, _silu_rows, _softmax_rows)
-    return tuple(cached_cfunc(f, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST) for f in passes)  # type: ignore[return-value]
+    return tuple(cached_cfunc(f, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST) for f in passes)
