@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family_of
-from blinkpy.models.families.hf_config import DEFAULTS, HfConfig
 
 
 def describe_config(values: Mapping[str, Any]) -> DecoderDescription:

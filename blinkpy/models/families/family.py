@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.hf_config import HfConfig
 
 Describe = Callable[[HfConfig], DecoderDescription]
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import grouped_attention, periodic_windows, pre_norm_decoder
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.config_json.rope_reader import FULL, SLIDING, read_rope
 from blinkpy.models.description.blocks import Activation, Factors, Mlp, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.families.block_readers import grouped_attention, periodic_windows, pre_norm_decoder
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
-from blinkpy.models.families.mistral import NESTED
-from blinkpy.models.families.rope_reader import FULL, SLIDING, read_rope
+from blinkpy.models.families.mistral3 import NESTED
 
 DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",

@@ -1,11 +1,11 @@
 """GLM-4.5, 4.6 and 4.7, with experts. Layers that predict further tokens are left out of the checkpoint."""
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, routed_experts
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Experts, Mlp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, routed_experts
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 EXPERTS = {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "intermediate_size": 10944}
 DEFAULTS = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0}

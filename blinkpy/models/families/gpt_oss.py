@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Activation, Clamp, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.families.block_readers import grouped_attention, pre_norm_decoder, routed_experts, sliding_windows
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 EXPERTS = {"num_local_experts": 128, "num_experts_per_tok": 4, "intermediate_size": 2880, "torch_dtype": "bfloat16"}

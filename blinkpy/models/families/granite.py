@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import activation, gated_mlp, grouped_attention, pre_norm_decoder
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Attention, Factors, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.description.rope_tables import NONE
-from blinkpy.models.families.block_readers import activation, gated_mlp, grouped_attention, pre_norm_decoder
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048, **dict.fromkeys(FACTORS, 1.0)}

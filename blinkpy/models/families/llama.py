@@ -1,9 +1,9 @@
 """Llama 2 and 3."""
 
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 
 @family("LlamaForCausalLM", model_type="llama", defaults={"max_position_embeddings": 2048}, ignores=("is_llama_config",))

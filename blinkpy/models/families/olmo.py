@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, periodic_windows, pre_norm_decoder
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.config_json.rope_reader import FULL, SLIDING, read_rope
 from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, periodic_windows, pre_norm_decoder
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
-from blinkpy.models.families.rope_reader import FULL, SLIDING, read_rope
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 

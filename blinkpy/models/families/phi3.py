@@ -1,9 +1,9 @@
 """Phi-3 and Phi-4. A checkpoint has one tensor for q, k and v, and one for gate and up."""
 
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 ALIASES = {"su": "longrope", "yarn": "longrope"}  # names in early Phi-3 configs
 

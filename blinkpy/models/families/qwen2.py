@@ -1,9 +1,7 @@
 """Qwen2 and 2.5, and with experts Qwen1.5-MoE and Qwen2-57B-A14B: beside them each token visits a gated MLP that all share."""
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import RouterKind
-from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.families.block_readers import (
+from blinkpy.models.config_json.block_readers import (
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
@@ -11,8 +9,10 @@ from blinkpy.models.families.block_readers import (
     sliding_windows,
     strided_experts,
 )
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.blocks import RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 EXPERTS = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 NAMES = TensorNames(

@@ -1,8 +1,6 @@
 """Qwen3, dense and with experts."""
 
-from blinkpy.models.description.blocks import RouterKind
-from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.families.block_readers import (
+from blinkpy.models.config_json.block_readers import (
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
@@ -10,8 +8,10 @@ from blinkpy.models.families.block_readers import (
     sliding_windows,
     strided_experts,
 )
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.blocks import RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
 

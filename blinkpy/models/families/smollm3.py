@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE
-from blinkpy.models.families.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.families.family import family
-from blinkpy.models.families.hf_config import HfConfig
 
 
 @family(

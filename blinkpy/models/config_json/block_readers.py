@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.config_json.rope_reader import context_of, read_rope
 from blinkpy.models.description.blocks import (
     NO_FACTORS,
     Activation,
@@ -19,8 +21,6 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
 from blinkpy.models.description.rope_tables import Rope
-from blinkpy.models.families.hf_config import HfConfig
-from blinkpy.models.families.rope_reader import context_of, read_rope
 
 MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
 DTYPES = ("float32", "bfloat16", "float16")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from blinkpy.config import ConfigError
+from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.rope_tables import Rope
-from blinkpy.models.families.hf_config import HfConfig
 
 # Every parameter of a rope section that means something here. Another one would change the model if it were ignored.
 KNOWN_PARAMETERS = {

@@ -1,0 +1,53 @@
+"""The text of Mistral 3 (Small 3.1, Magistral, Ministral 3); images are left out, with the weights for them.
+
+Ministral 3's queries grow behind its original context, by a logarithm of the position: here a context ends there.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from blinkpy.config import ConfigError
+from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
+from blinkpy.models.families.family import family
+from blinkpy.models.families.mistral import DEFAULTS
+
+GROWTH = "llama_4_scaling_beta"
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, GROWTH: 0.1}
+MINISTRAL_3 = {"max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "rope_parameters": ROPE}
+TEXTS: dict[str, dict[str, Any]] = {"mistral": DEFAULTS, "ministral3": MINISTRAL_3}
+NESTED = TensorNames(
+    embedding="language_model.model.embed_tokens",
+    final_norm="language_model.model.norm",
+    lm_head="language_model.lm_head",
+    layer="language_model.model.layers.{layer}.",
+    renamed=(("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
+    spare=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+IMAGES = """
+    vision_config image_token_index image_token_id multimodal_projector_bias projector_hidden_act spatial_merge_size
+    vision_feature_layer"""
+
+
+@family("Ministral3ForCausalLM", model_type="ministral3", defaults=MINISTRAL_3)
+def ministral3(c: HfConfig) -> DecoderDescription:
+    attention = grouped_attention(c, inert={GROWTH, "max_position_embeddings"})
+    model = pre_norm_decoder(c, attention, gated_mlp(c), sliding_windows(c, typed=True))
+    scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    if not scaling.get(GROWTH):
+        return model
+    if not attention.rope.original_max_position:
+        raise ConfigError(f"{c.where}: {GROWTH} is supported with rope type yarn alone")
+    return replace(model, max_position=min(model.max_position, attention.rope.original_max_position))
+
+
+@family("Mistral3ForConditionalGeneration", model_type="mistral3", ignores=tuple(IMAGES.split()))
+def mistral3(c: HfConfig) -> DecoderDescription:
+    values = c.get("text_config")
+    kind = values.get("model_type", "mistral") if isinstance(values, dict) else "mistral"
+    if kind not in TEXTS:
+        raise ConfigError(f"config.json: text_config: model_type {kind!r} is not supported (supported: {', '.join(TEXTS)})")
+    text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXTS[kind])
+    return replace(ministral3(text), tensors=NESTED)
