@@ -30,8 +30,8 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     return run_front(config, lambda host, port: print_ready(config, port))
 
 
-def frontend_child(config: Config, reporter: Reporter, starts_fd: int) -> int:
-    """The front ends as a child of `serve`. starts_fd: of EngineStarts."""
+def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
+    """The front ends as a child of `serve`. starts_fd: of EngineStarts, -1 where nobody here starts the engine."""
     return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)
 
 

@@ -181,7 +181,7 @@ def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(
     monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: (started.append(now[0]), Dying())[1])
     monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
-        worker = WorkerProcess(0, Config(), folder, sock, 0, b"")
+        worker = WorkerProcess(0, Config(), folder, sock, 0, -1, b"")
         worker.start()
         for _ in range(3000):
             worker.look(0)
