@@ -28,8 +28,8 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     ("name", "rows", "steps"),
     [
         ("mistral-window", 8, 6),
-        ("qwen3-moe", 8, 4),
-        ("mixtral", 8, 4),
+        ("qwen3-moe", 8, 3),
+        ("mixtral", 8, 3),
         ("glm4-moe", 8, 3),
         ("qwen2-moe-mixed", 3, 3),
         ("smollm3-window", 8, 4),
@@ -57,7 +57,7 @@ def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeyp
     model = describe_model(tmp_path)
     weights = load_weights(model, tmp_path, torch.float32)
     forced = logits.ForcedSteps(rng, model, weights, slots=6, invariant=True)
-    assert logits.in_all_batches(forced, rng, model.vocab_size, 2, 6) > 7
+    assert logits.in_all_batches(forced, rng, model.vocab_size, 2, 5) > 5
 
 
 def matmul_in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
