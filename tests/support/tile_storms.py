@@ -165,15 +165,17 @@ Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 
 def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
-    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, or the time is over.
+    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, or the time is over. seconds:
+    of this process on the CPU, so that a loaded machine runs as many; of the clock on a GPU.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """
-    seen, until = Seen(), time.monotonic() + seconds
+    clock = time.process_time if device == "cpu" else time.monotonic
+    seen, until = Seen(), clock() + seconds
     shapes = storms(lanes)
     for number, ending in enumerate(itertools.cycle(ENDINGS)):
         for chosen, odds in shapes:
-            if seen.steps >= steps * len(shapes) or time.monotonic() > until:
+            if seen.steps >= steps * len(shapes) or clock() > until:
                 return seen
             world_seed = 3 * seed + number  # so that the first world of each shape has a ring that is compacted often
             world = make_world(world_seed, turns, 16, chosen=chosen, odds=odds)
