@@ -15,12 +15,14 @@ from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.sampling.apply_rules import apply_rules
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues import submission as E
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
 
 
 # Flat: searches in the whole row; peaked: the head is enough.
@@ -36,6 +38,17 @@ def test_small_vocabulary(rng: np.random.Generator) -> None:
     """Fewer tokens than log probabilities are asked for, and one chunk."""
     workspace = SamplingWorkspace.allocate(8, 11, "cpu", chunk=16, capacity=32, block=16)
     cases.sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
+
+
+def test_a_bitmask_is_no_banned_sequence(rng: np.random.Generator) -> None:
+    """The words behind the sequences look like one that bans token 5 after anything."""
+    allowed = [*range(480), 480, 482]
+    rules = TokenRules(512, {}, allowed, [[7, 8]])
+    assert rules.words()[-16:].tolist() == [ANY_TOKEN] * 15 + [5]
+    logits, none = torch.from_numpy(rng.normal(size=512).astype(np.float32)), torch.zeros(1, dtype=torch.int32)
+    out = torch.empty(512)
+    apply_rules[(1,)](logits, out, 0, 512, torch.from_numpy(rules.words().copy()), none, 0, 0, TOKENS=512)
+    assert torch.isfinite(out).nonzero()[:, 0].tolist() == allowed
 
 
 def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
