@@ -236,5 +236,5 @@ def test_random_policies_have_the_same_ranks_and_faults_everywhere(tmp_path: Pat
             assert in_njit(policy, requests, rounds) == outcomes
         happened.update(what.partition(": ")[2] for _, what in outcomes)
     print(happened)
-    assert happened[""] > 500
+    assert happened[""] > 150
     assert set(FAULT_TEXTS.values()) <= happened.keys() | {FAULT_TEXTS[BAD_RANK]}

@@ -115,10 +115,12 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
 
 def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
     """The stream is told, the engine gets the queue pair back, and the exit code is 0."""
-    with FakeEngine(step_s=0.1) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
+    with FakeEngine(step_s=0.5) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
         wait_for(lambda: engine.pairs[0].attached, 20)
         with stream(command.port, 120) as running:
             command.process.send_signal(signal.SIGTERM)
+            # Two signals that nobody has handled yet are one.
+            wait_for(lambda: httpx.get(f"{command.url}/health", timeout=10).status_code == 503)
             assert running.recv(1000), "the first one lets it go on"
             command.process.send_signal(signal.SIGTERM)
             assert b'"shutting_down"' in rest(running)
