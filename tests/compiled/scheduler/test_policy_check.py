@@ -1,6 +1,7 @@
 """blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -333,6 +334,7 @@ def test_a_childs_own_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
             while not limit.reached():
                 time.sleep(0.02)
             child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # until then it computes
             limit = ComputeLimit(child.pid, 0.5)
             time.sleep(0.7)
             assert not limit.reached()
