@@ -17,7 +17,7 @@ def floor_us(a: DecoderDescription, rows: int, context: int) -> float:
         unused = (1 - a.experts.top_k / a.experts.number) ** rows
         each = 0.5 + 1 / MXFP4_BLOCK if a.experts.mxfp4 else 2
         read -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size * each)
-    cache = rows * context * 2 * len(a.layers) * a.kv_size
+    cache = rows * 2 * a.kv_size * sum(min(context, layer.attention.window or context) for layer in a.layers)
     return (read + 2 * cache) / READ_GBPS / 1e3
 
 

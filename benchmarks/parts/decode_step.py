@@ -108,6 +108,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             max_model_len=4096,
             control=arguments.control,
             record_steps=arguments.record_steps,
+            batch_invariant=arguments.batch_invariant,
         )
         loop = Spinning if arguments.spin_us else GpuLoop
         engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--control", choices=["gpu", "host"], default="gpu")
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take this long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
+    parser.add_argument("--batch-invariant", action="store_true", help="one order of sums in every bucket")
     parser.add_argument("--grammar", action="store_true", help="all requests write JSON of a schema")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
