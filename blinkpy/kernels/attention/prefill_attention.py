@@ -84,7 +84,7 @@ def attend_chunk(
     first_query,  # of the tile, in the chunk
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
@@ -104,6 +104,9 @@ def attend_chunk(
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         unmasked_end = begin
+    elif EVERY_ROW:  # a score's bits must not depend on the tile's other queries: the compiler fuses operations only without a mask
+        begin = 0
+        unmasked_end = 0
     else:
         begin = 0
         unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
@@ -190,7 +193,8 @@ def _prefill_attention(
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
             attend_chunk(
                 q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
-                H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, SOFTCAP,
+                H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, EVERY_ROW,
+                SOFTCAP,
             )  # fmt: skip
 
 
