@@ -163,6 +163,13 @@ class EngineOptions:
     )
     grammar_kib: int = option(256, "largest grammar, as an automaton, or token rules, KiB", low=1, high=1 << 14)
     restart: bool = option(True, "start an engine that died again; without it the server ends with exit code 1", commands="serve")
+    engine_hang_s: int = option(
+        60,
+        "seconds that the engine's loop may stand still before it is ended like one that died (0: any)",
+        low=0,
+        high=86_400,
+        commands="serve",
+    )
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
     record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
     record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")

@@ -171,12 +171,16 @@ class Child:
                 self.wait(hurry_s)
             if time.monotonic() > deadline or hurry():
                 break
+        self.kill()
+        self._socket.close()
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL, and do not wait."""
         if self._own_session:  # its own children are in it: none of them may stay behind
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
-        self._socket.close()
-        return self._process.wait()
 
 
 def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, float]) -> float:

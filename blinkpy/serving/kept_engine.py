@@ -1,8 +1,10 @@
 """The engine of `blinkpy serve`: its process, and with --restart a new one whenever it died, for ever.
 
-An engine that died has its recording saved and its segment removed before the next one starts. The pause before a start doubles
-up to PAUSES_S, and is the first one again after an engine that served for a while. Front ends learn from EngineStarts when to
-expect it; they notice the death, and attach to the new engine, by themselves.
+An engine that died has its recording saved and its segment removed before the next one starts. One whose beat stands still for
+engine_hang_s is ended first. The beat is its loop's, not the process's: with its loop on a GPU, a stopped one serves on.
+
+The pause before a start doubles up to PAUSES_S, and is the first one again after an engine that served for a while. Front ends
+learn from EngineStarts when to expect it; they notice the death, and attach to the new engine, by themselves.
 """
 
 import contextlib
@@ -14,8 +16,9 @@ from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.process_exit import describe_exit, print_error, print_line
 from blinkpy.processes import Child, ChildError, pause_before_start
 from blinkpy.progress import ProgressCallback
+from blinkpy.serving.beat_watch import BeatWatch
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
-from blinkpy.transport.fault_word import FaultWord
+from blinkpy.transport.engine_life import EngineLife
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.verify.recording.dump_file import save_crash
 from blinkpy.verify.recording.recording_links import RecordingError, remove_dead_links
@@ -36,7 +39,7 @@ class KeptEngine:
         self._config, self._starts, self._hurry = config, starts, hurry
         self._child: Child | None = None
         self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
-        self._fault: FaultWord | None = None
+        self._life: EngineLife | None = None
         self._ready_at: float | None = None  # None: it has not served yet
         self._start_s = self._pause_s = 0.0
 
@@ -46,7 +49,7 @@ class KeptEngine:
         self._child = Child("engine", self._config)
         self._child.wait_ready(START_SILENCE_S, on_progress, on_tick)
         with contextlib.suppress(OSError):  # it is gone already: that is found out next
-            self._fault = FaultWord(self._config.engine.name)
+            self._life = EngineLife(self._config.engine.name)
         if self._config.engine.record_steps:
             with contextlib.suppress(RecordingError):
                 self._recording = RecordingReader(self._config.engine.name)
@@ -55,19 +58,27 @@ class KeptEngine:
         self._starts.serving()
 
     def wait_end(self, on_tick: Tick) -> str:
-        """Wait until the engine has died, and tell how; then its recording is saved. Raises what on_tick raises."""
+        """Wait until the engine has died, or has to be ended, and tell how; then its recording is saved. Raises what on_tick
+        raises."""
         assert self._child is not None
-        faulted_at = 0.0
+        engine, faulted_at, hangs = self._config.engine, 0.0, False
+        watch = BeatWatch(engine.engine_hang_s)
         while (code := self._child.exit_code()) is None:
             time.sleep(POLL_S)
             on_tick()
-            if not faulted_at and self._fault is not None and self._fault.is_set():
-                faulted_at = time.monotonic()
-            if faulted_at and time.monotonic() - faulted_at > FAULT_EXIT_S:
-                return f"had a fault, and was ended: its process did not end by itself within {FAULT_EXIT_S:.0f} s"
-        how, reason = describe_exit(code), self._child.last_error()
+            if self._life is None:
+                continue
+            now = time.monotonic()
+            if self._life.has_fault():
+                faulted_at = faulted_at or now
+                if now - faulted_at > FAULT_EXIT_S:
+                    return f"had a fault, and was ended: its process did not end by itself within {FAULT_EXIT_S:.0f} s"
+            elif hangs or watch.is_over(self._life.beat(), now):
+                hangs = True
+                self._child.kill()
+        how = f"hung, and was ended: its loop stood still for {engine.engine_hang_s} s" if hangs else describe_exit(code)
+        reason = self._child.last_error()
         if code < 0 and self._recording is not None:  # one that fails has saved it itself
-            engine = self._config.engine
             print_line(save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
         return how + (f" ({reason})" if reason else "")
 
@@ -103,6 +114,6 @@ class KeptEngine:
         """End the process, if it still runs, and what it started; remove what it left."""
         if self._child is not None:
             self._child.end(stop_s, self._hurry)
-        self._child = self._recording = self._fault = None
+        self._child = self._recording = self._life = None
         unlink_stale(self._config.engine.name)
         remove_dead_links()

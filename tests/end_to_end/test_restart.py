@@ -11,28 +11,33 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 import pytest
 from openai import APIError
 from support.commands import START_S
 from support.served import Server, serving
 from support.waiting import wait_for
 
-from benchmarks.serving.systems import alive
+from benchmarks.serving.systems import alive, command_line, tree
 from blinkpy import cli
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.header import read_header
-from blinkpy.queues.words import CONTROL_FAULT
+from blinkpy.queues.layout import BLOCK_WORDS
+from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
 from blinkpy.serving import kept_engine
+from blinkpy.serving.beat_watch import BeatWatch
 from blinkpy.serving.kept_engine import KeptEngine
 from blinkpy.transport.segment import segment_path
 
 NULL = ("--device", "null", "--null-step-us", "20000")
+HANG_S = 6  # longer than a busy machine keeps an engine waiting
 PROMPT = {"model": "demo", "prompt": "fog", "max_tokens": 3, "seed": 7}
 
 
@@ -100,22 +105,23 @@ def counted(server: Server) -> int:
     return int(found[1])
 
 
-def test_a_killed_engine_comes_back_twice_and_nothing_else_ends(tmp_path: Path) -> None:
+def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_ends(tmp_path: Path) -> None:
     """Streams end with an error. Connections, sockets and workers stay; a request gets 503 at once, with the time of a start to
     wait; and the next engine serves on the same connections."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving(*NULL, "--workers", "2", "--record-folder", str(tmp_path)))
+        options = "--workers", "2", "--engine-hang-s", str(HANG_S), "--record-folder", str(tmp_path)
+        server = stack.enter_context(serving(*NULL, *options))
         engine, others = server.child("engine"), set(server.children()) - {server.child("engine")}
         idle = [Connection(server.url) for _ in range(8)]
         for connection in idle:
             stack.callback(connection.close)
         texts = [connection.ask("POST", "/v1/completions", PROMPT)[2]["choices"] for connection in idle]
         assert counted(server) == 0
-        for round_number in (1, 2):
+        for round_number, how in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
             streams = Streams(server, 3)
             (segment,) = server.segments()
             inode = os.stat(f"/dev/shm/{segment}").st_ino
-            os.kill(engine, signal.SIGKILL)
+            os.kill(engine, how)
             assert all(streams.errors())
             wait_for(lambda: idle[0].ask("POST", "/v1/completions", PROMPT)[:2] > (503, 1), 20, "503 with Retry-After")
             assert idle[0].ask("GET", "/livez")[0] == 200
@@ -128,7 +134,9 @@ def test_a_killed_engine_comes_back_twice_and_nothing_else_ends(tmp_path: Path) 
             (segment,) = server.segments()
             assert os.stat(f"/dev/shm/{segment}").st_ino != inode
         wait_for(lambda: len(restarts(server)) == 2, 10, lambda: "".join(server.said))
-        assert "".join(server.said).count("the engine was ended by SIGKILL; restart") == 2
+        said = "".join(server.said)
+        assert said.count("the engine was ended by SIGKILL; restart") == 1
+        assert said.count(f"the engine hung, and was ended: its loop stood still for {HANG_S} s; restart") == 1
         below = server.children()
         server.process.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
@@ -184,27 +192,87 @@ def test_an_engine_that_dies_while_the_server_drains_is_not_replaced() -> None:
         assert not server.segments()
 
 
-def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test writes the word: the engine itself goes on."""
-    monkeypatch.setattr(kept_engine, "FAULT_EXIT_S", 0.2)
-    config = Config().with_options({"device": "null", "name": f"test-{secrets.token_hex(4)}"})
+@contextlib.contextmanager
+def watched(
+    tick: Callable[[], None], tmp_path: Path, **options: object
+) -> Iterator[tuple[KeptEngine, Callable[[int, int], None]]]:
+    """An engine that serves, and what writes a word of its segment: by its place from the start of the engine's block."""
+    chosen = {"device": "null", "name": f"test-{secrets.token_hex(4)}", "record_folder": str(tmp_path), **options}
+    config = Config().with_options(chosen)
     path = segment_path(config.engine.name)
     engine = KeptEngine(config, EngineStarts(memoryview(bytearray(STARTS_BYTES))), lambda: True)
+    try:
+        engine.start(lambda *report: None, tick)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            layout, _ = read_header(memoryview(memory))
+
+            def write(word: int, value: int) -> None:
+                place = layout.engine_words + 8 * word
+                memory[place : place + 8] = value.to_bytes(8, "little")
+
+            yield engine, write
+    finally:
+        engine.end()
+    assert not path.exists()
+
+
+def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The test writes the word: the engine itself goes on."""
+    monkeypatch.setattr(kept_engine, "FAULT_EXIT_S", 0.2)
     began = time.monotonic()
 
     def tick() -> None:
         assert time.monotonic() - began < START_S
 
-    try:
-        engine.start(lambda *report: None, tick)
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-            layout, _ = read_header(memoryview(memory))
-            place = layout.control_words + 8 * CONTROL_FAULT
-            memory[place : place + 8] = (1).to_bytes(8, "little")
+    with watched(tick, tmp_path) as (engine, write):
+        write(BLOCK_WORDS + CONTROL_FAULT, 1)
         assert "had a fault" in engine.wait_end(tick)
-    finally:
-        engine.end()
-    assert not path.exists()
+
+
+def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stopped(tmp_path: Path) -> None:
+    """The process is stopped for good. While the test moves words, as a long step and a loop on a GPU do, it is left alone; then
+    it is ended, and its recording saved."""
+    began = time.monotonic()
+    moves = [word for word in (ENGINE_PROGRESS, ENGINE_HEARTBEAT) for _ in range(15)]  # at each look: 1.5 s of either
+
+    def stopped() -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def tick() -> None:
+        assert time.monotonic() - began < START_S
+        if moves and engine_serves:
+            assert stopped()
+            write(moves.pop(), 1 << 40 | len(moves))
+
+    engine_serves = False
+    with watched(tick, tmp_path, engine_hang_s=1) as (engine, write):
+        (pid,) = (child for child in tree(os.getpid()) if " engine " in command_line(child))
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(stopped, 60)
+        engine_serves = True
+        assert engine.wait_end(tick) == "hung, and was ended: its loop stood still for 1 s"
+        assert not moves
+        assert not alive(pid)
+    assert len(list(tmp_path.glob("crash-*.recording"))) == 1
+
+
+def test_only_time_in_which_somebody_looked_counts(rng: np.random.Generator) -> None:
+    """Against a sum over all looks since the beat moved last; and a watcher that was stopped for an hour ends nothing."""
+    for _ in range(200):
+        limit = float(rng.choice([0, 0.5, 3, 20]))
+        watch, now, gaps = BeatWatch(limit), float(rng.uniform(0, 1e6)), list[float]()
+        beat = int(rng.integers(-5, 5))
+        assert not watch.is_over(beat, now)
+        for _ in range(60):
+            gap = float(rng.choice([0.0, 0.1, 0.9, 1.0, 5.0, 3600.0]))
+            now += gap
+            moved = bool(rng.random() < 0.1)
+            beat += moved * int(rng.choice([-3, 1, 1 << 40]))
+            gaps = [] if moved else [*gaps, min(gap, 1.0)]
+            if abs(sum(gaps) - limit) > 1e-6:
+                assert watch.is_over(beat, now) == (limit > 0 and sum(gaps) > limit)
+            else:
+                watch.is_over(beat, now)
 
 
 def test_time_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:

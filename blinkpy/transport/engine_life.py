@@ -1,0 +1,29 @@
+"""What an engine of this machine tells the process that watches it: whether it can't go on, and that it goes on."""
+
+import mmap
+import os
+
+from blinkpy.queues import words as W
+from blinkpy.queues.header import read_header
+from blinkpy.transport.segment import open_file, segment_path
+
+
+class EngineLife:
+    """Of the engine that has a segment's name now. Raises OSError where there is none."""
+
+    def __init__(self, name: str):
+        fd = open_file(segment_path(name))
+        try:
+            memory = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+        layout, _ = read_header(memory)
+        self._words, self._engine, self._control = memory.cast("q"), layout.engine_words // 8, layout.control_words // 8
+
+    def has_fault(self) -> bool:
+        """Whether it states that it can't go on."""
+        return self._words[self._control + W.CONTROL_FAULT] != 0
+
+    def beat(self) -> int:
+        """Moves while its loop turns, and while a step computes. The loop's own: one on a GPU moves it whatever the host does."""
+        return self._words[self._engine + W.ENGINE_HEARTBEAT] + self._words[self._engine + W.ENGINE_PROGRESS]
