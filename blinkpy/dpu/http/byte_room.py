@@ -9,7 +9,8 @@ GiveUp = Callable[[ApiError], None]
 
 class ByteRoom:
     """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
-    what comes and goes quickly always has room. error: why; given_up: how many did."""
+    what comes and goes quickly always has room. error: why; given_up: how many did for
+    want of room."""
 
     def __init__(self, limit: int, error: ApiError):
         self.limit, self.error = limit, error
@@ -21,6 +22,7 @@ class ByteRoom:
         self.used += size - self._held.get(holder, (0,))[0]
         self._held[holder] = size, give_up
         while self.used > self.limit:
+            self.given_up += 1
             self._evict(next(iter(self._held)), self.error)
 
     def release(self, holder: object) -> None:
@@ -28,12 +30,11 @@ class ByteRoom:
         self.used -= self._held.pop(holder, (0,))[0]
 
     def clear(self, error: ApiError) -> None:
-        """All of them give theirs up, for this reason."""
+        """All of them give theirs up, for this reason, and not for want of room."""
         for holder in list(self._held):
             self._evict(holder, error)
 
     def _evict(self, holder: object, error: ApiError) -> None:
         size, give_up = self._held.pop(holder)
         self.used -= size
-        self.given_up += 1
         give_up(error)

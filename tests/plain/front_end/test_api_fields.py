@@ -48,7 +48,6 @@ HARMLESS = {
     "stop": [[]],
     "stop_token_ids": [[]],
     "bad_words": [[]],
-    "allowed_token_ids": [[]],
     "presence_penalty": [0, 0.0],
     "repetition_penalty": [1, 1.0],
     "length_penalty": [1, 1.0],

@@ -277,10 +277,10 @@ def test_room_goes_to_those_who_come_and_go() -> None:
     room.release("b")
     assert room.used == 40
     room.hold("c", 200, lambda error: gone.append(("c", error)))
-    assert (room.used, gone[-1]) == (10, ("c", full))
+    assert (room.used, room.given_up, gone[-1]) == (10, 2, ("c", full))
     closing = ApiError(503, "closing")
     room.clear(closing)
-    assert (room.used, gone[-1]) == (0, ("d", closing))
+    assert (room.used, room.given_up, gone[-1]) == (0, 2, ("d", closing)), "that one did not give way for want of room"
 
 
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:

@@ -53,7 +53,7 @@ def test_the_engine_gets_the_rules(served: tuple[FakeEngine, httpx.Client], toke
     for alone, spaced in (encode[:2], encode[2:]):
         assert alone in rules.banned
         assert (spaced in rules.banned) == (len(spaced) == len(alone))
-    for name, value in (("logit_bias", {}), ("allowed_token_ids", []), ("bad_words", [])):
+    for name, value in (("logit_bias", {}), ("allowed_token_ids", None), ("bad_words", [])):
         assert post(client, path, **{name: value}).status_code == 200
         assert len(engine.submitted[-1].rules) == 0
 
@@ -71,6 +71,7 @@ def test_the_engine_gets_the_rules(served: tuple[FakeEngine, httpx.Client], toke
         ({"logit_bias": {"1": "1"}}, "logit_bias.1"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),  # as SamplingParams, and vLLM
         ({"allowed_token_ids": [600]}, "allowed_token_ids"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"allowed_token_ids": [True]}, "allowed_token_ids"),

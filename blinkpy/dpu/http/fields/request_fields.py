@@ -438,7 +438,10 @@ COMMON_FIELDS = {
     "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
     "logit_bias": Field("logit_bias", takes(**_BIASES)(token_rule_fields.logit_bias), _BIAS_VALUES, "none"),
     "allowed_token_ids": Field(
-        "allowed_token_ids", takes(**_ids())(token_rule_fields.allowed_token_ids), "ids: no other token is generated", "all"
+        "allowed_token_ids",
+        takes(**_ids(minItems=1))(token_rule_fields.allowed_token_ids),
+        "ids: no other token is generated",
+        "all",
     ),
     "bad_words": Field("bad_words", takes(**_WORDS)(token_rule_fields.bad_words), _BAD_WORDS_VALUES, "none"),
     # Remarks for the operator of a service. Nothing is stored here.

@@ -31,9 +31,11 @@ def logit_bias(name: str, value: Any) -> dict[int, float]:
 
 
 def allowed_token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Token ids; none asks for nothing."""
+    """Token ids, one at least."""
     if not set(map(type, typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
         raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
+    if not value:  # what a client computed, perhaps: all tokens are the opposite of none
+        raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
     return tuple(dict.fromkeys(value))
 
 
