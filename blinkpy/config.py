@@ -218,7 +218,7 @@ class FrontendOptions:
     grammar_compile_ms: int = option(2000, "longest CPU time to compile a request's JSON schema or regex", low=10, high=60_000)
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
-    log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"), commands=ALL)
 
 
 # What the entries of lists of AccessOptions look like.
@@ -271,7 +271,7 @@ class WatchOptions:
 
     page: bool = option(True, "a live page at /")
     access_log: bool = option(True, "a log line for each request, at its end; for a GET that went well at the level debug")
-    log_format: str = option("text", "how log lines look", choices=("text", "json"))
+    log_format: str = option("text", "how log lines look", choices=("text", "json"), commands=ALL)
     metrics_names: str = option(
         "blinkpy", "names in /metrics; vllm: also vLLM's, for its dashboards", choices=("blinkpy", "vllm")
     )

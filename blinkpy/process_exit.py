@@ -58,15 +58,11 @@ class Signals:
 
 
 def print_error(message: str) -> int:
-    """Say a failure in one line; the exit code for it."""
-    print_line(f"error: {message}")
-    return 1
-
-
-def print_line(message: str) -> None:
-    """Say something in one line. It is written at once: print() would let lines of other processes in before its end."""
-    sys.stderr.write(f"blinkpy: {message}\n")
+    """Say a failure in one line; the exit code for it. The line is written at once: print() would let lines of other processes in
+    before its end."""
+    sys.stderr.write(f"blinkpy: error: {message}\n")
     sys.stderr.flush()
+    return 1
 
 
 def describe_exit(code: int) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import mmap
 import signal
 import socket
@@ -202,8 +201,6 @@ def serve_worker(
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
     folder: the model's, for its tokenizer."""
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
-    # uvicorn's notes on each start and stop are ours to write.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:

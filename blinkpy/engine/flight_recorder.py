@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import sys
+import logging
 
 from blinkpy.config import Config
 from blinkpy.kv.limits import Limits
@@ -15,6 +15,8 @@ from blinkpy.verify.recording.recorded_policy import policy_facts
 from blinkpy.verify.recording.recording_links import RecordingError
 from blinkpy.verify.recording.recording_memory import RecordingMemory
 from blinkpy.verify.recording.recording_reader import RecordingReader
+
+logger = logging.getLogger("blinkpy.engine")
 
 
 class FlightRecorder:
@@ -38,7 +40,7 @@ class FlightRecorder:
         try:
             self.memory = RecordingMemory(self._limits, state, facts)
         except RecordingError as error:
-            print(f"blinkpy: the flight recorder is off: {error}", file=sys.stderr, flush=True)
+            logger.warning("the flight recorder is off: %s", error)
             return state
         recorded = state._replace(recorder=self.memory.recorder)
         recorded = self.memory.share_inputs(recorded) if share_inputs else recorded
@@ -62,12 +64,12 @@ class FlightRecorder:
             self.memory.keep(state)
 
     def save_crash(self, error: BaseException) -> None:
-        """Save what led to a fault, and print where."""
+        """Save what led to a fault, and log where."""
         if self.memory is not None and isinstance(error, Exception):
             name, folder = self._config.engine.name, self._config.engine.record_folder
             with contextlib.suppress(RecordingError):
                 saved = save_crash(RecordingReader(name), folder, name, f"{type(error).__name__}: {error}"[:500])
-                print(f"blinkpy: {saved}", file=sys.stderr, flush=True)
+                logger.error("%s", saved)
 
     def close(self) -> None:
         if self.memory is not None:

@@ -1,13 +1,15 @@
 """The bytes that each token of a model stands for, from its tokenizer: grammars are about bytes."""
 
-import sys
+import logging
 from pathlib import Path
 
 from blinkpy.kv.token_bytes import TokenBytes
 
+logger = logging.getLogger("blinkpy.engine")
+
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
-    """The bytes of a model's tokens; special ones have none. None, with a line on stderr, where the model's folder has no
+    """The bytes of a model's tokens; special ones have none. None, with a line in the log, where the model's folder has no
     tokenizer that can be read, or one in which a token's bytes depend on its neighbours."""
     from tokenizers import Tokenizer as Encoder
 
@@ -15,16 +17,16 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        print(f"blinkpy: no grammars: {folder} has no {file.name}", file=sys.stderr, flush=True)
+        logger.warning("no grammars: %s has no %s", folder, file.name)
         return None
     try:
         encoder = Encoder.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        print(f"blinkpy: no grammars: can't read {file}: {error}", file=sys.stderr, flush=True)
+        logger.warning("no grammars: can't read %s: %s", file, error)
         return None
     pieces = TokenTexts(encoder).pieces
     if pieces is None:
-        print("blinkpy: no grammars: the bytes of one of the model's tokens depend on others", file=sys.stderr, flush=True)
+        logger.warning("no grammars: the bytes of one of the model's tokens depend on others")
         return None
     special = {token for token, added in encoder.get_added_tokens_decoder().items() if added.special}
     return TokenBytes.of([b"" if token in special else piece for token, piece in enumerate(pieces)], vocab_size)

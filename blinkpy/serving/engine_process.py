@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.process_exit import Signals, Stopped, exit_process, print_error
@@ -18,6 +19,7 @@ from blinkpy.transport.transport_kinds import check_end
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
 ENGINE_STOP_S = 10.0  # longest time for an orderly end
 OPENMP_SPINS = 2000
+ENGINE = "engine"  # in the log
 
 
 def engine_alone(config: Config, given: frozenset[str]) -> int:
@@ -26,6 +28,7 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
     given: names of the options that somebody set.
     """
     check_end(ENDS, config, given)
+    start_logging(ENGINE, config.frontend.log_level, config.watch.log_format)
     progress = Progress()
 
     def ready(flags: str) -> None:
@@ -43,6 +46,7 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
 
 def engine_child(config: Config, reporter: Reporter) -> int:
     """The engine as a child of `serve` or `LLM`."""
+    start_logging(ENGINE, config.frontend.log_level, config.watch.log_format)
     try:
         return run_engine(config, reporter, lambda flags: reporter.ready())
     except CudaError as error:

@@ -8,12 +8,13 @@ learn from EngineStarts when to expect it; they notice the death, and attach to 
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.process_exit import describe_exit, print_error, print_line
+from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError, pause_before_start
 from blinkpy.progress import ProgressCallback
 from blinkpy.serving.beat_watch import BeatWatch
@@ -28,6 +29,8 @@ PAUSES_S = (0.5, 60.0)  # the first, and the longest
 FAULT_EXIT_S = 30.0  # from a fault to the end of the process: it saves its recording, and frees what it has
 START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
 POLL_S = 0.1
+
+logger = logging.getLogger("blinkpy.serve")
 
 Tick = Callable[[], None]  # called several times a second; what it raises ends a wait
 
@@ -79,7 +82,7 @@ class KeptEngine:
         how = f"hung, and was ended: its loop stood still for {engine.engine_hang_s} s" if hangs else describe_exit(code)
         reason = self._child.last_error()
         if code < 0 and self._recording is not None:  # one that fails has saved it itself
-            print_line(save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
+            logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
         return how + (f" ({reason})" if reason else "")
 
     def start_again(self, how: str, on_tick: Tick) -> None:
@@ -90,7 +93,7 @@ class KeptEngine:
             self._pause_s = pause_before_start(self._pause_s, served_s, PAUSES_S)
             self._starts.expect(self._pause_s + self._start_s)
             self._clear()
-            print_error(f"{reason}; restart {self._starts.restarts + 1} in {self._pause_s:g} s")
+            logger.error("%s; restart %d in %g s", reason, self._starts.restarts + 1, self._pause_s)
             due = time.monotonic() + self._pause_s
             while time.monotonic() < due:
                 on_tick()
@@ -103,7 +106,7 @@ class KeptEngine:
                 on_tick()  # what it raises comes first
                 reason = f"the engine did not start: {error}"
                 continue
-            print_line(f"the engine serves again after {self._start_s:.1f} s")
+            logger.warning("the engine serves again after %.1f s", self._start_s)
             return
 
     def end(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
 from blinkpy.dpu.link.connectors import ENDS
+from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
@@ -37,6 +38,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
     require_packages("a front end", *PACKAGES)
+    start_logging("serve", config.frontend.log_level, config.watch.log_format)
     if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()

@@ -109,8 +109,12 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
     """Streams end with an error. Connections, sockets and workers stay; a request gets 503 at once, with the time of a start to
     wait; and the next engine serves on the same connections."""
     with contextlib.ExitStack() as stack:
-        options = "--workers", "2", "--engine-hang-s", str(HANG_S), "--record-folder", str(tmp_path)
-        server = stack.enter_context(serving(*NULL, *options))
+        model = tmp_path / "model"
+        shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"strange": 1}))  # the engine's process has something to log
+        options = "--workers", "2", "--engine-hang-s", str(HANG_S), "--record-folder", str(tmp_path), "--log-format", "json"
+        server = stack.enter_context(serving(str(model), "--served-model-name", "demo", *NULL, *options))
         engine, others = server.child("engine"), set(server.children()) - {server.child("engine")}
         idle = [Connection(server.url) for _ in range(8)]
         for connection in idle:
@@ -142,6 +146,13 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
         assert server.wait(30) == 0
         assert not server.segments()
         wait_for(lambda: not any(alive(pid) for pid in below), 10, "children ended")
+    logged = [json.loads(line) for line in server.said if line.startswith("{")]
+    assert {"serve", "engine", "frontend/0", "frontend/1"} <= {line["process"] for line in logged}
+    assert any("strange" in line["message"] for line in logged if line["process"] == "engine")
+    others = [
+        line for line in server.said if line.strip() and not line.startswith(("{", "blinkpy: ", "blinkpy serves ", "curl "))
+    ]
+    assert others == [], "what is no JSON is for people who look at a start"
     saved = sorted(tmp_path.glob("crash-*.recording"))
     assert len(saved) == 2
     assert all(any(str(path) in line for line in server.said) for path in saved)

@@ -1,4 +1,5 @@
-"""How log lines look, and how they leave a worker: a thread writes them, so that a reader who stops reading stops no stream."""
+"""How log lines of all processes look, and how they leave a worker: by a thread, so that a reader who stops reading stops no
+stream."""
 
 import json
 import logging
@@ -6,10 +7,12 @@ import queue
 import sys
 import threading
 import time
+from types import TracebackType
 
 WAITING_LINES = 4096  # lines that wait for their reader; more are dropped, and counted in the next one that gets through
 END_S = 1.0  # for the last lines to go out
 
+OWN = "blinkpy"  # of our loggers' names
 FIELDS = "fields"  # the attribute of a record with a table of values, for programs
 
 
@@ -83,7 +86,19 @@ class LogThread(logging.Handler):
 
 
 def start_logging(who: str, level: str, log_format: str, on_thread: bool = False) -> None:
-    """Log to standard error. who: the process; level, log_format: of the options; on_thread: for a process with an event loop."""
+    """Log to standard error, with Python's warnings, and what ends a thread or the process by an exception. Libraries' notes on
+    what goes well are left out. who: the process; level, log_format: of the options; on_thread: for a process with an event
+    loop."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[log_format](who))
-    logging.basicConfig(level=level.upper(), handlers=[LogThread(handler) if on_thread else handler])
+    own = logging.getLogger(OWN)
+    own.setLevel(level.upper())
+    logging.basicConfig(level=max(logging.WARNING, own.level), handlers=[LogThread(handler) if on_thread else handler])
+    logging.captureWarnings(True)
+
+    def died(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            own.critical("%s ends by an exception", threading.current_thread().name, exc_info=(kind, error or kind(), trace))
+
+    sys.excepthook = died
+    threading.excepthook = lambda thrown: died(thrown.exc_type, thrown.exc_value, thrown.exc_traceback)

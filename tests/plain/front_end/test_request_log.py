@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -258,3 +259,34 @@ def test_a_trace_of_each_request(server, engine, monkeypatch) -> None:
     server.client.post("/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=unsampled)
     time.sleep(0.05)
     assert len(spans.ended) == 10, "who called decides what is sampled"
+
+
+def test_warnings_and_exceptions_are_log_lines_and_libraries_chatter_is_none() -> None:
+    """In a process of its own. A library's note that all is well is left out, at every level; ours depends on the level."""
+    program = """
+import logging, sys, threading, warnings
+from blinkpy.dpu.watch.log_output import start_logging
+start_logging("engine", sys.argv[1], "json")
+for name in ("numba.cuda", "blinkpy.engine"):
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        logging.getLogger(name).log(level, "a line")
+warnings.warn("an old call")
+thread = threading.Thread(target=lambda: 1 / 0, name="watch")
+thread.start()
+thread.join()
+{}["the end"]
+"""
+    for level, shown in (("debug", 3), ("info", 2), ("error", 0)):
+        done = subprocess.run([sys.executable, "-c", program, level], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        said = [(line["logger"], line["message"]) for line in lines]
+        assert said.count(("blinkpy.engine", "a line")) == shown
+        assert said.count(("numba.cuda", "a line")) == (level != "error")
+        assert sum(name == "py.warnings" and "an old call" in text for name, text in said) == (level != "error")
+        ends = {line["message"]: line["exception"].splitlines()[-1] for line in lines if line["level"] == "critical"}
+        assert ends == {
+            "watch ends by an exception": "ZeroDivisionError: division by zero",
+            "MainThread ends by an exception": "KeyError: 'the end'",
+        }
+        assert {line["process"] for line in lines} == {"engine"}
