@@ -1,4 +1,5 @@
-"""Figures of matplotlib: made without a display, kept as files that say which result they show; and that of predictions."""
+"""Figures of matplotlib: made without a display, kept as files that say which result they show; and those of predictions and of
+the soak."""
 
 import hashlib
 from pathlib import Path
@@ -68,4 +69,20 @@ def draw_predictions(document: dict[str, Any]) -> Any:
         ax.set(xlabel="P99 TTFT, ms", ylabel="P99 TPOT, ms", title=f"{load['rate']:g} requests/s (simulated)")
         ax.grid(alpha=0.3)
     np.atleast_1d(axes)[0].legend(fontsize=7)
+    return figure
+
+
+def draw_soak(document: dict[str, Any]) -> Any:
+    """Private memory of each process over time, in percent of its first look."""
+    figure, ax = figure_row(width=7.0, height=3.2)
+    minutes = [seconds / 60 for seconds in document["results"]["looked at, s"]]
+    for row in document["results"]["private memory, KiB"]:
+        first = row["looks"][0]
+        ax.plot(
+            minutes, [100 * kib / first for kib in row["looks"]], "o-", markersize=3, label=f"{row['process']}, {first:,} KiB"
+        )
+    ax.set(xlabel="minutes from the first look on", ylabel="private memory, %", ylim=(97, 103))
+    ax.axhline(101, linestyle=":", color="gray")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=7, ncol=2)
     return figure

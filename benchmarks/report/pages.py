@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import grid_summary, part_tables, serving_tables, words
-from benchmarks.report.figure_files import digest, draw_predictions, save_figure, shows
+from benchmarks.report.figure_files import digest, draw_predictions, draw_soak, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
@@ -57,6 +57,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
 PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name
     GRID: lambda found: draw(found["results"]),
     "capacity": draw_predictions,
+    "soak": draw_soak,
 }
 
 

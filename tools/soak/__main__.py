@@ -6,8 +6,9 @@ Where nothing was disturbed from a request's begin to its end, it must not fail:
 
 For DISTURBED_SHARE of the time the server is disturbed. Then its processes stay, and their private memory (RssAnon, while no
 request runs) grows at most by LIMIT to the end: from a quarter of that second part on, and not before workers have answered each
-request of the pool some times. The growth is the median slope between any two of LOOKS looks. At the end SIGTERM must leave no
-process, segment, recording link or socket.
+request of the pool some times. In that quarter CROWD more requests run at a time: an allocator keeps what the most requests took
+that ever met, and without them they meet now and then for a long time. The growth is the median slope between any two of LOOKS
+looks. At the end SIGTERM must leave no process, segment, recording link or socket.
 """
 
 import asyncio
@@ -37,11 +38,11 @@ from soak.soak_requests import Judge, draw
 ADDRESS = re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 DISTURBED_SHARE = 0.6
 LIMIT = 1.0  # percent that private memory may grow
-POOL, AT_ONCE, WORKERS = 200, 24, 2
+POOL, AT_ONCE, CROWD, WORKERS = 200, 24, 40, 2
 VISITS = 6 * WORKERS  # of the pool, until caches are full
 SHORTEST_REST_S = 40.0
 LEASE_MS, TIMEOUT_MS, LONG_S = 3000, 2000, 6.0
-LOOKS = 8  # at the memory, evenly spread
+LOOKS = 16  # at the memory, evenly spread
 GLANCES, GLANCE_PAUSE_S = 5, 0.3  # of each look; the least counts
 SAID_S = 30.0
 END_S = 60.0
@@ -109,8 +110,10 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
         check(False, "; ".join(clients.faults[:20]))
     disturbing.result()
     rest = max(SHORTEST_REST_S, seconds - (time.monotonic() - began))
-    warm = clients.outcomes["whole"] + VISITS * POOL
-    await stay(time.monotonic() - began + rest / 4)
+    warm, calm_from = clients.outcomes["whole"] + VISITS * POOL, time.monotonic() + rest / 4
+    crowd = asyncio.create_task(clients.run(CROWD, lambda: time.monotonic() < calm_from))
+    await stay(calm_from - began)
+    await crowd
     while clients.outcomes["whole"] < warm and not clients.faults:
         await stay(time.monotonic() - began + 1)
     looks = [(time.monotonic(), await sizes(server, clients))]
@@ -126,6 +129,7 @@ async def soak(run: Run, server: int, url: str, seed: int, seconds: float) -> di
         "disturbances": dict(disturbances.done.most_common()),
         "slowest until well again": {"value": round(disturbances.slowest_s, 1), "unit": "s"},
         "wrong or lost": len(clients.faults),
+        "looked at, s": [round(at - looks[0][0]) for at, _ in looks],
         "private memory, KiB": growth(looks),
     }
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -43,11 +44,11 @@ class Clients:
         self.go, self._ended = asyncio.Event(), False
         self.go.set()
 
-    async def run(self, at_once: int) -> None:
-        """Until stop(). at_once: requests."""
+    async def run(self, at_once: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Until stop(), or until they are wanted no more. at_once: requests."""
         limits = httpx.Limits(max_keepalive_connections=0)  # each on a connection of its own: the kernel spreads them
         async with httpx.AsyncClient(base_url=self.url, timeout=ANSWER_S, limits=limits) as client:
-            await asyncio.gather(*(self._requests(client) for _ in range(at_once)))
+            await asyncio.gather(*(self._requests(client, wanted) for _ in range(at_once)))
 
     def stop(self) -> None:
         self._ended = True
@@ -59,8 +60,8 @@ class Clients:
         while self.running:
             await asyncio.sleep(0.05)
 
-    async def _requests(self, client: httpx.AsyncClient) -> None:
-        while not self._ended:
+    async def _requests(self, client: httpx.AsyncClient, wanted: Callable[[], bool]) -> None:
+        while not self._ended and wanted():
             await self.go.wait()
             number = int(self.rng.integers(0, len(self.pool)))
             self.running += 1
