@@ -17,13 +17,15 @@ MOST_BYTES = 4 << 20  # of an answer
 @dataclass
 class ServerSample:
     """values: sums over all labels, by name without "blinkpy_"; buckets: of histograms, count up to each bound; state: the
-    engine's, "" without one; problem: why there is nothing else, "" normally; at: s of the monotonic clock."""
+    engine's, "" without one; problem: why there is nothing else, "" normally; at: s of the monotonic clock; tenants: what is
+    known of each, by name, without "tenant_"."""
 
     at: float
     values: dict[str, float] = field(default_factory=dict)
     buckets: dict[str, dict[float, float]] = field(default_factory=dict)
     state: str = ""
     problem: str = ""
+    tenants: dict[str, "ServerSample"] = field(default_factory=dict)
 
     def get(self, name: str) -> float:
         return self.values.get(name, 0.0)
@@ -60,7 +62,10 @@ def parse_metrics(text: str, at: float) -> ServerSample:
         if found is None:
             continue
         name, labels, value = found[1].removeprefix("blinkpy_"), dict(LABEL.findall(found[2] or "")), float(found[3])
-        if "le" in labels:
+        if "tenant" in labels:
+            tenant, name = sample.tenants.setdefault(labels["tenant"], ServerSample(at)), name.removeprefix("tenant_")
+            tenant.values[name] = tenant.get(name) + value
+        elif "le" in labels:
             table = sample.buckets.setdefault(name.removesuffix("_bucket"), {})
             bound = float(labels["le"])
             table[bound] = table.get(bound, 0.0) + value

@@ -1,4 +1,4 @@
-"""`blinkpy top`: looks at servers in turns, and shows a table until q or Ctrl-C."""
+"""`blinkpy top`: looks at servers in turns, and shows tables until q or Ctrl-C."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ LEAVING = ("q", "Q", "\x03", "\x04", "")
 
 
 def run_top(options: TopOptions) -> int:
-    """Show the table; 1 if it was asked for once and a server did not answer."""
+    """Show the tables; 1 if it was asked for once and a server did not answer."""
     require_packages("top", "rich", extra="top")
     with contextlib.suppress(KeyboardInterrupt), ThreadPoolExecutor(len(options.urls)) as pool:
         watched = Watched(options, pool)
@@ -49,28 +49,28 @@ class Watched:
 def _once(watched: Watched, interval: float) -> int:
     from rich.console import Console
 
-    from blinkpy.top.top_table import top_table
+    from blinkpy.top.top_table import top_tables
 
     watched.look()
     time.sleep(interval)
     watched.look()
     now = watched.looks[-1]
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(top_table(console, now, watched.looks[0]))
+    console.print(top_tables(console, now, watched.looks[0]))
     return int(any(sample.problem for sample in now.values()))
 
 
 def _live(watched: Watched, interval: float) -> None:
     from rich.live import Live
 
-    from blinkpy.top.top_table import top_table
+    from blinkpy.top.top_table import top_tables
 
     with interrupts() as interrupted, keys() as ready, Live(screen=True, auto_refresh=False) as live:
         sources = [interrupted, *([sys.stdin] if ready else [])]
         while True:
             begin = time.monotonic()
             watched.look()
-            live.update(top_table(live.console, watched.looks[-1], watched.looks[0]), refresh=True)
+            live.update(top_tables(live.console, watched.looks[-1], watched.looks[0]), refresh=True)
             while True:
                 came = select.select(sources, [], [], max(0.0, begin + interval - time.monotonic()))[0]
                 if interrupted in came or (came and sys.stdin.read(1) in LEAVING):

@@ -1,8 +1,8 @@
-"""The table of `blinkpy top`: a row for each server."""
+"""The tables of `blinkpy top`: a row for each server, and below one for each of their tenants."""
 
 from collections.abc import Callable
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -10,6 +10,7 @@ from blinkpy.top.server_sample import ServerSample
 
 NONE = "-"
 WIDEST = 1000  # columns
+MOST_TENANTS = 20  # that are shown, those who take most
 Cell = Callable[[ServerSample, ServerSample | None], str]
 
 
@@ -46,7 +47,7 @@ def _joules(now: ServerSample, before: ServerSample | None) -> str:
 # The first ones matter most.
 COLUMNS: dict[str, Cell] = {
     "run": lambda now, before: figure(now.get("engine_requests_running")),
-    "wait": lambda now, before: figure(now.get("engine_requests_waiting")),
+    "wait": lambda now, before: figure(now.get("engine_requests_waiting") + now.get("waiting_requests")),
     "tokens/s": lambda now, before: figure(now.rate(before, "generated_tokens_total")),
     "TTFT P50 / P99": _wait("time_to_first_token_seconds"),
     "TPOT P50 / P99": _wait("time_per_output_token_seconds"),
@@ -63,8 +64,14 @@ COLUMNS: dict[str, Cell] = {
 }
 
 
+def top_tables(console: Console, now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Group:
+    """now: the last look at each server, by URL; before: an earlier one."""
+    tenants = tenant_table(now, before)
+    return Group(top_table(console, now, before), *([] if tenants is None else ["", tenants]))
+
+
 def top_table(console: Console, now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table:
-    """now: the last look at each server, by URL; before: an earlier one. The last columns go where the console is too narrow."""
+    """The servers. The last columns go where the console is too narrow."""
     for shown in range(len(COLUMNS), 0, -1):
         table = _table(now, before, list(COLUMNS.items())[:shown])
         if console.measure(table, options=console.options.update(max_width=WIDEST)).maximum <= console.width:
@@ -87,4 +94,25 @@ def _table(now: dict[str, ServerSample], before: dict[str, ServerSample], column
         earlier = before.get(url)
         cells = [cell(sample, None if earlier is sample else earlier) for _, cell in columns]
         table.add_row(name, Text(state, "green" if state == "ready" else "yellow"), *cells)
+    return table
+
+
+def tenant_table(now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table | None:
+    """The tenants of all servers, who takes most tokens first, then who has most requests; None where none has a name."""
+    rows = []
+    for url, sample in now.items():
+        earlier = before.get(url)
+        for name, tenant in sample.tenants.items():
+            rate = tenant.rate(None if earlier is None else earlier.tenants.get(name), "tokens_total")
+            counts = [tenant.get(column) for column in ("requests_in_flight", "waiting_requests", "requests_refused_total")]
+            rows.append(((-(rate or 0.0), -counts[0], -counts[1], url, name), [*map(figure, (*counts[:2], rate, counts[2]))]))
+    if not rows:
+        return None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("server", "tenant", "in flight", "waiting", "tokens/s", "429"):
+        table.add_column(title, justify="left" if title in ("server", "tenant") else "right", no_wrap=True)
+    for (*_, url, name), cells in sorted(rows)[:MOST_TENANTS]:
+        table.add_row(Text(url.removeprefix("http://")), Text(name), *cells)
+    if len(rows) > MOST_TENANTS:
+        table.caption, table.caption_justify = f"and {len(rows) - MOST_TENANTS} more", "left"
     return table

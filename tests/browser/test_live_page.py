@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 from support.front_end.fake_engine import FakeEngine
-from support.front_end.http_server import RunningServer, serving
+from support.front_end.http_server import MODEL, RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
@@ -31,6 +33,13 @@ def engine() -> Iterator[FakeEngine]:
 def server(engine, folder) -> Iterator[RunningServer]:
     with serving(engine, folder) as server:
         yield server
+
+
+def forget_401(open_page) -> bool:
+    """Forget that the console told of a key that was missing; whether it did."""
+    others = [problem for problem in open_page.problems if "401" not in problem]
+    found, open_page.problems[:] = len(others) < len(open_page.problems), others
+    return found
 
 
 def tile(page: Page, title: str):
@@ -60,9 +69,45 @@ def test_figures_are_those_of_the_server(server, engine, open_page) -> None:
     expect(tile(page, "KV cache held").locator(".note")).to_have_text("of 100 pages, 50 % cached")
     expect(tile(page, "Last batch").locator(".value")).to_have_text("5 rows")
     expect(tile(page, "Time to first token").locator(".value")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
-    expect(tile(page, "Wait in the engine").locator(".value")).to_have_text(re.compile(r"^\d+ ms$"))
+    expect(tile(page, "Wait before it runs").locator(".value")).to_have_text(re.compile(r"^[\d.]+ ms$"))
     expect(tile(page, "Generated tokens/s").locator(".value")).not_to_have_text("0")
     expect(tile(page, "Energy").locator(".value")).to_have_text("312 W")
+
+
+def test_tenants_are_shown_by_name_and_never_by_key(engine, folder, tmp_path, open_page) -> None:
+    """A row for each, who takes most first; 14 of them, and 12 are shown. What waits in the front end counts as waiting."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text("".join(f'["tenant.{i:02}"]\nkey = "the-key-of-{i:02}"\nrequests = 1\n' for i in range(14)))
+    engine.step_s = 0.2
+    with serving(engine, folder, api_keys=str(keys)) as server, ThreadPoolExecutor(8) as pool:
+        page = open_page(server.url + "/")
+        row = page.locator("#rows tr")
+        expect(row).to_have_count(12)
+        expect(page.locator("#others")).to_have_text("and 2 more tenants")
+
+        def ask(tenant: int) -> None:
+            body = {"model": MODEL, "prompt": [7, 8], "max_tokens": 40, "ignore_eos": True}
+            headers = {"authorization": f"Bearer the-key-of-{tenant:02}"}
+            assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=120).status_code == 200
+
+        asked = [pool.submit(ask, tenant) for tenant in (13, 13, 13, 5)]
+        expect(row.nth(0).locator("td").nth(0)).to_have_text("tenant.13", timeout=30_000)
+        expect(row.nth(0).locator("td").nth(1)).to_have_text("1")
+        expect(row.nth(0).locator("td").nth(2)).to_have_text("2", timeout=10_000)
+        expect(row.nth(1).locator("td").nth(0)).to_have_text("tenant.05")
+        expect(tile(page, "Requests running").locator(".note")).to_have_text("2 waiting", timeout=10_000)
+        assert "the-key" not in page.content()
+        engine.step_s = 0.005
+        for one in asked:
+            one.result()
+        page.close()
+    assert forget_401(open_page), "it asks for the model's name, in vain"
+
+
+def test_without_tenants_there_is_no_table_of_them(server, open_page) -> None:
+    page = open_page(server.url + "/")
+    expect(page.get_by_role("status").first).to_have_text("ready")
+    expect(page.locator("#tenants")).to_be_hidden()
 
 
 def test_a_chat_streams_and_goes_on(server, engine, open_page) -> None:
@@ -91,6 +136,7 @@ def test_stop_cancels_what_runs(engine, folder, open_page) -> None:
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
         wait_for(lambda: engine.cancels == 1)
+        page.close()  # it looks again and again, and the server goes
 
 
 def test_markup_of_an_answer_is_text(server, open_page) -> None:
@@ -115,9 +161,8 @@ def test_a_key_is_asked_for(engine, folder, open_page) -> None:
         expect(page.locator("#speed")).to_contain_text("first token", timeout=20_000)
         expect(page.locator("#model")).to_have_text("tiny")
         assert "secret" not in page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
-    refused = [problem for problem in open_page.problems if "401" in problem]
-    assert refused
-    open_page.problems[:] = [problem for problem in open_page.problems if problem not in refused]
+        page.close()
+    assert forget_401(open_page)
 
 
 def test_a_server_that_is_gone_is_said_so(engine, folder, open_page) -> None:

@@ -23,7 +23,7 @@ from blinkpy.config import ConfigError
 from blinkpy.queues import words as W
 from blinkpy.top.server_sample import ServerSample, look, parse_metrics
 from blinkpy.top.top_options import TopOptions
-from blinkpy.top.top_table import top_table
+from blinkpy.top.top_table import tenant_table, top_table, top_tables
 
 COMMAND = [sys.executable, "-m", "blinkpy", "top"]
 
@@ -158,6 +158,40 @@ def test_what_does_not_fit_is_left_out_from_the_right(width) -> None:
     assert "10.0.0.1:8000  ready   43" in text
     assert ("4xx" in text) == (width == 240)
     assert "TTFT" in text
+
+
+def test_tenants_have_rows_by_what_they_take(rng) -> None:
+    """Random figures of two workers and two servers, one of which has no tenants; against sums and an order made here."""
+    names = [f"t{i}.x" for i in range(25)]
+    counts = {name: rng.integers(0, 9, (4, 2)) for name in names}  # in flight, waiting, refused, tokens before; of two workers
+    more = dict(zip(names, (rng.choice(10**6, len(names), replace=False) + 1).tolist(), strict=True))
+
+    def text(later: bool) -> str:
+        lines = ['blinkpy_engine_up 1\nblinkpy_requests_in_flight{worker="0"} 3']
+        for name, table in counts.items():
+            kinds = ("requests_in_flight", "waiting_requests", "requests_refused_total", "tokens_total")
+            for kind, values in zip(kinds, table, strict=True):
+                for worker, value in enumerate(values):
+                    value = value + more[name] * (later and kind == "tokens_total" and worker)
+                    lines.append(f'blinkpy_tenant_{kind}{{worker="{worker}",tenant="{name}"}} {value}')
+        return "\n".join(lines)
+
+    before, now = parse_metrics(text(False), 5.0), parse_metrics(text(True), 9.0)
+    assert now.get("requests_in_flight") == 3, "of the server, not of its tenants"
+    console = Console(width=100, file=io.StringIO())
+    console.print(
+        top_tables(console, {"http://a:1": now, "http://b:1": parse_metrics("blinkpy_engine_up 1", 9.0)}, {"http://a:1": before})
+    )
+    lines = console.file.getvalue().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["server", "tenant"])
+    order = sorted(names, key=lambda name: -more[name])
+    rows = [[name, *(f"{counts[name][i].sum()}" for i in (0, 1)), more[name] / 4, f"{counts[name][2].sum()}"] for name in order]
+    shown = [line.split() for line in lines[start + 1 : start + 21]]
+    assert [[*row[1:4], row[5]] for row in shown] == [[*row[:3], row[4]] for row in rows[:20]]
+    for row, expected in zip(shown, rows, strict=False):
+        assert float(row[4].replace(",", "")) == pytest.approx(expected[3], rel=0.01, abs=0.6)
+    assert lines[start + 21].strip() == "and 5 more"
+    assert tenant_table({"http://b:1": parse_metrics("blinkpy_engine_up 1", 9.0)}, {}) is None
 
 
 def test_other_servers_and_wrong_urls(folder) -> None:
