@@ -139,7 +139,7 @@ def test_cancelled_requests_give_everything_back(rng: np.random.Generator) -> No
 
 
 def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(batch: object, requests: object) -> None:
         raise ArithmeticError("broken on purpose")
@@ -150,7 +150,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
         client.submit(np.array([1, 2, 3], np.int32), RequestParameters())
         wait_for(lambda: engine.views.engine[ENGINE_STATE] == STATE_FAULTED)
     (saved,) = tmp_path.glob("crash-*.recording")
-    assert f"the last steps before it are in {saved}" in capfd.readouterr().err
+    assert f"the last steps before it are in {saved}" in caplog.text
     capture = read_dump(saved)
     assert capture.description["reason"] == "ArithmeticError: broken on purpose"
     replay = Replay(capture, short_prompts)
