@@ -74,6 +74,13 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
+@pytest.mark.parametrize(("name", "invariant"), [("gemma2-uncapped", False), ("gpt-oss", True)])
+def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str, invariant: bool) -> None:
+    """To the bit as with all tokens kept; in the last layer that goes on with last tokens alone, too."""
+    options = {"tokens": 32, "invariant": invariant}
+    step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, **options)
+
+
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
     """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
     states, seed = [], int(rng.integers(2**31))
