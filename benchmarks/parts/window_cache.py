@@ -1,9 +1,9 @@
 """What --window-cache ring saves: the cache of one sequence of 32,768 tokens, and how many such sequences an 80 GB GPU holds.
 
-Nothing is measured. The cache is made as an engine makes it, but on torch's meta device, which has shapes and no memory, with one
-slot, and its bytes are counted: pages for the whole sequence, and the ring of the slot with the spill pages of the largest default
-step. How many sequences fit is the arithmetic of an engine's start with as many slots: the largest number whose pages all fit
-beside weights, activations, scheduler state and rings. bfloat16, gpt-oss with 4-bit experts.
+Nothing is measured. The cache is made as an engine makes it, but on torch's meta device, which has shapes and no memory, with
+one slot, and its bytes are counted: pages for the whole sequence, and the ring of the slot with the spill pages of the largest
+default step. How many sequences fit is the arithmetic of an engine's start with as many slots: the largest number whose pages
+all fit beside weights, activations, scheduler state and rings. bfloat16, gpt-oss with 4-bit experts.
 """
 
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def benchmark(run: Run) -> None:
         models.append({**row, "saved": round(1 - row["ring"]["bytes"] / row["full"]["bytes"], 4)})
     least = min(row["saved"] for row in models if row["model"].startswith("Gemma 3"))
     run.target(f"share of the cache of {TOKENS:,} tokens that rings save, least of Gemma 3", least, SAVED, "", at_most=False)
-    run.write(__doc__, {"tokens": TOKENS, "gpu": GPU, "models": models})
+    run.write(__doc__, {"tokens": TOKENS, "fits": GPU, "models": models})
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def draw_rings(document: dict[str, Any]) -> Any:
     figure, axes = figure_row(2, height=3.4)
     panels = (
         ("bytes", 2**30, f"GiB of cache of one sequence of {found['tokens']:,} tokens", "{:.2f}"),
-        ("sequences", 1, f"sequences of {found['tokens']:,} tokens on an {found['gpu']} GPU", "{:g}"),
+        ("sequences", 1, f"sequences of {found['tokens']:,} tokens on {found['fits']}", "{:g}"),
     )
     for ax, (key, unit, label, form) in zip(axes, panels, strict=True):
         for offset, (kind, color) in enumerate((("full", "tab:gray"), ("ring", "tab:blue"))):

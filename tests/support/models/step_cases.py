@@ -204,9 +204,9 @@ def ring_case(
 
 def few_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
     """A long prompt in whole steps, a short one beside its end, and tokens behind both; few enough for the interpreter."""
-    first, second = (batches.add(rng.integers(0, model_zoo.VOCAB, length).tolist()) for length in (3 * tokens + 1, 9))
-    whole, rest = [(first, tokens)], [(first, 1), (second, 5)]
-    for work in (whole, whole, whole, rest, [(second, 4), (first, 1)], [(first, 1), (second, 1)]):
+    first, second = (batches.add(rng.integers(0, model_zoo.VOCAB, length).tolist()) for length in (3 * tokens + 1, 5))
+    whole = [(first, tokens)]
+    for work in (whole, whole, whole, [(first, 1), (second, 5)], [(first, 1), (second, 1)]):
         batch = batches.batch(work)
         yield batch
         batches.commit(batch)
