@@ -88,6 +88,8 @@ def draw_rings(document: dict[str, Any]) -> Any:
         ax.set_yticks(np.arange(len(names)) + 0.2, names)
         ax.invert_yaxis()
         ax.margins(x=0.12)
+        if key == "sequences":
+            plain_log(ax, "x")
         ax.set(xlabel=label)
         ax.grid(alpha=0.3, axis="x")
     axes[0].legend(fontsize=7)

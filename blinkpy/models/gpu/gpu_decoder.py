@@ -151,7 +151,8 @@ class GpuDecoder:
         cos, sin = self.ropes[index]
         new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
         window = model.layers[index].attention.window
-        rings, view, table = self.rings if window else None, self.view, self.requests.page_table
+        rings, view = self.rings if window else None, self.view
+        table: Any = self.requests.page_table
         if rings is not None:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
         cache = PagedKV(self.cache.keys[index], self.cache.values[index], table)
