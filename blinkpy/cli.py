@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
-from blinkpy.config import Config, ConfigError, help_text, load_file, meant, option_type, options
+from blinkpy.config import Config, ConfigError, check_asked, help_text, load_file, meant, option_type, options
 from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
@@ -200,6 +200,7 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
         if "model" in arguments and arguments["model"] != model:
             raise ConfigError(f"two models are named: {model!r} and --model {arguments['model']!r}")
         values["model"] = model
+    check_asked(values)
     return Config().with_options(values), frozenset(values)
 
 

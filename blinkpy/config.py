@@ -24,6 +24,7 @@ REASONING_PARSERS: dict[str, str] = {}
 """How models mark reasoning, by name: blinkpy.dpu.tools.reasoning fills it."""
 STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
+NO_HITS = "window rings keep no page of a prompt's start"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
 ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", "serve engine frontend"
@@ -99,6 +100,12 @@ class CacheOptions:
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
     cpu_cache_mib: int = option(256, "KV cache of the CPU engine when num_pages is 0, MiB", low=1, high=1 << 20)
     enable_prefix_caching: bool = option(True, "reuse the pages of prompts with a common start")
+    window_cache: str = option(
+        "full",
+        "layers with a window keep all tokens in pages (full), or their window alone in a ring of each slot (ring: less memory, "
+        "no prefix caching; docs/models.md)",
+        choices=("full", "ring"),
+    )
 
 
 @dataclass(frozen=True)
@@ -425,6 +432,12 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: i
         burst_step = min(most, max(2048, mixed))
     check_step_sizes(rows, most, mixed, burst_step)
     return {"max_num_batched_tokens": most, "mixed_step_tokens": mixed, "burst_step_tokens": burst_step}
+
+
+def check_asked(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError where options that somebody set, by flat name, exclude each other, though a default gives way."""
+    if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
+        raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.config import options as config_options
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
@@ -145,6 +145,7 @@ class LLM:
         for name in options:
             if name not in allowed:
                 raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
+        check_asked(options)
         name = private_name()
         self.config = Config().with_options({"lease_ms": LEASE_MS, **options, "model": model, "name": name})
         self._lock = threading.Lock()

@@ -25,6 +25,7 @@ from blinkpy.kernels.attention import split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
+from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
@@ -204,6 +205,7 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"plan of {name}", attention_launch(plan, attention_variant.rows == {LAST_TOKENS})
     for name in SAMPLERS:
         yield f"case of {name}", sampling_launch(name)
+    yield "window rings", ring_launch()
 
 
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
@@ -245,6 +247,19 @@ def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bf
     workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], heads, kv_heads, head_dim, "meta")
     call = AttentionCall(q, paged, batch, out, tokens, head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
     return partial(attend, call, plan)
+
+
+def ring_launch(tokens: int = 8192, rows: int = 64) -> Callable[[], object]:
+    """The two kernels that a step has more with window rings, of Gemma 3 27B's layers."""
+    rings = WindowRings(meta(SLOTS, 8192), meta(tokens), 1024, 65, 52)
+    batch = BatchView(meta(8, dtype=torch.int64), *[meta(tokens + 1)] * 6)
+    cache = meta(SLOTS * 65 * 52 + 1024, 16, 16, 128, dtype=torch.bfloat16)
+
+    def launch() -> None:
+        place_pages(rings, batch, rows=rows, page_size=16, pdl=True)
+        keep_spilled(rings, PagedKV(cache, cache, rings.page_table), batch, rows=rows, pdl=True)
+
+    return launch
 
 
 def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Callable[[], object]:

@@ -86,3 +86,28 @@ def draw_soak(document: dict[str, Any]) -> Any:
     ax.grid(alpha=0.3)
     ax.legend(fontsize=7, ncol=2)
     return figure
+
+
+def draw_rings(document: dict[str, Any]) -> Any:
+    """The cache of one sequence, and how many sequences a GPU holds, of each model with all tokens kept and with rings."""
+    found = document["results"]
+    names = [model["model"] for model in found["models"]]
+    figure, axes = figure_row(2, height=3.4)
+    panels = (
+        ("bytes", 2**30, f"GiB of cache of one sequence of {found['tokens']:,} tokens", "{:.2f}"),
+        ("sequences", 1, f"sequences of {found['tokens']:,} tokens on {found['fits']}", "{:g}"),
+    )
+    for ax, (key, unit, label, form) in zip(axes, panels, strict=True):
+        for offset, (kind, color) in enumerate((("full", "tab:gray"), ("ring", "tab:blue"))):
+            values = [model[kind][key] / unit for model in found["models"]]
+            bars = ax.barh(np.arange(len(names)) + 0.4 * offset, values, 0.38, label=f"--window-cache {kind}", color=color)
+            ax.bar_label(bars, [form.format(value) for value in values], fontsize=7, padding=2)
+        ax.set_yticks(np.arange(len(names)) + 0.2, names)
+        ax.invert_yaxis()
+        ax.margins(x=0.12)
+        if key == "sequences":
+            plain_log(ax, "x")
+        ax.set(xlabel=label)
+        ax.grid(alpha=0.3, axis="x")
+    axes[0].legend(fontsize=7)
+    return figure

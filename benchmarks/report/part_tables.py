@@ -187,6 +187,19 @@ def capacity(results: Results) -> dict[str, Any]:
     return {"loads": loads, "head": ["policy, step tokens", *(key.replace("_", " ") for key in PREDICTED)]}
 
 
+def window_cache(results: Results) -> dict[str, Any]:
+    """What window rings save, for each model."""
+    found = results.read("window_cache").get("results", {})
+    rows = []
+    for model in found.get("models", ()):
+        sizes = [f"{model[kind]['bytes'] / 2**30:.2f}" for kind in ("full", "ring")]
+        fitting = [str(model[kind]["sequences"]) for kind in ("full", "ring")]
+        windows = f"{model['with_window']} of {model['layers']}, {model['window']:,}"
+        rows.append([model["model"], windows, *sizes, percent(model["saved"]), *fitting])
+    head = ["model", "layers with a window, its tokens", "GiB, full", "GiB, ring", "saved", "sequences, full", "sequences, ring"]
+    return {"head": head, "rows": rows}
+
+
 def files(results: Results) -> dict[str, Any]:
     """The result files, each with its origin."""
     rows = []

@@ -3,7 +3,7 @@
 import logging
 import secrets
 
-from blinkpy.config import Config, ConfigError, step_sizes
+from blinkpy.config import NO_HITS, Config, ConfigError, step_sizes
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
@@ -14,6 +14,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.checkpoint import with_stored_head
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
@@ -80,6 +81,9 @@ class Engine:
         model = describe_model(folder)
         if weights:
             model = with_stored_head(model, folder)
+        if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
+            logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
+            self.config = self.config.with_options({"enable_prefix_caching": False})
         most = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=most)
         config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open

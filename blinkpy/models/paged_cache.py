@@ -1,41 +1,72 @@
-"""The paged KV cache's memory: for each layer one tensor of keys and one of values."""
+"""The KV cache's memory: for each layer one array of keys and one of values."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.ring_sizes import RingSizes
 
 if TYPE_CHECKING:
     import torch
 
+A = TypeVar("A")
 
-def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int) -> int:
-    """Bytes that one page takes, keys and values of all layers together. itemsize: of a number."""
-    return model.kv_elements * page_size * itemsize
+
+def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
+    """Bytes that one page of the pool takes, keys and values of all layers together, but for those with rings. itemsize: of a
+    number. Where all layers have rings, a page is the scheduler's alone: 1 stands for nothing."""
+    layers = len(model.layers) - (len(rings.layers) if rings else 0)
+    return max(1, layers * 2 * model.kv_size * page_size * itemsize)
+
+
+def ring_bytes(model: DecoderDescription, rings: RingSizes | None, itemsize: int) -> int:
+    """Bytes of all window rings, keys and values, spill pages included."""
+    return 0 if rings is None else rings.all_pages * rings.page_size * 2 * model.kv_size * itemsize
+
+
+def _of_layers(
+    model: DecoderDescription, page_size: int, num_pages: int, rings: RingSizes | None, zeros: Callable[[tuple[int, ...]], A]
+) -> list[A]:
+    """Keys or values of each layer. zeros: makes an array of a shape."""
+    page, views = (model.kv_heads, page_size, model.head_dim), dict[int, A]()
+    if rings is not None:
+        shared: Any = zeros((rings.all_pages, *page))
+        views = {layer: shared[rank : rank + rings.layer_pages] for rank, layer in enumerate(rings.layers)}
+    return [views[layer] if layer in views else zeros((num_pages, *page)) for layer in range(len(model.layers))]
 
 
 class PagedCache:
-    """keys, values: per layer a tensor [num_pages, kv_heads, page_size, head_dim], so a page of one head is contiguous."""
+    """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is contiguous. The layers of
+    `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for the others."""
 
     def __init__(
-        self, model: DecoderDescription, num_pages: int, page_size: int, dtype: torch.dtype, device: str | torch.device = "cpu"
+        self,
+        model: DecoderDescription,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: str | torch.device = "cpu",
+        rings: RingSizes | None = None,
     ):
         import torch
 
-        shape = (num_pages, model.kv_heads, page_size, model.head_dim)
-        self.num_pages, self.page_size = num_pages, page_size
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers]
+        def zeros(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.num_pages, self.page_size, self.rings = num_pages, page_size, rings
+        self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
 
 
 class ArrayCache:
     """The same as NumPy arrays, float32."""
 
-    def __init__(self, model: DecoderDescription, num_pages: int, page_size: int):
-        shape = (num_pages, model.kv_heads, page_size, model.head_dim)
-        self.num_pages, self.page_size = num_pages, page_size
-        self.keys = [np.zeros(shape, np.float32) for _ in model.layers]
-        self.values = [np.zeros(shape, np.float32) for _ in model.layers]
+    def __init__(self, model: DecoderDescription, num_pages: int, page_size: int, rings: RingSizes | None = None):
+        def zeros(shape: tuple[int, ...]) -> np.ndarray:
+            return np.zeros(shape, np.float32)
+
+        self.num_pages, self.page_size, self.rings = num_pages, page_size, rings
+        self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))

@@ -10,12 +10,14 @@ from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.serving.model_check_options import CheckModelOptions
 from blinkpy.serving.model_facts import GPUS, ModelFacts, as_json, model_facts
 
+SERVER_OPTIONS = ("dtype", "max_model_len", "gpu_memory_utilization", "slots", "window_cache")
+
 
 def run_check_model(options: CheckModelOptions) -> int:
     """Print the page, or JSON; 1 where the model can't be served. Raises ConfigError where there is none."""
     folder = resolve_model(options.model, weights=False, tokenizer=False)
     local = options.model == "demo" or Path(options.model).expanduser().exists()
-    given = {name: getattr(options, name) for name in ("dtype", "max_model_len", "gpu_memory_utilization")}
+    given = {name: getattr(options, name) for name in SERVER_OPTIONS}
     gpus = GPUS | ({f"{options.gpu_gib:g} GiB": int(options.gpu_gib * 2**30)} if options.gpu_gib else {})
     facts = model_facts(folder, Config().with_options(given), local=local, gpus=gpus)
     flags = [f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value != getattr(CheckModelOptions, name)]
@@ -59,7 +61,8 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
     for name, count in facts.parameters.items():
         yield f"  {name:15}{count:>18,}  {gib(facts.weight_bytes[name])}"
     yield f"weights          {gib(sum(facts.weight_bytes.values()))}"
-    yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token"
+    rings = f", and window rings, {facts.ring_bytes_per_slot / 2**20:,.2f} MiB a slot" if facts.ring_bytes_per_slot else ""
+    yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}"
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
         yield f"  on {one.gpu:14}{room}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer, read_json
@@ -20,6 +20,8 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+from blinkpy.models.paged_cache import kv_bytes_per_page
+from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
@@ -51,7 +53,8 @@ class ModelFacts:
     parameters: dict[str, int] = field(default_factory=dict)  # by part
     active_parameters: int = 0  # that one token uses
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by part
-    cache_bytes_per_token: int = 0
+    cache_bytes_per_token: int = 0  # of the layers that keep all tokens
+    ring_bytes_per_slot: int = 0
     gpus: list[GpuFit] = field(default_factory=list)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
@@ -87,8 +90,9 @@ def itemsize_of(model: DecoderDescription, config: Config) -> int:
 def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuFit:
     """How a model fits on a GPU of `total` bytes, all free: the arithmetic of an engine's start."""
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
-    page_bytes = model.kv_elements * page_size * itemsize
     try:
+        config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
+        page_bytes = kv_bytes_per_page(model, page_size, itemsize, ring_sizes(config, model))
         plan = plan_memory(config, model, itemsize, page_bytes, total, total)
         plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
         sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
@@ -139,7 +143,10 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     facts.weight_bytes = by_part(model, lambda part: part.nbytes(itemsize))
     total, routed = sum(facts.parameters.values()), facts.parameters.get("experts", 0)
     facts.active_parameters = total - (routed - routed * experts.top_k // experts.number if routed else 0)
-    facts.cache_bytes_per_token = model.kv_elements * itemsize
+    rings = _tried(facts, lambda: ring_sizes(config, model))
+    ringed = len(rings.layers) if rings else 0
+    facts.cache_bytes_per_token = 2 * model.kv_size * (len(model.layers) - ringed) * itemsize
+    facts.ring_bytes_per_slot = 2 * model.kv_size * ringed * rings.pages * rings.page_size * itemsize if rings else 0
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")

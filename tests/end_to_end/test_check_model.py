@@ -17,7 +17,7 @@ from support.front_end.tiny_tokenizer import write_model
 from support.models.model_zoo import save_model
 
 from blinkpy import cli
-from blinkpy.config import Config
+from blinkpy.config import Config, step_sizes
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.weights import model_folder
@@ -177,6 +177,7 @@ def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator
         one, total = (model, large)[int(rng.integers(2))], int(rng.integers(1 << 31, 1 << 37))
         config = Config().with_options({"max_model_len": int(rng.integers(0, 2)) * 200})
         found = fit(one, config, "any", total)
+        config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=True))
         page = one.kv_elements * 16 * 4
         left = plan_memory(config, one, 4, page, total, total).cache
         if found.problem:
@@ -185,6 +186,20 @@ def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator
         assert found.context == (config.model.max_model_len or min(one.max_position, left // page * 16))
         most = 2 * config.frontend.workers * config.queue.slots * -(-found.context // 16)
         assert found.cached == 16 * min(left // page, most)
+
+
+def test_window_rings(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory of a slot in place of the tokens' in layers with a window; refused where there are none."""
+    save_model("gemma3", tmp_path, 1)
+    written, keys = json.loads((tmp_path / "config.json").read_text()), ("cache_bytes_per_token", "ring_bytes_per_slot")
+    write_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    found = [look(capsys, str(tmp_path), *flags) for flags in ([], ["--window-cache", "ring", "--slots", "7"])]
+    assert [code for code, _ in found] == [0, 0] and found[1][1]["command"].endswith("--slots 7 --window-cache ring")
+    token = 2 * 2 * 32 * 4  # keys and values, heads, size, float32
+    assert [[facts[key] for key in keys] for _, facts in found] == [[3 * token, 0], [token, 2 * 48 * token]]
+    code, facts = look(capsys, str(saved), "--window-cache", "ring")
+    assert code == 1 and "no layer of Glm4MoeForCausalLM has a window" in facts["problems"][0]
 
 
 def test_nothing_heavy_is_imported() -> None:

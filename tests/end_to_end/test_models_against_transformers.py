@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
 from support.models.paged_batch import PagedBatches, Sequence
+from support.models.ring_storm import ring_storm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
@@ -18,6 +19,7 @@ from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.blocks import Factors
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
+from blinkpy.models.ring_sizes import RingSizes
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.decoder_weights import embedding_factor, load_weights
 
@@ -36,18 +38,18 @@ def make_batches(rng: np.random.Generator) -> PagedBatches:
     return PagedBatches(rng, page_size=PAGE, num_pages=160, slots=12, max_model_len=256, max_tokens=512, max_rows=12)
 
 
-def make_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
+def make_decoder(folder: Path, dtype: torch.dtype = torch.float32, rings: RingSizes | None = None) -> TorchDecoder:
     model = describe_model(folder)
-    cache = PagedCache(model, 160, PAGE, dtype)
+    cache = PagedCache(model, 160, PAGE, dtype, rings=rings)
     for tensor in cache.keys + cache.values:  # whatever lies in pages that were never written must not matter
         tensor.fill_(float("nan"))
     return TorchDecoder(model, load_weights(model, folder, dtype), cache, MAX_MODEL_LEN, 512)
 
 
-def make_numpy_decoder(folder: Path) -> NumpyDecoder:
+def make_numpy_decoder(folder: Path, rings: RingSizes | None = None) -> NumpyDecoder:
     """The same without torch."""
     model = describe_model(folder)
-    cache = ArrayCache(model, 160, PAGE)
+    cache = ArrayCache(model, 160, PAGE, rings)
     for array in cache.keys + cache.values:
         array.fill(np.nan)
     return NumpyDecoder(model, load_array_weights(model, folder), cache, MAX_MODEL_LEN, 512)
@@ -158,6 +160,31 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
         seen += run(decoder, batches, work)
     assert all(len(s.tokens) - s.prompt_length == NEW_TOKENS for s in sequences)
     compare(model, seen, 5 * (18 + NEW_TOKENS))
+
+
+WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3"]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Sequences of many times the window, chunks of up to six rings, preemptions, and slots that are taken again: logits to the
+    bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks."""
+    model, described = save_model(name, tmp_path, int(rng.integers(2**31))), describe_model(tmp_path)
+    makers: list[Any] = [make_decoder, *([] if lacking_without_torch(described) else [make_numpy_decoder])]
+    assert len(makers) == 1 + (name in WITHOUT_TORCH)
+    for make in makers:
+        batches = make_batches(rng)
+        full, ring = make(tmp_path), make(tmp_path, rings=RingSizes.of(described, PAGE, 12, 240, 6))
+        seen = list[Any]()
+        for batch in ring_storm(rng, batches, VOCAB, longest=200, new_tokens=12, rows=6, tokens=240):
+            both = [np.asarray(one.logits(one.forward(batch, batches.requests.page_table))) for one in (full, ring)]
+            assert np.array_equal(*both)
+            for row, (sequence, count) in enumerate(batches.work):
+                start = batch.query_starts[row]
+                seen += [(sequence, sequence.computed + i, both[1][start + i]) for i in range(count)]
+            last = emitting_tokens(batch)
+            batch.sampled[: len(batches.work)][batch.emits[: len(batches.work)] == 1] = both[1][last].argmax(axis=1)
+        compare(model, seen, 1000)
 
 
 @pytest.mark.parametrize(

@@ -49,3 +49,18 @@ def kernel_name(node: Any) -> str:
     parameters = check_cuda(driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(int(node))))
     kernel, function = parameters.kern, parameters.func
     return check_cuda(driver.cuKernelGetName(kernel) if int(kernel) else driver.cuFuncGetName(function)).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "options"),
+    [
+        ("gemma3", torch.float32, {}),
+        ("gemma2-uncapped", torch.bfloat16, GRAPHS),
+        ("gpt-oss", torch.bfloat16, GRAPHS),
+        ("mistral-window", torch.bfloat16, GRAPHS),
+        ("gpt-oss", torch.bfloat16, {"invariant": True, **GRAPHS}),
+    ],
+)
+def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Decodes, chunks longer than a ring, preemptions and slots that are taken again: to the bit as with all tokens kept."""
+    step_cases.ring_case(rng, "cuda", name, tmp_path, dtype, step_cases.many_ring_steps, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blinkpy.config import STEP_TOKENS, Config
+from blinkpy.config import STEP_TOKENS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup
 
 if TYPE_CHECKING:
@@ -51,16 +51,29 @@ class CpuDevice(HostDevice):
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
         from blinkpy.models.paged_cache import kv_bytes_per_page
+        from blinkpy.models.ring_sizes import ring_sizes
 
         name = torch_dtype_name(model, config.model.dtype)
-        return kv_bytes_per_page(model, config.cache.page_size, 2 if name == "bfloat16" else 4)
+        return kv_bytes_per_page(model, config.cache.page_size, 2 if name == "bfloat16" else 4, ring_sizes(config, model))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
-        return config.cache.cpu_cache_mib << 20
+        from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
+        from blinkpy.models.paged_cache import ring_bytes
+        from blinkpy.models.ring_sizes import ring_sizes
+
+        itemsize = 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4
+        whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
+        if rings > whole and not config.cache.num_pages:
+            raise ConfigError(
+                f"the window rings of {config.frontend.workers * config.queue.slots} slots take {rings / 2**20:.1f} MiB, "
+                f"cpu_cache_mib is {whole >> 20}: lower slots, or raise cpu_cache_mib"
+            )
+        return whole - rings
 
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.models.cpu.cpu_step import CpuStep
+        from blinkpy.models.ring_sizes import ring_sizes
 
         sizes, model = setup.sizes, setup.model
         weights, progress = self._weights(setup, int(self._speed(setup.config, model) * PIECE_S))
@@ -68,7 +81,8 @@ class CpuDevice(HostDevice):
         tokens = setup.config.scheduler.max_num_batched_tokens
         state = setup.make_state()
         grammars = state.grammars if setup.limits.grammar_share else None
-        step = CpuStep(model, weights, sizes.num_pages, sizes.page_size, sizes.max_model_len, tokens, grammars, progress)
+        pages, rings = (sizes.num_pages, sizes.page_size), ring_sizes(setup.config, model)
+        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings)
         setup.report("allocating queues and pages")
         return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
 

@@ -97,8 +97,10 @@ class CudaDevice:
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.paged_cache import kv_bytes_per_page
+        from blinkpy.models.ring_sizes import ring_sizes
 
-        return kv_bytes_per_page(model, config.cache.page_size, self._dtype(config, model).itemsize)
+        itemsize = self._dtype(config, model).itemsize
+        return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         import torch
@@ -141,6 +143,7 @@ class CudaDevice:
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
         from blinkpy.models.paged_cache import PagedCache
+        from blinkpy.models.ring_sizes import ring_sizes
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
@@ -148,7 +151,8 @@ class CudaDevice:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         report("allocating the KV cache and the scheduler's state")
-        cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda")
+        rings = ring_sizes(setup.config, model)
+        cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda", rings)
         buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
         invariant = setup.config.engine.batch_invariant

@@ -9,6 +9,7 @@ from blinkpy.kv.state import Batch
 from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.arrays.row_passes import RowPasses, address, function_of
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
+from blinkpy.models.cpu.layer_tables import LayerTables
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
 from blinkpy.models.weights.array_weights import ArrayLayer, Float32
@@ -48,14 +49,16 @@ class NumpyAttention:
         arguments["begun"] = address(self.begun)
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
-        arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
+        arguments["room"], arguments["eps"] = self.room, model.norm.eps
         for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
             own["keys"], own["values"], own["window"] = address(keys), address(values), block.attention.window
+            own["num_pages"] = len(keys)
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = address(cos), address(sin), cos.shape[1]
             if weights.q_norm is not None and weights.k_norm is not None:
                 own["q_norm"], own["k_norm"] = address(weights.q_norm), address(weights.k_norm)
         self.addresses = [address(arguments[layer:]) for layer in range(len(model.layers))]
+        self.tables = LayerTables(cache.rings, self.room // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -67,16 +70,14 @@ class NumpyAttention:
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
             raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
-        arguments["positions"], arguments["cache_slots"] = address(batch.positions), address(batch.cache_slots)
+        arguments["positions"], arguments["progress"] = address(batch.positions), address(self.progress.word)
         arguments["row_slots"], arguments["contexts"] = address(batch.row_slots), address(batch.context_lengths)
-        arguments["page_table"], arguments["progress"] = address(page_table), address(self.progress.word)
-        arguments["slots"], arguments["table_width"] = page_table.shape
+        self.tables.begin(batch, page_table, arguments)
         read = int(batch.context_lengths[:decode_rows].sum()) + self.tokens
         self.threads = self.team.size if read * self.model.q_size * 2 > SHARED_WORK else 1
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
-            (int(starts[row]), int(starts[row + 1]), int(contexts[row]), page_table[slots[row]])
-            for row in range(decode_rows, rows)
+            (int(starts[row]), int(starts[row + 1]), int(contexts[row]), int(slots[row])) for row in range(decode_rows, rows)
         ]
 
     def run(self, layer: int, qkv: Float32) -> Float32:
@@ -90,8 +91,9 @@ class NumpyAttention:
         place = self.addresses[layer]
         self.team.run(lambda: self.decode(place), self.threads)
         heads = qkv.reshape(self.tokens, -1, model.head_dim)[:, : model.heads]
-        for start, end, context, pages in self.prompts:
-            self._attend(heads[start:end], layer, pages, context, out[start:end])
+        for start, end, context, slot in self.prompts:
+            self._attend(heads[start:end], layer, self.tables.pages(layer, slot), context, out[start:end])
+        self.tables.end(layer, self.cache.keys[layer], self.cache.values[layer])
         return out.reshape(self.tokens, model.q_size)
 
     def _attend(self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32) -> None:

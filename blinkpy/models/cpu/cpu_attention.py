@@ -15,6 +15,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
+from blinkpy.models.cpu.layer_tables import LayerTables
 from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.description.blocks import QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -56,17 +57,18 @@ class CpuAttention:
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["softcap"] = model.attention.softcap
-        arguments["num_pages"], arguments["room"], arguments["eps"] = cache.num_pages, self.room, model.norm.eps
+        arguments["room"], arguments["eps"] = self.room, model.norm.eps
         of_layers = zip(arguments, layers, cache.keys, cache.values, model.layers, self.sinks, strict=True)
         for own, weights, keys, values, block, sinks in of_layers:
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-            own["sinks"] = sinks.data_ptr()
+            own["sinks"], own["num_pages"] = sinks.data_ptr(), len(keys)
             if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm == QkNorm.HEAD:
                 norms += weights.q_norm.float(), weights.k_norm.float()
                 own["q_norm"], own["k_norm"] = (tensor.data_ptr() for tensor in norms[-2:])
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
+        self.tables = LayerTables(cache.rings, self.room // cache.page_size, max_tokens)
 
     def begin(self, batch: Batch, page_table: NDArray[np.int32]) -> None:
         """Take over the metadata of one step. page_table: int32 [slots, pages]."""
@@ -78,14 +80,12 @@ class CpuAttention:
         # A batch-invariant decode row attends as the tokens of prompts do.
         rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
-        arguments["positions"], arguments["cache_slots"] = batch.positions.ctypes.data, batch.cache_slots.ctypes.data
+        arguments["positions"], arguments["progress"] = batch.positions.ctypes.data, self.progress.word.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
-        arguments["page_table"], arguments["progress"] = page_table.ctypes.data, self.progress.word.ctypes.data
-        arguments["slots"], arguments["table_width"] = page_table.shape
+        self.tables.begin(batch, page_table, arguments)
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
-            (range(starts[row], starts[row + 1]), int(contexts[row]), torch.from_numpy(page_table[slots[row]].astype(np.int64)))
-            for row in range(decode_rows, rows)
+            (range(starts[row], starts[row + 1]), int(contexts[row]), int(slots[row])) for row in range(decode_rows, rows)
         ]
 
     def run(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
@@ -102,13 +102,15 @@ class CpuAttention:
         self.begun[:] = 0
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
-        for tokens, context, pages in self.prompts:
+        for tokens, context, slot in self.prompts:
+            pages = torch.from_numpy(self.tables.pages(layer, slot).astype(np.int64))
             for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
                 some = slice(tokens[0] + part.start, tokens[0] + part.stop)
                 q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
                 scale, softcap = model.attention.score_scale, model.attention.softcap
                 seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if model.attention.sinks else None
                 out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks)
+        self.tables.end(layer, keys, values)
         return out.view(self.tokens, model.q_size)
 
 

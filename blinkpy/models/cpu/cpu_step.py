@@ -15,6 +15,7 @@ from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penal
 from blinkpy.models.cpu.cpu_token_rules import apply_rules
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
+from blinkpy.models.ring_sizes import RingSizes
 from blinkpy.models.weights.array_weights import ArrayWeights
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 
@@ -27,7 +28,7 @@ class CpuStep:
 
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
     the scheduler's state, if requests may have some. progress: moves with the work, NumpyProgress or
-    TorchProgress.
+    TorchProgress. rings: of the layers with a window, if they have some.
     """
 
     def __init__(
@@ -40,17 +41,18 @@ class CpuStep:
         max_tokens: int,
         grammars: Grammars | None = None,
         progress: Any = None,
+        rings: RingSizes | None = None,
     ):
         self.cache: Any
         self.decoder: Any
         if isinstance(weights, ArrayWeights):
-            self.cache = ArrayCache(model, num_pages, page_size)
+            self.cache = ArrayCache(model, num_pages, page_size, rings)
             self.decoder = NumpyDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         else:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            self.cache = PagedCache(model, num_pages, page_size, weights.dtype)
+            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars = grammars
         warm_up()

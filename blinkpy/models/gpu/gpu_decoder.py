@@ -18,6 +18,7 @@ from blinkpy.kernels.attention.attention_variants import AttentionCall, NewToken
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
+from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
@@ -88,16 +89,30 @@ class GpuDecoder:
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
+        self.rings = self._window_rings(tokens)
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
         self.experts = None
         if any(model.expert_layers):
             self.experts = ExpertBuffers(model, rows_of_stream, dtype, device, invariant=invariant)
+
+    def _window_rings(self, tokens: int) -> WindowRings | None:
+        """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError where the cache's rings are
+        not those of as many requests, or too small for the shapes."""
+        sizes, table = self.cache.rings, self.requests.page_table
+        if sizes is None:
+            return None
+        if sizes.slots != len(table) or any(s.tokens // sizes.page_size + s.rows > sizes.spill for s in self.shapes):
+            raise ValueError(f"{sizes} are not the rings of {len(table)} slots and of these shapes")
+        slots = torch.zeros(tokens, dtype=torch.int32, device=table.device)
+        return WindowRings(torch.zeros_like(table), slots, sizes.window, sizes.pages, len(sizes.layers))
 
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
         the rows' last tokens, and the others stay as they entered its attention."""
         counts, layers = self.batch.counts, self.weights.layers
         self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
+        if self.rings is not None:
+            place_pages(self.rings, self.view, rows=shape.rows, page_size=self.cache.page_size, pdl=self.pdl)
         factor = embedding_factor(self.model, self.stream.hidden.dtype)
         embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
         for index, layer in enumerate(layers):
@@ -135,20 +150,25 @@ class GpuDecoder:
             norms = None
         cos, sin = self.ropes[index]
         new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
-        cache = PagedKV(self.cache.keys[index], self.cache.values[index], self.requests.page_table)
+        window = model.layers[index].attention.window
+        rings, view = self.rings if window else None, self.view
+        table: Any = self.requests.page_table
+        if rings is not None:
+            view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
+        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table)
         fused = not (shape.mixed or self.invariant)  # decode attention rotates and caches by itself; prefill needs it done before
         if not fused:
-            rope_and_cache(new, cache, self.view, heads=model.heads, pdl=pdl)
+            rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
         if last_tokens_only:
             self._keep_last_tokens(shape)
         call = AttentionCall(
             qkv.view(shape.tokens, model.heads + 2 * model.kv_heads, model.head_dim)[:, : model.heads],
             cache,
-            self.view,
+            view,
             self.buffers.attended[: self.stream.rows],
             shape.rows,
             model.attention.score_scale,
-            model.layers[index].attention.window,
+            window,
             self.attention_workspace,
             new if fused else None,
             layer.sinks,
@@ -161,6 +181,8 @@ class GpuDecoder:
             attend(call, self.prefill_plan)
         if not self.invariant:
             attend(call, self.plans[shape.rows, chunks])
+        if rings is not None and shape.mixed:
+            keep_spilled(rings, cache, view, rows=shape.rows, pdl=pdl)
         dense = isinstance(model.layers[index].mlp, Mlp)
         self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense)
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.paged_cache import ring_bytes
+from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.checkpoint import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
@@ -49,6 +51,7 @@ class MemoryPlan:
         raise ConfigError(
             f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
+            + ("; fewer slots need less for window rings" if self.parts.get("window rings") else "")
         )
 
 
@@ -86,13 +89,15 @@ def plan_memory(
     memory. The flight recorder copies the scheduler's state."""
     scheduler, slots = config.scheduler, config.frontend.workers * config.queue.slots
     length = config.model.max_model_len or model.default_context
-    pages = config.cache.num_pages or total // page_bytes
+    table_width, rings = -(-length // config.cache.page_size), ring_sizes(config, model)
+    pages = config.cache.num_pages or min(total // page_bytes, 2 * slots * table_width)
     rows = min(scheduler.max_num_seqs, slots)
     parts = {
         "weights": weight_bytes(model, itemsize),
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
         "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
         * (2 if config.engine.record_steps else 1),
+        "window rings": ring_bytes(model, rings, itemsize) + (4 * slots * table_width if rings else 0),
         "queue pairs": queue_bytes,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }

@@ -22,6 +22,7 @@ TARGETS = {  # of a smoke run
     "parts.grammar_compile": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
+    "parts.window_cache": 1,
 }
 
 

@@ -1,13 +1,15 @@
 """Steps of the GPU's decoder against the CPU engine's step, for any device: small and interpreted, or on a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
+from support.models.ring_storm import ring_storm
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -20,6 +22,7 @@ from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.ring_sizes import RingSizes
 from blinkpy.models.weights.decoder_weights import Weights, load_weights
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
@@ -35,6 +38,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
+        rings: bool = False,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -47,7 +51,8 @@ class OnDevice:
         self.requests = requests._replace(**tensors)
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant)
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device)
+        sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes)
         table, pdl = table or LinearTable(), device != "cpu"
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl, invariant=invariant
@@ -161,6 +166,55 @@ def step_case(
     if dtype == torch.float32 or not any(model.expert_layers):
         _compare_caches(cpu.cache, on.cache, running, dtype)
     return worst
+
+
+def ring_case(
+    rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, steps: Callable[..., Iterator[Batch]], *,
+    tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False,
+) -> None:  # fmt: skip
+    """Serve the same steps with window rings and with all tokens kept: the same bits. steps: makes them of rng, PagedBatches and
+    the most tokens. graphs: run captured graphs."""
+    model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
+    model = describe_model(folder)
+    weights = load_weights(model, folder, dtype, device)
+    options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant}
+    full, ring = OnDevice(rng, model, weights, **options), OnDevice(rng, model, weights, **options, rings=True)
+    ring.batches = full.batches
+    for on in (full, ring) if graphs else ():
+        on.step.capture(torch.cuda.Stream())
+    assert full.cache.rings is None and ring.cache.rings is not None
+    spilled = 0
+    for batch in steps(rng, full.batches, tokens):
+        rows, logits = int(batch.counts[ROWS]), []
+        for on in (full, ring):
+            shape = on.give(batch)
+            if graphs:
+                on.step.graphs[on.shapes.index(shape)].graph.replay()
+            else:
+                on.step.decoder.layers(shape)
+                on.step.decoder.output(shape)
+            logits.append(on.step.decoder.buffers.logits[:rows].float().cpu())
+        assert torch.equal(*logits), f"{name}, step of {shape.name}"
+        batch.sampled[:rows] = logits[0].argmax(1).numpy()
+        assert ring.step.decoder.rings is not None
+        places = ring.step.decoder.rings.cache_slots.cpu().numpy()[: int(batch.counts[TOKENS])]
+        spilled += bool((places >= ring.cache.rings.layer_pages * PAGE - ring.cache.rings.spill * PAGE).any())
+    assert spilled > 1, "too few steps had spill pages"
+
+
+def few_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
+    """A long prompt in whole steps, a short one beside its end, and tokens behind both; few enough for the interpreter."""
+    first, second = (batches.add(rng.integers(0, model_zoo.VOCAB, length).tolist()) for length in (3 * tokens + 1, 5))
+    whole = [(first, tokens)]
+    for work in (whole, whole, whole, [(first, 1), (second, 5)], [(first, 1), (second, 1)]):
+        batch = batches.batch(work)
+        yield batch
+        batches.commit(batch)
+
+
+def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int) -> Iterator[Batch]:
+    """Sequences of many times the window, preemptions, and slots that are taken again."""
+    return ring_storm(rng, batches, model_zoo.VOCAB, longest=LENGTH - 12, new_tokens=8, rows=4, tokens=tokens)
 
 
 def on_device(

@@ -74,6 +74,12 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
+def test_window_rings(rng: np.random.Generator, tmp_path: Path) -> None:
+    """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
+    steps = step_cases.few_ring_steps
+    step_cases.ring_case(rng, "cpu", "gemma2-uncapped", tmp_path, torch.float32, steps, tokens=32)
+
+
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
     """Behind attention of a layer of experts: the kernel for many rows can't add parts up by itself."""
     states, seed = [], int(rng.integers(2**31))

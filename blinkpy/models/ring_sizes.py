@@ -1,0 +1,62 @@
+"""Window rings: where a layer with a window keeps keys and values when --window-cache is ring.
+
+Each slot has a ring of a few pages in each such layer, and page k of its sequence has place k % pages there. A page that lies
+behind the window is overwritten by the one that takes its place. In a step with a chunk, early queries may still need a page
+whose place a later page of the chunk takes: that one becomes a spill page, and is copied to its place once the layer's attention
+has run. Layers run one after the other, so they share the memory of spill pages.
+
+The pages of all these layers lie in one array: layer by layer at consecutive pages, for each place of each slot; spill pages
+behind them. A layer's cache is a view that begins at its first page, so that one page table, with the layers' number as its
+stride, serves all layers, and the spill pages of each begin one page after those of the layer before.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.models.description.decoder_description import DecoderDescription
+
+
+@dataclass(frozen=True)
+class RingSizes:
+    """layers: those with a window. window: the widest, tokens. pages: of one ring. spill: pages that a step may spill."""
+
+    layers: tuple[int, ...]
+    window: int
+    page_size: int
+    pages: int
+    slots: int
+    spill: int
+
+    @classmethod
+    def of(cls, model: DecoderDescription, page_size: int, slots: int, tokens: int, rows: int) -> Self | None:
+        """None for a model without windows. tokens, rows: of the largest step."""
+        layers = tuple(index for index, layer in enumerate(model.layers) if layer.attention.window)
+        if not layers:
+            return None
+        window = max(model.layers[index].attention.window for index in layers)
+        pages = 1 - (1 - window) // page_size  # the most that a window may lie in
+        # A row of n tokens spills at most n // page_size + 1: its first token's page still has its place.
+        return cls(layers, window, page_size, pages, slots, tokens // page_size + rows)
+
+    @property
+    def layer_pages(self) -> int:
+        """Pages of the view that is one layer's cache."""
+        return len(self.layers) * self.slots * self.pages + self.spill
+
+    @property
+    def all_pages(self) -> int:
+        """Pages of all layers together, spill pages included."""
+        return self.layer_pages + len(self.layers) - 1
+
+
+def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
+    """None where all layers keep all tokens. Raises ConfigError where rings are asked for and the model has no windows."""
+    if config.cache.window_cache == "full":
+        return None
+    slots, scheduler = config.frontend.workers * config.queue.slots, config.scheduler
+    rows = min(scheduler.max_num_seqs, slots)
+    sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
+    if sizes is None:
+        raise ConfigError(f"window_cache ring: no layer of {model.name} has a window; window_cache full serves it")
+    return sizes

@@ -1,0 +1,68 @@
+"""The kernels of window rings in the interpreter, against the rings of the CPU's decoders."""
+
+import numpy as np
+import pytest
+import torch
+from support.models.paged_batch import PagedBatches
+from support.models.ring_storm import ring_storm
+
+from blinkpy.kernels.attention.attention_variants import PagedKV
+from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kv.state import ROWS, TOKENS
+from blinkpy.models.cpu.layer_tables import HostRings
+from blinkpy.models.ring_sizes import RingSizes
+
+SLOTS, ROWS_AT_MOST, WIDTH = 5, 4, 20
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
+    """Of all pages that a step reads, of its tokens, and of what its spill pages leave; nothing else of a cache changes."""
+    page, window, layers = int(rng.choice([8, 16])), int(rng.integers(1, 60)), int(rng.integers(1, 4))
+    tokens, length = int(rng.integers(40, 120)), WIDTH * page
+    spill, pages = tokens // page + ROWS_AT_MOST, 1 - (1 - window) // page
+    sizes = RingSizes(tuple(range(layers)), window, page, pages, SLOTS, spill)
+    host = HostRings(sizes, WIDTH, tokens)
+    table, slots = torch.zeros(SLOTS, WIDTH, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int32)
+    rings = WindowRings(table, slots, window, pages, layers)
+    shape = (sizes.layer_pages, 2, page, 4)
+    batches = PagedBatches(
+        rng, page_size=page, num_pages=SLOTS * WIDTH, slots=SLOTS, max_model_len=length, max_tokens=tokens, max_rows=ROWS_AT_MOST
+    )
+    storm = ring_storm(rng, batches, 9, longest=length - 4, new_tokens=3, rows=ROWS_AT_MOST, tokens=tokens, prompts=6)
+    spilled = 0
+    for batch in storm:
+        rows, used = int(batch.counts[ROWS]), int(batch.counts[TOKENS])
+        view = BatchView.of(batch._replace(**{name: torch.from_numpy(getattr(batch, name)) for name in BatchView._fields}))
+        host.place(batch)
+        place_pages(rings, view, rows=ROWS_AT_MOST, page_size=page)
+        assert (slots.numpy()[:used] == host.cache_slots[:used]).all()
+        for sequence, count in batches.work:
+            oldest, end = max(sequence.computed - window + 1, 0) // page, -(-(sequence.computed + count) // page)
+            assert (table[sequence.slot, oldest:end].numpy() == host.page_table[sequence.slot, oldest:end]).all()
+            before = table[sequence.slot, max(0, oldest - 256 // page) : oldest].numpy()  # what the first tile may load
+            own = sequence.slot * pages * layers
+            assert ((before >= own) & (before < own + pages * layers)).all()
+        sides = [torch.from_numpy(rng.random(shape, np.float32)) for _ in range(2)]
+        expected = [side.numpy().copy() for side in sides]
+        host.keep(*expected)
+        keep_spilled(rings, PagedKV(sides[0], sides[1], table), view, rows=ROWS_AT_MOST)
+        for side, right in zip(sides, expected, strict=True):
+            assert np.array_equal(side.numpy(), right)
+        spilled += len(host._spilled) > 0
+        batch.sampled[:rows] = 1
+    assert spilled > 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ids = torch.zeros(9, dtype=torch.int32)
+    view, rings = BatchView(torch.zeros(8, dtype=torch.int64), *[ids] * 6), WindowRings(torch.zeros(2, 3), ids, 5, 2, 1)
+    with pytest.raises(TypeError, match="page_table"):
+        place_pages(rings, view, rows=8, page_size=8)
+    rings = WindowRings(torch.zeros(2, 3, dtype=torch.int32), ids, 5, 2, 1)
+    with pytest.raises(ValueError, match="query_starts"):
+        place_pages(rings, view, rows=9, page_size=8)
+    cache = torch.zeros(3, 1, 8, 4)
+    with pytest.raises(ValueError, match="keys"):
+        keep_spilled(rings, PagedKV(cache, cache, rings.page_table), view, rows=8)
