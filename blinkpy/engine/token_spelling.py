@@ -7,10 +7,11 @@ from blinkpy.kv.token_bytes import TokenBytes
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
-    """The bytes of a model's tokens; special ones have none. None, with a line on stderr, where the model's folder has no
-    tokenizer that can be read, or one in which a token's bytes depend on its neighbours."""
+    """The bytes of a model's tokens, of special ones those of compile_grammar.token_bytes. None, with a line on stderr, where the
+    model's folder has no tokenizer that can be read, or one in which a token's bytes depend on its neighbours."""
     from tokenizers import Tokenizer as Encoder
 
+    from blinkpy.dpu.grammar.compile_grammar import token_bytes
     from blinkpy.dpu.text.detokenizer import TokenTexts
 
     file = folder / "tokenizer.json"
@@ -26,5 +27,6 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     if pieces is None:
         print("blinkpy: no grammars: the bytes of one of the model's tokens depend on others", file=sys.stderr, flush=True)
         return None
-    special = {token for token, added in encoder.get_added_tokens_decoder().items() if added.special}
-    return TokenBytes.of([b"" if token in special else piece for token, piece in enumerate(pieces)], vocab_size)
+    added = encoder.get_added_tokens_decoder().items()
+    special = {token: token_bytes(one.content) for token, one in added if one.special and one.content}
+    return TokenBytes.of([special.get(token, piece) for token, piece in enumerate(pieces)], vocab_size)
