@@ -7,11 +7,12 @@ from blinkpy.kv.token_bytes import TokenBytes
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
-    """The bytes of a model's tokens, of special ones those of compile_grammar.token_bytes. None, with a line on stderr, where the
-    model's folder has no tokenizer that can be read, or one in which a token's bytes depend on its neighbours."""
+    """The bytes of a model's tokens, of special ones those of compile_grammar.token_bytes. Others with the byte that these begin
+    with, which no text has, have none. None, with a line on stderr, where the model's folder has no tokenizer that can be read,
+    or one in which a token's bytes depend on its neighbours."""
     from tokenizers import Tokenizer as Encoder
 
-    from blinkpy.dpu.grammar.compile_grammar import token_bytes
+    from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, token_bytes
     from blinkpy.dpu.text.detokenizer import TokenTexts
 
     file = folder / "tokenizer.json"
@@ -29,4 +30,5 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
         return None
     added = encoder.get_added_tokens_decoder().items()
     special = {token: token_bytes(one.content) for token, one in added if one.special and one.content}
-    return TokenBytes.of([special.get(token, piece) for token, piece in enumerate(pieces)], vocab_size)
+    plain = [b"" if TOKEN_BYTE in piece else piece for piece in pieces]
+    return TokenBytes.of([special.get(token, piece) for token, piece in enumerate(plain)], vocab_size)

@@ -35,7 +35,7 @@ MOST_STATES = 8192
 MOST_BYTES = 256 << 10  # of a packed automaton
 MOST_CHOICES = 10_000
 MOST_REPEATS = 1000
-TOKEN_BYTE = b"\xff"  # before the name of a special token. UTF-8 has no such byte, so nothing but {"token": T} allows one
+TOKEN_BYTE = b"\xff"  # before a special token's name; UTF-8 has no such byte, so only {"token": T} allows it
 
 
 def token_bytes(name: str) -> bytes:
