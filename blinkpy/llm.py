@@ -34,8 +34,9 @@ from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.chat_template import ChatError, load_template
-from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
+from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
@@ -73,7 +74,7 @@ class _Work:
         params: SamplingParams,
         tokenizer: Tokenizer,
         leader: Generation | None,
-        showing: tuple[str, ...],
+        showing: Shown,
         rules: TokenRules | None,
         scores: PromptScores | None,
     ):
@@ -174,6 +175,7 @@ class LLM:
         limit = 64 * self._pair.context + 4096
         template = load_template(folder, self.tokenizer.config, self.config.model.chat_template, limit)
         self._dialect = ChatDialect(template, self.config.model, self.tokenizer.model_type)
+        self.tokenizer.end_with(self._dialect.ends)
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +268,7 @@ class LLM:
         expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
         """expected: of chats, what each answer may hold beside content."""
-        showing = [() if expected is None or expected[i] is None else self._dialect.tokens for i in range(len(ids))]
+        showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
         if not self._end.alive:
             raise RuntimeError("this LLM is closed")
@@ -283,7 +285,7 @@ class LLM:
         outputs = [[work.output(i, spell) for i, work in enumerate(of_prompt)] for of_prompt in works]
         if expected is not None:
             outputs = [
-                [replace(one, message=message_of(one.text, may)) for one in several]
+                [replace(one, text=unmarked(one.text), message=message_of(one.text, may)) for one in several]
                 for several, may in zip(outputs, expected, strict=True)
             ]
         scores = [of_prompt[0].prompt_logprobs(spell) for of_prompt in works]
@@ -301,7 +303,7 @@ class LLM:
                 if self._engine.exit_code() is not None or time.monotonic() > deadline:
                     raise
 
-    def _works(self, index: int, ids: Int32, params: SamplingParams, showing: tuple[str, ...]) -> list[_Work]:
+    def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[_Work]:
         """All outputs of a prompt; where there is a page to share, the others follow the first. showing: tokens with text, though
         they may be special."""
         context = self._pair.context

@@ -9,6 +9,7 @@ from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
+from blinkpy.dpu.tools.reasoning_counter import ReasoningCounter
 from blinkpy.queues import completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
@@ -63,6 +64,7 @@ class Generation:
     leader: "Generation | None" = None  # of the same prompt: once its first token came, the prompt's pages are in the cache
     grammar: ByteAutomaton | None = None  # of what its text may be
     rules: TokenRules | None = None
+    reasoning: ReasoningCounter | None = None  # for usage, where its text may have reasoning
     scores: PromptScores | None = None  # of its prompt; the choices of a prompt have them in common
     scoring: bool = False  # its request brings them: the completions before its first token are the prompt's
     echo: str | None = None  # the prompt's text, before its own
@@ -116,6 +118,8 @@ class Generation:
             if finish != FINISH_STOP or self.include_stop:
                 text = self.detokenizer.push(token)
                 self._characters += len(text)
+                if self.reasoning is not None:
+                    self.reasoning.push(text)
                 stops = self._stops
                 if stops is not None and text:
                     text = stops.push(text)

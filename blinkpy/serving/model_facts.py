@@ -161,6 +161,9 @@ def _spelled(rope: Rope) -> str:
 def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription | None, config: Config) -> None:
     kind = read_json(tokenizer.folder / "tokenizer.json").get("model", {})
     ids = tokenizer.encode("x").tolist()
+    template = load_template(tokenizer.folder, tokenizer.config, "", PROBE_CHARACTERS)
+    dialect = ChatDialect(template, config.model, tokenizer.model_type)
+    tokenizer.end_with(dialect.ends)
     facts.tokenizer = {
         "kind": str(kind.get("type", "?")) if isinstance(kind, dict) else "?",
         "class": str(tokenizer.config.get("tokenizer_class") or "?"),
@@ -173,12 +176,10 @@ def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription
         facts.notes.append("no end-of-sequence id is named: every answer goes on to its limit")
     if model is not None and tokenizer.vocab_size > model.vocab_size:
         facts.notes.append(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}: the rest is refused")
-    template = load_template(tokenizer.folder, tokenizer.config, "", PROBE_CHARACTERS)
-    dialect = ChatDialect(template, config.model, tokenizer.model_type)
     facts.chat = {
         "template": template is not None,
         "tool_call_parser": dialect.calls.name if dialect.calls else "none",
-        "reasoning_parser": f"{dialect.tags.open}...{dialect.tags.close}" if dialect.tags else "none",
+        "reasoning_parser": dialect.reasoning,
     }
     if template is None:
         facts.notes.append("there is no chat template: chats need --chat-template")

@@ -2,6 +2,7 @@
 output is a string of its automaton, or the prefix of one that max_tokens cut."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_parts
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
@@ -47,6 +49,18 @@ def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
     (done,) = llm.generate("a key:", params)
     assert done.outputs[0].text.encode() == JSON
     assert done.outputs[0].finish_reason == "stop"
+
+
+def test_a_grammar_may_have_special_tokens(llm: LLM) -> None:
+    """A token where the grammar has the token, and never its spelling nor another."""
+    grammar = automaton_of_parts(["so", {"token": "<|user|>"}, {"regex": "[a-z<|>]{1,9}"}])
+    outputs = llm.generate(["x"] * 20, SamplingParams(max_tokens=60, grammar=grammar, temperature=5.0))
+    (user,) = llm.tokenizer.encode("<|user|>", False, parse_special=True)
+    for out in (done.outputs[0] for done in outputs):
+        assert out.finish_reason == "stop"
+        assert list(out.token_ids).count(user) == 1
+        text = llm.tokenizer.decode(out.token_ids, skip_special_tokens=False)
+        assert re.fullmatch(r"so<\|user\|>[a-z<|>]{1,9}(<\|end\|>)?", text)
 
 
 def test_log_probabilities_are_of_what_the_grammar_allows(llm: LLM) -> None:

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.front_end.chat_templates import HERMES
+from support.front_end.chat_templates import HARMONY, HERMES
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Encoder
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
+from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues import words as W
+
+TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +189,44 @@ def test_chat_with_tools(tmp_path: Path) -> None:
         ):
             with pytest.raises(ValueError, match=message):
                 llm.chat(ask, **fields)
+
+
+def harmony_model(folder: Path) -> Path:
+    """The demonstration model with gpt-oss's tokens and template: they take the places of the last words, and of its own end."""
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (folder / name).symlink_to(DEMO_FOLDER / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((DEMO_FOLDER / name).read_text().replace('"<|end|>"', '"<|endoftext|>"'))
+    (folder / "chat_template.jinja").write_text(HARMONY)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    for _ in TOKENS:
+        merges.remove(next(merge for merge in merges if vocabulary["".join(merge)] == max(vocabulary.values())))
+        del vocabulary[max(vocabulary, key=vocabulary.__getitem__)]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    encoder = Encoder.from_file(str(folder / "tokenizer.json"))
+    encoder.add_special_tokens([AddedToken(name, special=True) for name in TOKENS])
+    encoder.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_chat_in_channels(tmp_path: Path) -> None:
+    """Tokens of the format come from the engine where a grammar has them, and a call that must come, comes."""
+    with LLM(str(harmony_model(tmp_path)), device="cpu", dtype="float32") as llm:
+        assert set(TOKENS[-2:]) <= {llm.tokenizer.spell(token)[0] for token in llm.tokenizer.eos_ids}
+        ask = [{"role": "user", "content": "Hi"}]
+        towards = {int(llm.tokenizer.encode(text, False)[0]): 50.0 for text in (" to", " json")}
+        done = llm.chat([ask] * 3, SamplingParams(max_tokens=80, logit_bias=towards), tools=[TOOL], tool_choice="required")
+        for out in (one.outputs[0] for one in done):
+            assert out.message is not None
+            ((call,), content) = out.message["tool_calls"], out.message["content"]
+            assert (out.finish_reason, call["function"]["name"], content) == ("stop", "report", None)
+            assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+            head = " to=functions.report<|channel|>commentary json<|message|>"
+            assert out.text == head + call["function"]["arguments"]
+        (free,) = llm.chat(ask, SamplingParams(max_tokens=30, ignore_eos=True))
+        assert free.outputs[0].message is not None
+        free.outputs[0].text.encode()
 
 
 def test_chat_uses_the_template(demo: LLM) -> None:

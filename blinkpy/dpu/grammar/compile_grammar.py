@@ -8,6 +8,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"ebnf": E}                          what its rule `root` matches
     {"choice": [T, ...]}                 one of these texts
     {"text": T}                          this text
+    {"token": T}                         the special token of this name
     {"without": R}                       any text in which R has no match
     {"sequence": [G, ...]}               grammars one after the other
     {"any": [G, ...]}                    one of these grammars
@@ -34,6 +35,12 @@ MOST_STATES = 8192
 MOST_BYTES = 256 << 10  # of a packed automaton
 MOST_CHOICES = 10_000
 MOST_REPEATS = 1000
+TOKEN_BYTE = b"\xff"  # before a special token's name; UTF-8 has no such byte, so only {"token": T} allows it
+
+
+def token_bytes(name: str) -> bytes:
+    """What stands for a special token in the bytes that automata are about."""
+    return TOKEN_BYTE + name.encode()
 
 
 def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
@@ -94,6 +101,8 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return byte_nfa.words(text.encode() for text in value)
     if kind == "text":
         return byte_nfa.literal(value.encode())
+    if kind == "token":
+        return byte_nfa.literal(token_bytes(value))
     if kind == "without":
         any_text = automaton_of(byte_nfa.repeat(utf8_character(ALL), 0, None))
         return byte_nfa.embedded(difference(any_text, anywhere(parse_regex(value), utf8_character)))

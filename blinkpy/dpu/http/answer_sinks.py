@@ -50,6 +50,7 @@ class Collector:
             sum(g.prompt_length for g in prompts),
             sum(g.tokens for g in generations),
             sum(g.cached_tokens for g in prompts),
+            sum(g.reasoning.tokens for g in generations if g.reasoning is not None),
         )
         return Usage(*counts)
 

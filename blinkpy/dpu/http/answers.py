@@ -21,6 +21,7 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt: found in the prefix cache
+    reasoning_tokens: int = 0  # of the completion, with what marks the reasoning
 
     def table(self) -> dict[str, Any]:
         """As in chats and completions."""
@@ -29,6 +30,7 @@ class Usage(NamedTuple):
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
     def response_table(self) -> dict[str, Any]:
@@ -37,7 +39,7 @@ class Usage(NamedTuple):
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
 

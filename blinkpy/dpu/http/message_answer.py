@@ -9,7 +9,7 @@ from blinkpy.dpu.generation import STOP
 from blinkpy.dpu.http.answers import Answer, Choice
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 
 TOOL_CALLS = "tool_calls"  # the finish reason of a choice that stopped after a call
 
@@ -22,6 +22,8 @@ class _Message:
         self._include_reasoning = include_reasoning
         self._new_id = expected.new_id
         self._calls = self._parts = 0
+        self._shown: set[str] = set()  # parts that have text
+        self._between: set[str] = set()  # parts whose next text is of another message than the text before
 
     def more(self, text: str) -> dict[str, Any]:
         """What a text adds to the message, as the `delta` of an event."""
@@ -50,10 +52,14 @@ class _Message:
                 if not calls:
                     calls.append({"index": self._calls - 1, "function": {"arguments": ""}})
                 calls[-1]["function"]["arguments"] += event.text
-            elif isinstance(event, Content):
-                delta["content"] = delta.get("content", "") + event.text
-            elif self._include_reasoning:
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
+            elif isinstance(event, NextMessage):
+                self._between |= self._shown
+            elif self._include_reasoning or isinstance(event, Content):
+                part = "content" if isinstance(event, Content) else "reasoning_content"
+                before = "\n" if part in self._between else ""
+                delta[part] = delta.get(part, "") + before + event.text
+                self._between.discard(part)
+                self._shown.add(part)
         if calls:
             delta["tool_calls"] = calls
         self._parts += len(delta)

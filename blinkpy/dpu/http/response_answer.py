@@ -15,7 +15,7 @@ from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.http.response_items import CALL, DELTAS, MESSAGE, REASONING, Event, Item
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs
 from blinkpy.dpu.tools.message_parser import MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 
 PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}  # of ids
 
@@ -32,6 +32,7 @@ class ResponseAnswer:
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
         self._delta = b""  # of the item that is open, up to its sequence number
         self._finish_reason: str | None = None
+        self._next_message = False  # text that follows is no part of the item before
         self._events = 0
 
     # ---- objects -----------------------------------------------------------------------------------------------------
@@ -52,6 +53,7 @@ class ResponseAnswer:
             "output": [] if usage is None else [item.table() for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning_effort, "summary": None},
             "store": False,
             "temperature": request.parameters.temperature,
             "text": {"format": TEXT if request.text_format is None else request.text_format.given},
@@ -94,15 +96,19 @@ class ResponseAnswer:
             self._logprobs += chat_logprobs(logprobs, self._spell)["content"]
         parts = (Content(text),) if self._parser is None else self._parser.feed(text)
         events = begin + b"".join([self._part(part) for part in parts])
-        if parts and not isinstance(parts[-1], Content):
+        if parts and not isinstance(parts[-1], Content | NextMessage):
             self._logprobs.clear()
         return events
 
     def _part(self, part: OutputEvent) -> bytes:
         if isinstance(part, CallBegin):
             return self._open(CALL, part.name)
+        if isinstance(part, NextMessage):
+            self._next_message = True
+            return b""
         kind = MESSAGE if isinstance(part, Content) else CALL if isinstance(part, CallArguments) else REASONING
-        begin = b"" if self._items and self._items[-1].kind == kind else self._open(kind)
+        goes_on = self._items and self._items[-1].kind == kind and not self._next_message
+        begin = b"" if goes_on else self._open(kind)
         item = self._items[-1]
         item.texts.append(part.text)
         number, self._events = self._events, self._events + 1
@@ -116,6 +122,7 @@ class ResponseAnswer:
 
     def _open(self, kind: str, name: str = "") -> bytes:
         """Begin an item; the one before it ends."""
+        self._next_message = False
         ended = self._all(self._items[-1].end("completed")) if self._items else b""
         expected, index = self._request.expected, len(self._items)
         call_id = expected.new_id() if expected is not None and kind == CALL else ""

@@ -27,6 +27,7 @@ from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, Reques
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
+from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
@@ -171,7 +172,7 @@ class Service:
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
-                showing = () if request.expected is None else self.dialect.tokens
+                showing = NOTHING if request.expected is None else self.dialect.shown
                 detokenizer = self.tokenizer.detokenizer(prompt, request.skip_special_tokens, showing)
                 number = index * choices + choice
                 stops, included = request.stop, request.include_stop
@@ -179,6 +180,7 @@ class Service:
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
                 generation.grammar, generation.rules, generation.waited = request.automaton, request.rules, ticket.waited
+                generation.reasoning = None if request.expected is None else request.expected.reasoning_counter()
                 generation.scores, generation.echo, generation.echo_only = scores, echo, request.max_tokens == 0
                 if scores is not None and choice == 0 and not scores.complete:
                     generation.scoring, sampling = True, scoring_parameters(sampling)

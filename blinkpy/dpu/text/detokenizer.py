@@ -16,8 +16,9 @@ dropped unless `finish` is asked for it.
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from types import MappingProxyType
 from typing import Any, Self
 
 from tokenizers import Tokenizer as Encoder
@@ -53,6 +54,7 @@ class TokenTexts:
         self.skip_special_tokens = True
         self.pieces: list[bytes] | None = None  # bytes of each token
         self.texts: list[str | None] | None = None  # its text, or None when its bytes alone are no text
+        self.marks: dict[int, str] = {}  # what stands for a token that is no text
         added = encoder.get_added_tokens_decoder()
         self.hidden = frozenset(token for token, content in added.items() if content.special)  # they have no text
         state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
@@ -64,15 +66,19 @@ class TokenTexts:
         self.pieces = [b"" if word is None else spell(word) for word in words]
         self.texts = [_whole(piece) for piece in self.pieces]
 
-    def showing(self, names: Iterable[str]) -> Self:
-        """The same with the texts of these special tokens. names: their texts; those of other tokens change nothing."""
-        other, ids = copy(self), {name: self.encoder.token_to_id(name) for name in names}
-        shown = {token: name for name, token in ids.items() if token in self.hidden}
+    def showing(self, names: Iterable[str], marks: Mapping[str, str] = MappingProxyType({})) -> Self:
+        """The same with the texts of these special tokens. names: their texts; those of other tokens change nothing. marks: what
+        stands for a token in place of its text, by this; a surrogate, which no other token can write."""
+        other, ids = copy(self), {name: self.encoder.token_to_id(name) for name in (*names, *marks)}
+        shown = {token: name for name, token in ids.items() if token in self.hidden and name not in marks}
+        other.marks = {token: marks[name] for name, token in ids.items() if token is not None and name in marks}
         other.hidden = self.hidden - shown.keys()
         if self.pieces is not None and self.texts is not None:
             other.pieces, other.texts = list(self.pieces), list(self.texts)
             for token, name in shown.items():
                 other.pieces[token], other.texts[token] = name.encode(), name
+            for token, mark in other.marks.items():
+                other.pieces[token], other.texts[token] = b"", mark
         return other
 
     def spell(self, token: int) -> tuple[str, bytes]:
@@ -132,10 +138,10 @@ class Detokenizer:
     """Text of one request's tokens. prompt_tail: the last tokens of the prompt, for decoders that look at
     neighbours."""
 
-    __slots__ = ("_bytes", "_encoder", "_hidden", "_pieces", "_shown", "_texts", "_window")
+    __slots__ = ("_bytes", "_encoder", "_hidden", "_marks", "_pieces", "_shown", "_texts", "_window")
 
     def __init__(self, table: TokenTexts, prompt_tail: list[int] | None = None):
-        self._encoder, self._hidden = table.encoder, table.hidden
+        self._encoder, self._hidden, self._marks = table.encoder, table.hidden, table.marks
         self._texts, self._pieces = table.texts, table.pieces
         self._bytes: codecs.IncrementalDecoder | None = None  # set while a character is incomplete
         self._window: list[int] = []
@@ -161,6 +167,8 @@ class Detokenizer:
             if text is not None:
                 return text
             decoder = self._bytes = _INCREMENTAL("replace")
+        elif token in self._marks:
+            return self.finish() + self._marks[token]
         text = decoder.decode(self._pieces[token])  # type: ignore[index]
         if not decoder.getstate()[0]:
             self._bytes = None
@@ -180,6 +188,8 @@ class Detokenizer:
         return str(self._encoder.decode(window, skip_special_tokens=False)) if window else ""
 
     def _push_slowly(self, token: int) -> str:
+        if token in self._marks:
+            return self.finish() + self._marks[token]
         self._window.append(token)
         text = self._decode()
         if text.endswith(REPLACEMENT) and len(self._window) < WINDOW_LIMIT:

@@ -49,7 +49,7 @@ class SpecialTokens:
             raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be given twice")
         self._first_alias = min(meant, default=INT32_MAX)
         self._ids = np.array([meant[alias] for alias in sorted(meant)], np.int32)  # those of aliases follow each other
-        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self.names = re.compile("|".join(map(re.escape, names)) or r"(?!)")  # finds what is spelled like one
         self._heads = {name[:end] for name in names for end in range(1, len(name))}
         self._tails = {name[start:] for name in names for start in range(1, len(name))}
         self._all_names = "\0".join(names)
@@ -77,7 +77,7 @@ class SpecialTokens:
         return self.mark(value)
 
     def _mark_names(self, text: str) -> str:
-        return self._names.sub(lambda found: self._marks[found[0]], text)
+        return self.names.sub(lambda found: self._marks[found[0]], text)
 
     def _mark_text(self, text: str) -> str:
         marked = self._mark_names(text)
@@ -95,17 +95,13 @@ class SpecialTokens:
             marked = marked[:start] + body + marked[end:]
         return marked
 
-    def in_text(self, text: str) -> bool:
-        """Whether something in a text is spelled like a special token."""
-        return self._names.search(text) is not None
-
     def unmark(self, text: str) -> str:
         """The text without marks, as people read it."""
         return self._any_mark.sub(lambda found: self._listed[int(found[1])] if found[1] else "", text)
 
     def aliased(self, text: str) -> str:
         """A text whose special tokens are meant, but for marked ones, as it is encoded."""
-        return self.unmark(self._names.sub(lambda found: self._aliases[found[0]], text))
+        return self.unmark(self.names.sub(lambda found: self._aliases[found[0]], text))
 
     def resolved(self, ids: Int32) -> Int32:
         """Token ids with those of special tokens in the places of their aliases. ids: int32 [n], changed in place."""

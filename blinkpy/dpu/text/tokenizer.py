@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer as Encoder
@@ -49,6 +49,16 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+class Shown(NamedTuple):
+    """Special tokens that have text all the same. marks: (name, what stands for it in place of its name)."""
+
+    names: tuple[str, ...] = ()
+    marks: tuple[tuple[str, str], ...] = ()
+
+
+NOTHING = Shown()
+
+
 class Tokenizer:
     """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder. Raises ConfigError."""
 
@@ -75,7 +85,7 @@ class Tokenizer:
         self._add_bos = self.config.get("add_bos_token") if kind in CLASSES_WITH_BOS_KEYS else None
         self._add_eos = self.config.get("add_eos_token") is True
         self._texts = TokenTexts(self.encoder)
-        self._texts_showing: dict[tuple[str, ...], TokenTexts] = {(): self._texts}
+        self._texts_showing: dict[tuple[Shown, bool], TokenTexts] = {}
         self._all_texts = self._texts.showing(token.content for token in self.encoder.get_added_tokens_decoder().values())
         self._most_characters = most_characters(self.encoder, self._all_texts.pieces)
         self.specials = SpecialTokens(self.encoder)
@@ -98,6 +108,11 @@ class Tokenizer:
             logger.warning("%s names %d end-of-sequence ids: %s do not end a text", self.folder, len(ids), ids[STOP_IDS:])
         return tuple(ids[:STOP_IDS])
 
+    def end_with(self, names: Iterable[str]) -> None:
+        """These tokens end a text, too, whatever the model's folder says: the first ones, should there be too many."""
+        own = [token for name in names if (token := self._id(name)) is not None]
+        self.eos_ids = tuple(dict.fromkeys((*own, *self.eos_ids)))[:STOP_IDS]
+
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
         """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects; text made
         by a chat template has its BOS already. parse_special: what is spelled like a special token is one, as in text made by a
@@ -117,14 +132,16 @@ class Tokenizer:
         """A text has at least this number of tokens, found without encoding it; 0 where nothing is known."""
         return -(-len(self.specials.unmark(text)) // self._most_characters) if self._most_characters else 0
 
-    def detokenizer(
-        self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: tuple[str, ...] = ()
-    ) -> Detokenizer:
+    def detokenizer(self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: Shown = NOTHING) -> Detokenizer:
         """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need. showing: tokens that
-        have text though they are special; a table is kept for each such tuple, so there must be few."""
-        if showing not in self._texts_showing:
-            self._texts_showing[showing] = self._texts.showing(showing)
-        texts = self._texts_showing[showing] if skip_special_tokens else self._all_texts
+        have text though they are special; a table is kept for each, so there must be few."""
+        if showing is NOTHING:
+            texts = self._texts if skip_special_tokens else self._all_texts
+        elif (key := (showing, skip_special_tokens)) in self._texts_showing:
+            texts = self._texts_showing[key]
+        else:
+            table = self._texts if skip_special_tokens else self._all_texts
+            texts = self._texts_showing[key] = table.showing(showing.names, dict(showing.marks))
         tail = None if prompt is None or texts.texts is not None else prompt[-16:].tolist()
         return Detokenizer(texts, tail)
 

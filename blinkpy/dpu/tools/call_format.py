@@ -19,7 +19,6 @@ OTHERS = (
     ("<tool_call>", "<function="),
     ("<tool_call>", "<arg_key>"),
     ("tool\u2581calls\u2581begin",),
-    ("<|channel|>", "<|message|>"),
 )
 
 
@@ -51,6 +50,14 @@ class CallFormat:
     # come later.
     begins: str = ""
     id_length: int = 0  # characters of an id, if the format's templates insist; 0: OpenAI's form
+    # Of a format of all of an answer, reasoning and content too, whose parser takes special tokens as marks: (name, mark).
+    marks: tuple[tuple[str, str], ...] = ()
+    ends: tuple[str, ...] = ()  # tokens that end an answer, whether the model's folder says it or not
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a format of all of an answer."""
+        return bool(self.marks)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Calls that must come: how the answer begins, and the grammar of the rest. Calls that may come, and have to be as they should.
 
 Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]},
-{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R} and {"without": R}.
+{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R}, {"without": R} and {"token": T}.
 """
 
 import json
@@ -14,6 +14,7 @@ from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.reasoning import ReasoningTags
 
 ANY_OBJECT: Grammar = {"object": True}
+ANY_TEXT: Grammar = {"regex": r"[\s\S]*"}
 SPACES: Grammar = {"regex": r"\s*"}
 
 
@@ -62,6 +63,36 @@ def after_reasoning(grammar: Grammar, tags: ReasoningTags, inside: bool) -> Gram
     """The grammar of an answer, with reasoning before it. inside: the prompt has opened the tag, so that there is some."""
     rest = _sequence({"without": re.escape(tags.close)}, tags.close, SPACES)
     return _sequence(rest if inside else _maybe(_sequence(SPACES, tags.open, rest)), grammar)
+
+
+def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_call: bool, begun: bool) -> Grammar:
+    """An answer in channels (blinkpy.dpu.tools.harmony_calls): messages that are neither the answer nor a call, then a final
+    message, or a call of one of the tools; only a call if it must be one. content: what a final message is, None for any text.
+    begun: the prompt ends within the first message. Tools that are not strict get any object, unless there must be a call."""
+    more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
+    before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
+    ways = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
+    for tool in tools:
+        to = f" to=functions.{tool.name}"
+        heads = ({"text": f"<|channel|>commentary{to}"}, {"text": f"{to}<|channel|>commentary"})
+        kinds = ({"text": text} for text in (" <|constrain|>json", "<|constrain|>json", " json"))
+        body = {"schema": {"type": "object", **tool.parameters}} if tool.strict or must_call else ANY_OBJECT
+        ways.append(_sequence({"any": list(heads)}, {"any": list(kinds)}, "<|message|>", body))
+    return _sequence(*((more,) if begun else ()), {"repeat": before, "low": 0, "high": None}, {"any": ways})
+
+
+def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
+    """The same with special tokens where its texts have their names. specials: finds these."""
+    ((kind, value), *rest) = grammar.items()
+    if kind == "text":
+        names = specials.findall(value)
+        parts = [{"text": part} for part in specials.split(value)]
+        tokens = [{"token": name} for name in names]
+        between = [part for pair in zip(parts, tokens, strict=False) for part in pair] + parts[-1:]
+        return {"sequence": [part for part in between if part != {"text": ""}]} if names else grammar
+    if kind in ("sequence", "any"):
+        return {kind: [with_tokens(part, specials) for part in value]}
+    return {"repeat": with_tokens(value, specials), **dict(rest)} if kind == "repeat" else grammar
 
 
 def _calls(

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blinkpy.dpu.tools.call_format import CallFormat
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent, Reasoning
 from blinkpy.dpu.tools.output_source import OutputSource, Steps
 from blinkpy.dpu.tools.reasoning import ReasoningTags, parse_reasoning
+from blinkpy.dpu.tools.reasoning_counter import ChannelCounter, ReasoningCounter, TagCounter
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,18 @@ class Expected:
     tools: frozenset[str] = frozenset()
     parallel: bool = True  # more than one call
     prefix: str = ""
+    as_content: bool = False  # reasoning is content
+
+    @property
+    def whole(self) -> bool:
+        """Whether the format of calls is one of all of the answer."""
+        return self.calls is not None and self.calls.whole
+
+    def reasoning_counter(self) -> ReasoningCounter | None:
+        """A counter for an answer that may reason."""
+        if self.whole:
+            return ChannelCounter(self.tools, self.prefix)
+        return None if self.tags is None else TagCounter(self.tags, self.inside)
 
     def new_id(self) -> str:
         """Of a call."""
@@ -35,6 +48,8 @@ class MessageParser:
         self.calls = 0  # begun so far
         self._expected = expected
         self._source = OutputSource()
+        if expected.as_content:
+            self._source.reasoning = Content
         self._steps = self._parse()
         next(self._steps)
         self._last: type[OutputEvent] | None = None
@@ -68,7 +83,9 @@ class MessageParser:
     def _tidy(self, events: list[OutputEvent]) -> Iterator[OutputEvent]:
         """Without white space around reasoning and calls, and without calls that are not wanted."""
         for event in events:
-            if isinstance(event, Content | Reasoning):
+            if isinstance(event, NextMessage) or (self._expected.whole and isinstance(event, Content | Reasoning)):
+                yield event
+            elif isinstance(event, Content | Reasoning):
                 yield from self._text(event)
             elif isinstance(event, CallBegin):
                 self.calls += 1

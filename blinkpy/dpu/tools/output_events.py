@@ -27,4 +27,8 @@ class CallArguments(NamedTuple):
     text: str
 
 
-OutputEvent = Content | Reasoning | CallBegin | CallArguments
+class NextMessage(NamedTuple):
+    """Text that follows is of another message of the same answer."""
+
+
+OutputEvent = Content | Reasoning | CallBegin | CallArguments | NextMessage

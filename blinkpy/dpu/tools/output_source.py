@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, OutputEvent, Reasoning
+from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent, Reasoning
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -42,6 +42,7 @@ class OutputSource:
 
     def __init__(self) -> None:
         self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
+        self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the kind of reasoning
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
@@ -71,6 +72,10 @@ class OutputSource:
         """A call: what is behind the mark won't be needed again."""
         self.commit()
         self._events.append(CallBegin(name))
+
+    def next_message(self) -> None:
+        """Text that follows is of another message."""
+        self._events.append(NextMessage())
 
     def arguments(self, text: str) -> None:
         if text:
@@ -114,6 +119,11 @@ class OutputSource:
                 return False
             yield
         return True
+
+    def text_here(self) -> str:
+        """All text from here on that has come; it is passed by."""
+        text, self._at = self._text[self._at :], len(self._text)
+        return text
 
     def peek(self) -> Steps[str]:
         """The next character that is no white space, which stays; "" at the end. White space is passed by."""

@@ -11,7 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from support.front_end.fake_engine import FACTS, FakeEngine
-from support.front_end.http_server import COMPLETIONS_HEAD, MODEL, RunningServer, completion_bytes, events, serving, text_and_end
+from support.front_end.http_server import (
+    COMPLETIONS_HEAD,
+    MODEL,
+    NO_DETAILS,
+    RunningServer,
+    completion_bytes,
+    events,
+    serving,
+    text_and_end,
+)
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
@@ -64,7 +73,7 @@ def test_completion(server, engine, tokenizer) -> None:
     assert body["choices"][0]["text"] == echo(tokenizer, prompt, 20)
     assert body["choices"][0]["finish_reason"] == "length"
     usage = {"prompt_tokens": len(prompt), "completion_tokens": 20, "total_tokens": len(prompt) + 20}
-    assert body["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert body["usage"] == usage | NO_DETAILS
     assert body["model"] == MODEL
     assert engine.submitted[0].prompt == prompt
     assert engine.submitted[0].entry["stop_ids"].tolist() == [1] + [-1] * 7

@@ -15,10 +15,10 @@ from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, TIME,
 from support.walks import Walker
 
 from blinkpy.dpu.engine_link import EngineLink
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.tools.call_format import call_formats
-from blinkpy.dpu.tools.call_grammar import after_reasoning, held_calls
+from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_calls, with_tokens
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
 from blinkpy.dpu.tools.output_events import CallArguments, CallBegin
 from blinkpy.dpu.tools.reasoning import PARSERS
@@ -31,6 +31,7 @@ CITY: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = [Tool("weather", CITY, True, {}), Tool("time", {"type": "object", "properties": {}}, True, {})]
+TEXT_FORMATS = [name for name, entry in call_formats().items() if not entry.whole]
 VALIDATOR = {tool.name: jsonschema.Draft202012Validator(tool.parameters) for tool in TOOLS}
 FUNCTION: Any = WEATHER["function"]
 STRICT: Any = [{**WEATHER, "function": {**FUNCTION, "strict": True}}, TIME]
@@ -64,7 +65,7 @@ def edited(draw: random.Random, text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", call_formats())
+@pytest.mark.parametrize("name", TEXT_FORMATS)
 def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: np.random.Generator) -> None:
     """Of walks through the automaton, and of calls that were changed a little, as far as the automaton accepts them."""
     draw, calls = random.Random(seed), call_formats()[name]
@@ -87,7 +88,7 @@ def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: 
     assert found > 50, (found, texts)
 
 
-@pytest.mark.parametrize("name", call_formats())
+@pytest.mark.parametrize("name", TEXT_FORMATS)
 def test_text_without_calls_is_free(name: str) -> None:
     automaton = automaton_of_grammar(held_calls(call_formats()[name], TOOLS, True, None))
     for text in ("", "It rains in Rome.", "a < b, 😀\n\n```python\nx = f(1)\n```", "funct", "<tool"):
@@ -170,23 +171,47 @@ def test_an_answer_in_a_format_may_call_tools(hermes: Served, submitted: list[By
         assert automaton.accepts(text.encode()) == fine, text
 
 
-def test_a_format_holds_what_follows_the_reasoning(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
-    """Its tags are special tokens, which no grammar has: the prompt ends the reasoning."""
+def test_tags_that_are_special_tokens(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    """A format, or a strict tool's call, holds what follows the reasoning, which ends with the token, not its spelling."""
     with served_with(tmp_path, chat_templates.THINKING, grammar_compile_ms=5000) as served:
-        choice = served.chat("yes", extra_body={"guided_choice": ["yes", "no"]})
-        assert message_of(choice)[1:3] == ("yes", None)
-        assert served.prompt().endswith("<think>\n\n</think>\n\n")
+        choice = served.chat("Hmm.\n</think>\n\nyes", extra_body={"guided_choice": ["yes", "no"]})
+        assert message_of(choice)[1:3] == ("yes", "Hmm.")
+        assert served.prompt().endswith("<|start|>assistant\n<think>\n")
+        close = token_bytes("</think>")
+        for answer, end, fine in (
+            (b"yes", close, True),
+            (b"maybe", close, False),
+            (b"yes", b"</think>", False),
+            (b"yes", b"", False),
+        ):
+            assert submitted[-1] is not None
+            assert submitted[-1].accepts(b"Hmm, <tool_call>" + end + b"\n\n" + answer) == fine, (answer, end)
+        served.chat(f"Hmm.</think>{CALL}", tools=STRICT)
         assert submitted[-1] is not None
-        assert submitted[-1].accepts(b"yes")
-        param, message = served.refused(tools=STRICT)
-        assert param == "tools"
-        assert "'strict' of 'get_weather'" in message
+        assert submitted[-1].accepts(b"Hmm." + close + CALL.encode())
+        assert not submitted[-1].accepts(b"Hmm." + close + CALL.replace("city", "town").encode())
 
 
-def test_calls_that_begin_with_special_tokens_can_not_be_held(tmp_path: Any) -> None:
-    with served_with(tmp_path, chat_templates.MISTRAL) as served:
-        assert served.refused(tools=STRICT)[0] == "tools"
-        assert served.chat("Well.", tools=[WEATHER]).message.content == "Well."
+def test_calls_that_begin_with_special_tokens(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    with served_with(tmp_path, chat_templates.MISTRAL_V11, grammar_compile_ms=5000) as served:
+        call = f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"
+        assert message_of(served.chat(call, tools=STRICT))[3] == [("function", "get_weather", ARGUMENTS)]
+        automaton = submitted[-1]
+        assert automaton is not None
+        spelled = token_bytes("[TOOL_CALLS]") + b"get_weather" + token_bytes("[ARGS]") + ARGUMENTS.encode()
+        for text, fine in (
+            (spelled * 2, True),
+            (b"Well.", True),
+            (spelled.replace(b"city", b"town"), False),
+            (call.encode(), False),
+        ):
+            assert automaton.accepts(text) == fine, text
+        specials = served.tokenizer.specials.names
+        forced = forced_calls(call_formats()["mistral_v11"], TOOLS, True)
+        automaton = automaton_of_grammar(with_tokens(forced.grammar, specials))
+        rest = token_bytes("[ARGS]") + b"{}"
+        assert automaton.accepts(b"time" + rest + token_bytes("[TOOL_CALLS]") + b"time" + rest)
+        assert not automaton.accepts(b"time" + rest + b"[TOOL_CALLS]time" + rest)
 
 
 def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:

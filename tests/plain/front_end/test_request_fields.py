@@ -11,6 +11,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
@@ -353,7 +354,7 @@ def test_answers_have_openais_shape() -> None:
     message = {"role": "assistant", "content": "Hi\n"}
     assert whole["choices"][0] == {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    assert whole["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert whole["usage"] == usage | NO_DETAILS
     text = orjson.loads(Answer(False, "m", spell).whole([Choice(0, "Hi", "length")], Usage(1, 1)))
     assert text["object"] == "text_completion"
     assert text["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]

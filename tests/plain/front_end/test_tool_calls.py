@@ -173,7 +173,7 @@ MARKED = [name for name in WRITERS if name not in ("llama3_json", "pythonic")]
 
 
 def test_every_format_is_tried() -> None:
-    assert set(WRITERS) == set(call_formats())
+    assert set(WRITERS) == {name for name, entry in call_formats().items() if not entry.whole}
 
 
 @pytest.mark.parametrize("name", WRITERS)

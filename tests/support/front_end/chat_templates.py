@@ -48,6 +48,26 @@ PYTHONIC = (
     "{% endfor %}{% endfor %}<|start|>assistant\n"
 )
 XML = "{% if tools %}{{ tools | tojson }}<tool_call><function=NAME></function></tool_call>{% endif %}{{ messages[0].content }}"
+# As gpt-oss's: instructions are the first message alone, reasoning is `thinking`, and a message has one call.
+HARMONY = (
+    "{%- macro said(head, text) %}<|start|>{{ head }}<|message|>{{ text }}<|end|>{% endmacro -%}"
+    "{{ said('system', 'Reasoning: ' + (reasoning_effort or 'medium')) }}"
+    "{%- set rest = messages[1:] if messages[0].role in ('system', 'developer') else messages %}"
+    "{%- set told = messages[0].content if messages[0].role in ('system', 'developer') else '' %}"
+    "{%- set named = namespace(tools='', last=none) %}"
+    "{%- for tool in tools or [] %}{% set named.tools = named.tools + '// ' + tool.function.description"
+    " + '\ntype ' + tool.function.name + ' = (_: ' + (tool.function.parameters | tojson) + ') => any;\n' %}{% endfor %}"
+    "{%- if told or tools %}{{ said('developer', '# Instructions\n' + told + '\n# Tools\n' + named.tools) }}{% endif %}"
+    "{%- for m in rest %}{% if m.role == 'user' %}{{ said('user', m.content) }}"
+    "{%- elif m.role == 'tool' %}{% if not named.last %}{{ raise_exception('no call before a result') }}{% endif %}"
+    "{{ said('functions.' + named.last + ' to=assistant<|channel|>commentary', m.content | tojson) }}"
+    "{%- elif m.role == 'assistant' and m.tool_calls %}{% set f = m.tool_calls[0].function %}{% set named.last = f.name %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('either thinking or content') }}{% endif %}"
+    "{% if m.content or m.thinking %}{{ said('assistant<|channel|>analysis', m.content or m.thinking) }}{% endif %}"
+    "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"
+    "{%- elif m.role == 'assistant' %}{{ said('assistant<|channel|>final', m.content) }}{% endif %}{% endfor -%}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 FORMATS = {
     "hermes": HERMES,
     "llama3_json": LLAMA3,

@@ -16,6 +16,7 @@ from blinkpy.dpu.supervisor import listen
 from blinkpy.dpu.worker import Server, make_server
 
 MODEL = "tiny"
+NO_DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}  # of usage
 COMPLETIONS_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 

@@ -17,6 +17,7 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 
 EOS = 1
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|python_tag|>"]
+HARMONY = ["<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]  # and the tokenizer's <|start|>
 WEATHER = {
     "type": "function",
     "function": {
@@ -76,7 +77,7 @@ def message_of(choice: Any) -> tuple[Any, ...]:
 
 def folder_with(path: Path, template: str) -> Path:
     encoder = Encoder.from_str(byte_level_json())
-    encoder.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    encoder.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *HARMONY)])
     return write_model(path, str(encoder.to_str()), chat_template=template)
 
 

@@ -25,7 +25,15 @@ from blinkpy.dpu.http.fields.request_fields import (
     takes,
     unsupported_fields,
 )
-from blinkpy.dpu.http.fields.tool_fields import call_item, check_choice, result_item, tool_choice, tools
+from blinkpy.dpu.http.fields.tool_fields import (
+    EFFORTS,
+    call_item,
+    check_choice,
+    reasoning_effort,
+    result_item,
+    tool_choice,
+    tools,
+)
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES
 from blinkpy.dpu.http.fields.value_checks import typed as _typed
 from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
@@ -129,6 +137,15 @@ def _stream_options(name: str, value: Any) -> None:
             raise _unsupported(f"{name}.{key}")
 
 
+@takes(type="object", properties={"effort": {"enum": list(EFFORTS)}, "summary": {"enum": ["auto"]}}, additionalProperties=False)
+def _reasoning_options(name: str, value: Any) -> str | None:
+    """The effort. There are no summaries: the reasoning comes as it is."""
+    for key, option in _typed(name, value, dict).items():
+        if key not in ("effort", "summary", "generate_summary") or (key != "effort" and option not in (None, "auto")):
+            raise _unsupported(f"{name}.{key}")
+    return None if value.get("effort") is None else reasoning_effort(f"{name}.effort", value["effort"])
+
+
 @takes(type="object", properties={"format": {"type": "object"}, "verbosity": {"enum": ["medium"]}})
 def _text_options(name: str, value: Any) -> TextFormat:
     for key, option in _typed(name, value, dict).items():
@@ -150,6 +167,7 @@ _TOOLS_VALUES = (
     '`{"type": "function", "name", "description", "parameters", "strict"}`, as many as in chats; `strict` is false by default'
 )
 _CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
+_REASONING_VALUES = '`effort`: as `reasoning_effort` of chats; `summary`: `"auto"`, without effect: reasoning comes as it is'
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
     "input": Field("messages", _input, _INPUT_VALUES),
@@ -158,6 +176,7 @@ RESPONSE_FIELDS = {
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
     "include": Field("logprobs", _include, f'`["{LOGPROBS}"]`: log probabilities of the generated tokens'),
     "top_logprobs": Field("top_logprobs", _top_logprobs, "0 to 20, with `include`; without it, no effect"),
+    "reasoning": Field("reasoning_effort", _reasoning_options, _REASONING_VALUES),
     "text": Field("text_format", _text_options, _FORMAT_VALUES),
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
     "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),

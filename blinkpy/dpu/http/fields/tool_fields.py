@@ -18,8 +18,9 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 NO_PARAMETERS = {"type": "object", "properties": {}}
+REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", "reasoning_content", "reasoning", "parsed"), "tool": ("tool_call_id",)}
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed"), "tool": ("tool_call_id",)}
 
 
 class Tool(NamedTuple):
@@ -164,7 +165,7 @@ def tool_message_fields(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
         fields["tool_call_id"] = text(f"{where}.tool_call_id", value["tool_call_id"])
     if value["role"] != "assistant":
         return fields
-    for key in ("reasoning", "reasoning_content"):
+    for key in REASONING_NAMES:
         if value.get(key) is not None:
             fields["reasoning_content"] = text(f"{where}.{key}", value[key])
     calls = value.get("tool_calls")

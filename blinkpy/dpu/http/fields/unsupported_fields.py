@@ -58,7 +58,6 @@ UNSUPPORTED = (
         "prompt_cache_retention", (CHAT, RESPONSES), ("in_memory", "in-memory"), "prefixes are cached while there is room"
     ),
     Unsupported("prompt_embeds", (COMPLETIONS,), ([],), "prompts are text or token ids"),
-    Unsupported("reasoning", (RESPONSES,), ({},), "there are no levels of reasoning here"),
     Unsupported("repetition_detection", GENERATING, ({},), "see `repetition_penalty`"),
     Unsupported("return_mm_kwargs", GENERATING, (True,), _NO_IMAGES),
     Unsupported("return_prompt_text", GENERATING, (False,), _OF_TOKENS),

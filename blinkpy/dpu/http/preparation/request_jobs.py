@@ -52,6 +52,7 @@ class RequestReader:
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
         template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
         self.dialect = ChatDialect(template, config.model, self.tokenizer.model_type)
+        self.tokenizer.end_with(self.dialect.ends)
 
     def check(self, body: Body) -> None:
         """Raise ApiError for JSON of too many values, or too deep."""

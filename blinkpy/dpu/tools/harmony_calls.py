@@ -1,0 +1,166 @@
+"""Harmony, the format of gpt-oss: an answer is messages, each with a header that names its channel, and for a call its recipient:
+
+    <|channel|>analysis<|message|>REASONING<|end|><|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json
+    <|message|>{...}<|call|>
+
+Here surrogates, which no text has, stand for the tokens of the format: what is only spelled like them is text.
+"""
+
+import re
+from typing import NamedTuple
+
+from blinkpy.dpu.tools.call_format import CallFormat, CallText
+from blinkpy.dpu.tools.output_events import Content
+from blinkpy.dpu.tools.output_source import OutputSource, Steps
+
+MARKS = {
+    "<|start|>": "\udc01",
+    "<|channel|>": "\udc02",
+    "<|constrain|>": "\udc03",
+    "<|message|>": "\udc04",
+    "<|end|>": "\udc05",
+    "<|return|>": "\udc06",
+    "<|call|>": "\udc07",
+}
+START, CHANNEL, CONSTRAIN, MESSAGE, END, RETURN, CALL = MARKS.values()
+BEGINS, ENDS = (START, CHANNEL), (END, RETURN, CALL)  # of a header; of a message
+FUNCTIONS = "functions."  # where templates put a request's tools
+MOST_HEADER = 512  # characters
+_NAMES = re.compile("|".join(map(re.escape, MARKS)))
+_MARK = re.compile(f"([{''.join(MARKS.values())}])")
+# A header, or the start of one: a role behind the token that begins it, a recipient, and what follows a token.
+_HEADER = re.compile(rf"(?:{START}[\w.\-]*)?\s*(?:t|to|to=[\w.\-]*)?\s*(?:[{CHANNEL}{CONSTRAIN}][\w.=\- {CHANNEL}{CONSTRAIN}]*)?")
+_CHANNEL, _RECIPIENT = re.compile(rf"{CHANNEL}\s*(\w+)"), re.compile(r"\bto=([\w.\-]+)")
+
+
+def marked(text: str) -> str:
+    """A text with marks in the places of tokens' names."""
+    return _NAMES.sub(lambda found: MARKS[found[0]], text)
+
+
+def unmarked(text: str) -> str:
+    """A text with the names of tokens in the places of their marks."""
+    return _MARK.sub(lambda found: next(name for name, mark in MARKS.items() if mark == found[0]), text)
+
+
+def answer_begun(prompt: str) -> str:
+    """The header, with marks, of the message within which a prompt ends; "" where none has begun."""
+    header, found, text = prompt.rpartition("<|start|>assistant")[2].partition("<|message|>")
+    return marked(header + found) if found and not _NAMES.search(text) else ""
+
+
+def is_header(text: str) -> bool:
+    """Whether a text with marks may be the start of a header."""
+    return len(text) <= MOST_HEADER and _HEADER.fullmatch(text) is not None
+
+
+class Header(NamedTuple):
+    """Of a message. tool: the function that it calls, "" for none."""
+
+    channel: str
+    tool: str
+
+    @property
+    def reasons(self) -> bool:
+        return self.channel == "analysis" and not self.tool
+
+
+def header_of(text: str, known: frozenset[str]) -> Header:
+    """What a header says. known: the request's tools; without any there are no calls, and with some a call may name others, too.
+    A recipient that is no function of a client's, as those that gpt-oss was trained with, counts for nothing."""
+    channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
+    given = recipient[1] if recipient is not None else ""
+    name = given.removeprefix(FUNCTIONS)
+    return Header(channel[1] if channel is not None else "", name if known and (name != given or name in known) else "")
+
+
+class _Messages:
+    """The place in an answer: in a header, in a message, or between messages, where text is content."""
+
+    def __init__(self, source: OutputSource, known: frozenset[str]):
+        self._source, self._known = source, known
+        self._header: str | None = ""  # so far, with its marks; None outside of headers
+        self._calls = False  # the message is a call
+        self._arguments = False  # of which some have come
+
+    def read(self, text: str) -> None:
+        """More of the answer."""
+        for i, part in enumerate(_MARK.split(text)):
+            if i % 2:
+                self._mark(part)
+            elif part:
+                self._text(part)
+
+    def finish(self) -> None:
+        """The answer has ended. A header that a token has begun and that breaks off has no text."""
+        if self._header is None:
+            self._end_message()
+        elif not _MARK.search(self._header):
+            self._refuse()
+
+    def _mark(self, mark: str) -> None:
+        if mark in (MESSAGE, CONSTRAIN):
+            if self._header is not None and mark == CONSTRAIN:
+                self._header += mark
+            elif self._header is not None:
+                self._begin_message(header_of(self._header, self._known))
+        elif mark == CHANNEL and self._header is not None:
+            self._header += mark
+        else:
+            if self._header is None:
+                self._end_message()
+            else:
+                self._refuse()
+            self._header = mark if mark in BEGINS else None
+
+    def _text(self, text: str) -> None:
+        if self._header is not None:
+            self._header += text
+            if not is_header(self._header):
+                self._refuse()
+        elif self._calls:
+            text = text if self._arguments else text.lstrip()
+            self._arguments = self._arguments or bool(text)
+            self._source.arguments(text)
+        else:
+            self._source.content(text)
+
+    def _begin_message(self, header: Header) -> None:
+        self._header, self._calls, self._arguments = None, bool(header.tool), False
+        if header.tool:
+            self._source.begin(header.tool)
+        else:
+            self._source.kind = self._source.reasoning if header.reasons else Content
+            self._source.next_message()
+
+    def _end_message(self) -> None:
+        if self._calls and not self._arguments:
+            self._source.arguments("{}")
+        self._calls, self._source.kind = False, Content
+
+    def _refuse(self) -> None:
+        """What looked like a header is content."""
+        self._source.content(_MARK.sub("", self._header or ""))
+        self._header = None
+
+
+def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
+    messages = _Messages(source, known)
+    messages.read(source.text_here())
+    while (yield from source.more()):
+        messages.read(source.text_here())
+    messages.finish()
+
+
+FORMATS = (
+    CallFormat(
+        "openai",
+        "harmony, the channels of gpt-oss",
+        parse,
+        CallText("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
+        signs=(("<|channel|>", "<|message|>"),),
+        model_types=("gpt_oss",),
+        marks=tuple(MARKS.items()),
+        ends=("<|return|>", "<|call|>"),
+    ),
+)
