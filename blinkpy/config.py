@@ -145,6 +145,9 @@ class QueueOptions:
     sq_entries: int = option(0, "submission ring of a worker, a power of two (0: the next one from slots)", low=0, high=1 << 20)
     cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
     prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)
+    grammar_arena_kib: int = option(
+        0, "beside it, for grammars and token rules, which requests share, KiB (0: 16 of the largest)", low=0, high=1 << 20
+    )
     lease_ms: int = option(5000, "a front end silent for so long loses its requests and its queue pair", low=50, high=3_600_000)
     engine_timeout_ms: int = option(
         2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000, commands=FRONT

@@ -96,14 +96,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         vocab_size = int(SHAPES[arguments.shape]["vocab_size"])
         (Path(folder) / "tokenizer.json").write_text(byte_level_tokenizer(vocab_size) if arguments.grammar else "{}")
         grammar = endless_objects() if arguments.grammar else None
-        words = len(grammar.words()) if grammar else 0
         config = config_for(
             folder,
             load_format="dummy",
             max_num_seqs=max(arguments.rows),
             max_num_batched_tokens=2048,
             slots=max(arguments.rows),
-            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt) + words * max(arguments.rows),
+            prompt_arena_tokens=max(1 << 17, 2 * max(arguments.rows) * arguments.prompt),
             num_pages=0 if not arguments.spin_us else max(arguments.rows) * (arguments.prompt + arguments.new) // 8,
             max_model_len=4096,
             control=arguments.control,

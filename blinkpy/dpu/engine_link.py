@@ -172,6 +172,11 @@ class EngineLink:
         generation.request = pair.submit(prompt, sampling, generation, **given)
         generation.submitted = time.monotonic()
         self._metrics.count("prompt_tokens", len(prompt))
+        if given:
+            written = generation.request.written
+            self._metrics.count("grammar_writes", len(written))
+            self._metrics.count("grammar_written_bytes", sum(written))
+            self._metrics.count("grammar_hits", len(given) - len(written))
 
     def _submit_held(self, pair: QueuePair) -> None:
         """Submit the choices whose leaders have a token, and those that wait for room, in order."""

@@ -9,6 +9,9 @@ STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 COUNTERS = {
     "prompt_tokens": "Prompt tokens handed to the engine",
     "generated_tokens": "Generated tokens received",
+    "grammar_writes": "Grammars and token rules of requests that were written into the engine's memory",
+    "grammar_written_bytes": "Bytes of these",
+    "grammar_hits": "Grammars and token rules of requests that were there already",
     "disconnects": "Requests cancelled because the client went away",
     "slow_clients": "Requests cancelled because the client did not read",
     "engine_losses": "Times that the engine or the lease was lost",

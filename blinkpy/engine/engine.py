@@ -8,7 +8,7 @@ from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Run
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
-from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_words
+from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_arena, grammar_words
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
@@ -133,6 +133,7 @@ class Engine:
             lease_ms=self.config.queue.lease_ms,
             grammar_share=self.config.engine.grammar_slots // self.config.frontend.workers if grammars else 0,
             grammar_words=grammar_words(self.config) if grammars else 0,
+            grammar_arena=grammar_arena(self.config) if grammars else 0,
         )
 
     def run(self, budget_s: float = 0) -> None:

@@ -7,7 +7,8 @@ from blinkpy.queues.layout import QueueSizes
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens
-ARENA_GRAMMARS = 2  # and largest grammars beside them
+ARENA_GRAMMARS = 16  # largest grammars beside them, where the option leaves it open
+FEWEST_GRAMMARS = 2  # one request's automaton and token rules
 HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
 
 
@@ -37,16 +38,24 @@ def grammar_words(config: Config) -> int:
     return (config.engine.grammar_kib << 10) // 4 if config.engine.grammar_slots else 0
 
 
+def grammar_arena(config: Config) -> int:
+    """Words of a prompt arena that are for grammars. Raises ConfigError where they are too few."""
+    words, asked = grammar_words(config), (config.queue.grammar_arena_kib << 10) // 4
+    if words and 0 < asked < FEWEST_GRAMMARS * words:
+        kib = config.queue.grammar_arena_kib, config.engine.grammar_kib
+        raise ConfigError(f"grammar_arena_kib ({kib[0]}) must hold a grammar and token rules of grammar_kib ({kib[1]}) each")
+    return (asked or ARENA_GRAMMARS * words) if words else 0
+
+
 def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
     """Sizes of the queue pairs of an engine whose sequences have at most max_model_len tokens."""
     queue, arena_tokens = config.queue, max(ARENA_PROMPTS * max_model_len, ARENA_MINIMUM)
-    default = arena_tokens + ARENA_GRAMMARS * grammar_words(config)
     return QueueSizes(
         pairs=config.frontend.workers,
         slots=queue.slots,
         sq_entries=queue.sq_entries or 1 << max(1, (queue.slots - 1).bit_length()),
         cq_entries=queue.cq_entries,
-        prompt_tokens=queue.prompt_arena_tokens or default,
+        prompt_tokens=(queue.prompt_arena_tokens or arena_tokens) + grammar_arena(config),
         hash_entries=arena_tokens // config.cache.page_size,
     )
 
@@ -81,13 +90,9 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
         num_pages=num_pages,
         max_num_seqs=min(config.scheduler.max_num_seqs, config.frontend.workers * config.queue.slots),
     )
-    words = grammar_words(config)
-    if sizes.queue.prompt_tokens < max_model_len + words:
-        grammar = f", and one grammar of {words} words" if words else ""
-        raise ConfigError(
-            f"prompt_arena_tokens ({sizes.queue.prompt_tokens}) must hold one prompt of max_model_len ({max_model_len}) tokens"
-            + grammar
-        )
+    arena_tokens = sizes.queue.prompt_tokens - grammar_arena(config)
+    if arena_tokens < max_model_len:
+        raise ConfigError(f"prompt_arena_tokens ({arena_tokens}) must hold one prompt of max_model_len ({max_model_len}) tokens")
     history = sizes.slots * max_model_len * 4
     if history > HISTORY_LIMIT:
         raise ConfigError(

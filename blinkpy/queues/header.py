@@ -11,7 +11,7 @@ from blinkpy.queues.logprob_record import RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 
 MAGIC = b"BLINKPYQ"
-VERSION = 5
+VERSION = 6
 
 
 class EngineFacts(NamedTuple):
@@ -28,6 +28,7 @@ class EngineFacts(NamedTuple):
     lease_ms: int
     grammar_share: int = 0  # different grammars and token rules that the requests of a queue pair may have at a time; 0: none
     grammar_words: int = 0  # of the largest packed automaton or token rules
+    grammar_arena: int = 0  # words at the end of the prompt arena, where front ends keep these
 
 
 _LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2")
@@ -84,4 +85,8 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     total, own = int(header["total_bytes"]), layout.total_bytes
     if total != own:
         raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {own}")
-    return layout, EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
+    engine = EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
+    if engine.grammar_arena >= layout.sizes.prompt_tokens:
+        room = f"{layout.sizes.prompt_tokens} words of the prompt arena"
+        raise LayoutError(f"grammar_arena must leave room for prompts: the engine has {engine.grammar_arena} of {room}")
+    return layout, engine

@@ -11,13 +11,13 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
     front-end region  front end   words (FRONT_*), submission ring, cancel words, page hashes, prompt arena
     engine region     engine      words (PAIR_*), completion ring, log probability records, hit words
 
-A front end submits a request with four writes, in this order: prompt tokens with the grammar's automaton and the
-token rules behind them, page hashes, the submission entry, the doorbell (a release store; RC queue pairs deliver writes in
-order). The engine publishes how far it has consumed (PAIR_SQ_HEAD); arena space and ring entries before that point may be
-written again. A completion is one aligned 8-byte word, so it can't be torn, and its lap counter tells a new one from what the
-last lap left: no tail is needed. A token whose request asked for log probabilities has a record as well, at the same position of
-an area beside the ring; it is written before the word, whose store is then a release, and stays until the completion head has
-passed.
+A front end submits a request with four writes, in this order: prompt tokens, with the grammar's automaton and the token
+rules that the prompt arena does not have yet; page hashes; the submission entry; the doorbell (a release store; RC queue pairs
+deliver writes in order). The engine publishes how far it has consumed (PAIR_SQ_HEAD); ring entries before that point, and the
+arena space that only they name, may be written again. A completion is one aligned 8-byte word, so it can't be torn, and its lap
+counter tells a new one from what the last lap left: no tail is needed. A token whose request asked for log probabilities has a
+record as well, at the same position of an area beside the ring; it is written before the word, whose store is then a release, and
+stays until the completion head has passed.
 
 *Epochs.* A front end owns a queue pair from the moment that the engine grants its claim (PAIR_EPOCH == FRONT_CLAIM and
 PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in their upper half, and request
@@ -61,7 +61,7 @@ class QueueSizes:
     slots: int  # requests in flight in one pair
     sq_entries: int  # ring sizes, powers of two, sq_entries >= slots
     cq_entries: int
-    prompt_tokens: int  # prompt arena, which holds packed automata and token rules as well
+    prompt_tokens: int  # prompt arena; packed automata and token rules lie in it as well
     hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:

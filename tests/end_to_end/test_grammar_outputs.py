@@ -84,8 +84,10 @@ def test_engines_without_grammars_take_none() -> None:
 
 
 def test_options_that_clash_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"prompt_arena_tokens .* must hold one prompt .* and one grammar of 65536 words"):
-        LLM("demo", device="null", prompt_arena_tokens=4096, max_model_len=1024)
+    with pytest.raises(
+        ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"
+    ):
+        LLM("demo", device="null", grammar_arena_kib=511)
 
 
 def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(llm: LLM) -> None:

@@ -44,7 +44,8 @@ def case_sizes(
     sq, words = max(2, 1 << (slots - 1).bit_length()), GRAMMAR_WORDS if share else 0
     arena = max(16, sq * (max_model_len + 2 * words))
     queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
-    facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, share, words)
+    grammars = share, words, sq * 2 * words
+    facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, *grammars)
     return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
 
 

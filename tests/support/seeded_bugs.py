@@ -196,6 +196,12 @@ FRONT_BUGS = _bugs({
         ("more grammars are in flight than the share holds", "<= self.facts.grammar_share", "<= self.facts.grammar_share + 1"),
         ("a fence is not noticed", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
     ],
+    "grammar_arena": [
+        ("a grammar makes room before the engine has read it", "if piece.after <= head and", "if piece.after <= head + 1 and"),
+        ("only who writes a grammar keeps it", "for name in plan.wanted:", "for name in plan.missing:"),
+        ("grammars lie on each other", "if piece.offset - start >= words:", "if piece.offset - start > words // 2:"),
+        ("all makes room at once", "if any(piece.after > head for", "if all(piece.after > head for"),
+    ],
     "arenas": [
         ("a piece of the arena wraps", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),
         ("an arena gives out what is in use", "if start + count - self.head > self.size:", "if start - self.head > self.size:"),

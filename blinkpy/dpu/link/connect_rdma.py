@@ -279,7 +279,7 @@ class RdmaTransport:
         sizes, now, before = self.layout.sizes, self._pair_now, self._pair_before
         short = (
             4 * self._used_entries > sizes.sq_entries
-            or 4 * self._used_tokens > sizes.prompt_tokens
+            or 4 * self._used_tokens > sizes.prompt_tokens - self.facts.grammar_arena
             or 4 * self._used_hashes > sizes.hash_entries
         )
         # A claim that is not yet granted (or that was never written) has somebody waiting for these words.

@@ -3,17 +3,17 @@
 Space is taken when a request is submitted and comes back on two paths: ring entries and arenas when the engine has
 consumed the entry (PAIR_SQ_HEAD), the slot when the request's final completion was read. A completion is matched to
 the request that owns the slot at that moment; since the slot is given out again only after the final completion, that
-is the right one.
+is the right one. Automata and token rules are written once, and stay for later requests (grammar_arena).
 """
 
 import contextlib
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from blinkpy.dpu.link.arenas import Arena
+from blinkpy.dpu.link.grammar_arena import NOTHING, GrammarArena, Plan
 from blinkpy.queues import words as W
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
@@ -37,7 +37,6 @@ from blinkpy.transport.contract import Transport, TransportError
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
 CLAIM_POLL_S = 0.0005
-NO_WORDS: Int32 = np.empty(0, np.int32)
 REQUEST_LIMIT = 0xFFFFFFFE  # requests of one epoch: ids never repeat
 
 
@@ -54,19 +53,21 @@ class EngineLostError(Exception):
 
 
 class InFlightRequest:
-    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. digests: of its
-    grammar and its token rules. records: of its completions with HAS_LOGPROBS, in their order; who takes such a completion takes
-    one from the left. cached_tokens: of the prompt, found in the prefix cache; waited_ns: in the engine, until it began to run,
-    -1 if unknown. Both are known from the first completion on, when it is no longer `silent`."""
+    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. names: of its
+    grammar and its token rules; written: bytes of those that the engine's memory did not have yet. records: of its completions
+    with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left. cached_tokens: of the prompt, found in
+    the prefix cache; waited_ns: in the engine, until it began to run, -1 if unknown. Both are known from the first completion on,
+    when it is no longer `silent`."""
 
     __slots__ = (
-        *("after", "cached_tokens", "cancelled", "digests", "owner", "records", "request_id", "silent", "slot"),
-        "waited_ns",
+        *("after", "cached_tokens", "cancelled", "names", "owner", "records", "request_id", "silent", "slot"),
+        *("waited_ns", "written"),
     )
 
-    def __init__(self, request_id: int, slot: int, owner: Any, after: int, digests: tuple[int, ...] = ()):
+    def __init__(self, request_id: int, slot: int, owner: Any, after: int, names: tuple[int, ...] = ()):
         self.request_id, self.slot, self.owner, self.after = request_id, slot, owner, after
-        self.cancelled, self.silent, self.cached_tokens, self.waited_ns, self.digests = False, True, 0, -1, digests
+        self.cancelled, self.silent, self.cached_tokens, self.waited_ns, self.names = False, True, 0, -1, names
+        self.written: tuple[int, ...] = ()
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
@@ -86,7 +87,8 @@ class QueuePair:
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
         # Tokens of a prompt that fits into the arenas at all.
-        self.longest_prompt = min(self.sizes.prompt_tokens, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
+        self._arena_prompts = self.sizes.prompt_tokens - facts.grammar_arena
+        self.longest_prompt = min(self._arena_prompts, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
         self._beat = 0
         self._engine_beat = -1
         self._engine_beat_seen = time.monotonic()
@@ -97,7 +99,8 @@ class QueuePair:
         sizes = self.sizes
         self._live: list[InFlightRequest | None] = [None] * sizes.slots
         self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
-        self._prompts, self._hashes = Arena(sizes.prompt_tokens), Arena(sizes.hash_entries)
+        self._prompts, self._hashes = Arena(self._arena_prompts), Arena(sizes.hash_entries)
+        self._grammars = GrammarArena(self._arena_prompts, self.facts.grammar_arena)
         self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
         self._sq_head = self._sq_tail = self._ended = sq_tail
         self._cq_position = cq_position
@@ -228,37 +231,31 @@ class QueuePair:
             if state == W.STATE_DRAINING:
                 raise EngineUnavailableError("the engine is draining: it finishes what it has and takes nothing new")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
-        length, count = len(prompt), len(prompt) // self.facts.page_size
-        automaton = NO_WORDS if grammar is None else grammar.words()
-        rule_words = NO_WORDS if rules is None else rules.words()
-        behind, total = length + len(automaton), length + len(automaton) + len(rule_words)
         self.require_room(grammar, rules)
+        length, count = len(prompt), len(prompt) // self.facts.page_size
         if not 1 <= length <= self.longest_prompt:
             raise ValueError(f"a prompt has 1 to {self.longest_prompt} tokens, not {length}")
-        if total > self.sizes.prompt_tokens:
-            what = "this grammar" if rules is None else "these token rules" if grammar is None else "this grammar and token rules"
-            raise ValueError(f"a prompt of {length} tokens and {what} do not fit into the prompt arena together")
         if self._requests >= REQUEST_LIMIT:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
             raise NoRoomError("all slots are in use")
-        digests = tuple(part.digest for part in (grammar, rules) if part is not None)
-        if digests and not self._has_place(digests):
+        parts = {_name(part): part.words() for part in (grammar, rules) if part is not None}
+        if parts and not self._has_place(parts.keys()):
             raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         self._consume()
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
-        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, digests)
+        request = InFlightRequest(self.epoch << W.EPOCH_SHIFT | self._requests + 1, slot, owner, self._sq_tail + 1, tuple(parts))
         try:
-            prompt_offset, hash_offset = self._prompts.take(total), self._hashes.take(count)
-            if prompt_offset is None or hash_offset is None:
-                raise NoRoomError("the prompt arena is full" if prompt_offset is None else "the hash arena is full")
+            prompt_offset, hash_offset = self._prompts.take(length), self._hashes.take(count)
+            needed = {name: len(words) for name, words in parts.items()}
+            plan = self._grammars.plan(needed, self._sq_head) if needed else NOTHING
+            if prompt_offset is None or hash_offset is None or plan is None:
+                full = "prompt" if prompt_offset is None else "hash" if hash_offset is None else "grammar"
+                raise NoRoomError(f"the {full} arena is full")
             place = slot, prompt_offset, length, hash_offset, count
-            named: dict[str, ArenaPlace] = {}
-            if digests:
-                named["grammar"] = _place(grammar, prompt_offset + length)
-                named["rules"] = _place(rules, prompt_offset + behind)
+            named: dict[str, ArenaPlace] = {"grammar": _place(grammar, plan), "rules": _place(rules, plan)} if parts else {}
             entry = pack_entry(sampling, request.request_id, self.epoch, *place, **named)
         except (NoRoomError, ValueError):
             self._prompts.undo(before[0])
@@ -266,10 +263,8 @@ class QueuePair:
             raise
         transport = self.transport
         transport.write_prompt(prompt_offset, prompt)
-        if grammar is not None:
-            transport.write_prompt(prompt_offset + length, automaton)
-        if rules is not None:
-            transport.write_prompt(prompt_offset + behind, rule_words)
+        for name in plan.missing:
+            transport.write_prompt(plan.offset(name), parts[name])
         if count:
             transport.write_hashes(hash_offset, self._hasher.hashes(prompt, sampling.cache_salt))
         transport.write_entry(self._sq_tail & self.sizes.sq_entries - 1, entry)
@@ -278,12 +273,15 @@ class QueuePair:
         self._requests += 1
         self._sq_tail += 1
         self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
+        if parts:
+            self._grammars.keep(plan, self._sq_tail)
+            request.written = tuple(parts[name].nbytes for name in plan.missing)
         self._ring()
         return request
 
     def require_room(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
         """Raise ValueError for a grammar, or token rules, that the engine never takes."""
-        most, share = self.facts.grammar_words, self.facts.grammar_share
+        most, share = min(self.facts.grammar_words, self._grammars.size), self.facts.grammar_share
         if share == 0 and (grammar is not None or rules is not None):
             raise ValueError(f"the engine takes no {'grammars' if rules is None else 'token rules'}")
         if grammar is not None and (words := len(grammar.words())) > most:
@@ -292,13 +290,17 @@ class QueuePair:
             raise ValueError(f"the token rules take {words * 4} bytes, and the engine has room for {most * 4}")
         if rules is not None and rules.vocab_size != self.facts.vocab_size:
             raise ValueError(f"the token rules are for {rules.vocab_size} tokens, and the model has {self.facts.vocab_size}")
-        if share == 1 and grammar is not None and rules is not None:
-            raise ValueError("the engine has room for a grammar or for token rules, and not for both")
+        if grammar is not None and rules is not None:
+            if share == 1:
+                raise ValueError("the engine has room for a grammar or for token rules, and not for both")
+            if (words := len(grammar.words()) + len(rules.words())) > self._grammars.size:
+                room = self._grammars.size * 4
+                raise ValueError(f"the grammar and the token rules take {words * 4} bytes, and the engine has room for {room}")
 
-    def _has_place(self, digests: tuple[int, ...]) -> bool:
+    def _has_place(self, names: Iterable[int]) -> bool:
         """Whether the engine has places for one more request with this grammar and these rules in this queue pair's share."""
-        known = {digest for request in self._live if request is not None for digest in request.digests}
-        return len(known.union(digests)) <= self.facts.grammar_share
+        known = {name for request in self._live if request is not None for name in request.names}
+        return len(known.union(names)) <= self.facts.grammar_share
 
     def _consume(self) -> None:
         """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
@@ -376,6 +378,11 @@ class QueuePair:
             request.records.append(records[at - first].tolist())
 
 
-def _place(packed: ByteAutomaton | TokenRules | None, offset: int) -> ArenaPlace:
+def _name(packed: ByteAutomaton | TokenRules) -> int:
+    """By which a grammar or token rules are known: their content, and which of the two they are."""
+    return packed.digest << 1 | isinstance(packed, TokenRules)
+
+
+def _place(packed: ByteAutomaton | TokenRules | None, plan: Plan) -> ArenaPlace:
     """Where the words of a grammar or of token rules lie in the prompt arena."""
-    return NOWHERE if packed is None else ArenaPlace(packed.digest, offset, len(packed.words()))
+    return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(_name(packed)), len(packed.words()))

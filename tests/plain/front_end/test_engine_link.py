@@ -262,6 +262,17 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
     assert ("submit", "a", None) in stage.log
 
 
+def test_grammars_that_were_written_and_that_were_there_are_counted(stage: Stage) -> None:
+    choice = Choice(stage.log, "a")
+    choice.grammar = choice.rules = object()
+    for written, counts in (((24, 40), (2, 64, 0)), ((40,), (1, 40, 1)), ((), (0, 0, 2))):
+        stage.pair.submit = lambda *_, written=written, **given: SimpleNamespace(written=written)
+        stage.log.clear()
+        stage.link.submit([(choice, np.zeros(3, np.int32), None)])
+        names = "grammar_writes", "grammar_written_bytes", "grammar_hits"
+        assert stage.log == [("count", "prompt_tokens", 3), *(("count", *each) for each in zip(names, counts, strict=True))]
+
+
 def test_who_finds_the_arenas_full_waits_and_is_not_overtaken(stage: Stage) -> None:
     """The first has no room twice; the second, which would have, comes behind it; one that is given up is left out."""
     first, second, gone = choices = [Choice(stage.log, name) for name in "abc"]

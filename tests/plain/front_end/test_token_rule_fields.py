@@ -13,7 +13,7 @@ from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.token_rules import TokenRules
 
-WORDS = FACTS._replace(grammar_share=2, grammar_words=512)
+WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024)
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_queue_pairs_in_gpu_memory_are_part_of_what_does_not_fit(gpu, folder, mo
     monkeypatch.setattr(pair_placement, "placement_problem", lambda way: "")
     gpu(**SMALL)
     # 2**26 tokens of 4 bytes in each of 4 arenas, and less than 2 MiB a pair for rings, records and page hashes.
-    options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024}
+    options = {"transport": "rdma", "workers": 4, "prompt_arena_tokens": 1 << 26, "max_model_len": 1024, "grammar_slots": 0}
     for way in ("dmabuf", "peermem"):
         with pytest.raises(ConfigError, match=r"does not fit on the GPU: .*scheduler state .*, queue pairs 1\.0[01] GiB, "):
             make_engine(config(folder, queue_memory=way, **options)).start()

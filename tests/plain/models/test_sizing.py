@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import Config, ConfigError
-from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.describe_model import describe_config
@@ -89,9 +89,17 @@ def test_what_is_left_open_comes_from_the_model_and_the_memory(rng: np.random.Ge
     assert sizes.num_pages == pages
     assert sizes.max_model_len == min(context, pages * 16)
     assert pages_for(sizes.max_model_len, 16) <= sizes.num_pages
-    assert sizes.queue.prompt_tokens >= sizes.max_model_len
+    assert sizes.queue.prompt_tokens >= sizes.max_model_len + 16 * 65536
     assert sizes.queue.sq_entries >= sizes.queue.slots
     assert sizes.max_num_seqs <= sizes.slots
+
+
+def test_grammars_have_room_beside_prompts() -> None:
+    """As asked for, or 16 of the largest; none where requests have none."""
+    for options, words in (({}, 16 << 16), ({"grammar_arena_kib": 512}, 512 << 8), ({"grammar_slots": 0}, 0)):
+        config = Config().with_options({"prompt_arena_tokens": 5000, "max_model_len": 100, **options})
+        assert grammar_arena(config) == words
+        assert engine_sizes(config, 1000, 1024, 1 << 20).queue.prompt_tokens == 5000 + words
 
 
 def test_pages_that_no_slot_could_use_are_not_allocated() -> None:
@@ -104,7 +112,8 @@ def test_pages_that_no_slot_could_use_are_not_allocated() -> None:
     [
         ({"max_model_len": 2000}, "beyond the model's context of 1000"),
         ({"num_pages": 3, "max_model_len": 100}, "7 pages needed, 3 there"),
-        ({"prompt_arena_tokens": 50, "max_model_len": 100}, "prompt_arena_tokens"),
+        ({"prompt_arena_tokens": 50, "max_model_len": 100}, r"prompt_arena_tokens \(50\)"),
+        ({"grammar_arena_kib": 9, "grammar_kib": 5}, r"grammar_arena_kib \(9\) must hold .* grammar_kib \(5\) each"),
         ({"workers": 64, "slots": 65535, "max_model_len": 1000, "max_num_seqs": 1}, "GiB of token history"),
     ],
 )

@@ -46,6 +46,7 @@ class Request:
     entry: np.void
     prompt: list[int]
     hashes: list[int]
+    grammar: np.ndarray  # a packed automaton
     rules: np.ndarray  # packed token rules
     made: int = 0  # generated; below 0 while the prompt is scored
 
@@ -174,9 +175,11 @@ class FakeEngine(threading.Thread):
             if entry["epoch"] != pair.epoch:
                 continue
             prompt = views.prompt[index, entry["prompt_offset"] :][: entry["prompt_length"]].tolist()
-            rules = views.prompt[index, entry["rules_offset"] :][: entry["rules_words"]].copy()
+            grammar, rules = (
+                views.prompt[index, entry[f"{name}_offset"] :][: entry[f"{name}_words"]].copy() for name in ("grammar", "rules")
+            )
             hashes = views.hashes[index, entry["hash_offset"] :][: entry["hash_count"]].tolist()
-            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes, rules)
+            slot, request = int(entry["slot"]), Request(index, entry, prompt, hashes, grammar, rules)
             request.made -= len(prompt) - 1 if entry["flags"] & SUBMIT_SCORE_PROMPT else 0
             assert slot not in pair.requests, f"slot {slot} is busy"
             self.submitted.append(request)
