@@ -97,12 +97,13 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of 8 to 64 KiB of weights."""
+    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input."""
     halves = 2 if shape.swiglu else 1
-    for block_k in (1024, 2048, 4096):
+    for block_k in (256, 512, 1024, 2048, 4096):
+        beyond = -shape.k % block_k
         for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
             block_n = kilobytes * 512 // block_k // halves
-            if 1 <= block_n <= 16 and shape.k % block_k == 0:
+            if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
 

@@ -62,6 +62,8 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # tokens of an expert on average
+    if shape.mxfp4 and each <= 16:
+        return ExpertConfig(16, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))
     if each <= 8:
         return ExpertConfig(16, ExpertTile(32, 128), ExpertTile(64, 128))
     if each <= 32:

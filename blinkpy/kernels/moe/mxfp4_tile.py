@@ -1,43 +1,67 @@
-"""MXFP4 weights as float32 (OCP Microscaling Formats, version 1.0), by arithmetic.
+"""MXFP4 weights (OCP Microscaling Formats, version 1.0) as floating-point numbers, by arithmetic.
 
-E2M1 is a sign, two bits of exponent and one of mantissa. Where a float32 has its sign and the lowest bits of its exponent they
-make the number, subnormal ones too, times 2 ** -126. A scale is the exponent of a float32; 2 ** -127, its smallest, counts as 0.
+E2M1 is a sign, two bits of exponent and one of mantissa. Where a float32 or a bfloat16 has its sign and the lowest bits of its
+exponent they make the number, subnormal ones too, times 2 ** -126. A scale is the exponent of either; 2 ** -127, its smallest,
+counts as 0.
+
+A word of 32 bits has eight weights of a row. Two of them, which are four apart, become bfloat16 at once: they are at the same
+place in both halves of the word. So a tile is multiplied in four parts, one for each place, and its inputs are taken apart in
+the same way; the order in which a part has its columns is the same on both sides, and does not matter.
 """
 
 import triton
 import triton.language as tl
 
-SIGN_AND_E2M1 = tl.constexpr(-2118123520)  # 0x81C00000
+SIGNS = tl.constexpr(-2147450880)  # 0x80008000, of two bfloat16
+E2M1_BITS = tl.constexpr(0x01C001C0)
 UNSCALE = tl.constexpr(2.0**126)
+LEAST_BLOCK_K = 64
+"""Columns of a tile: a part has a quarter of them."""
 
 
 @triton.jit
-def tiny_e2m1(bits):
-    """The E2M1 in the four highest bits of int32 values, times 2 ** -126, as float32."""
-    return ((bits >> 6) & SIGN_AND_E2M1).to(tl.float32, bitcast=True)  # the shift repeats the sign
+def split_inputs(x, BLOCK_M: tl.constexpr, WORDS: tl.constexpr):
+    """The inputs of the four parts, [2 * WORDS, BLOCK_M] each, of x [BLOCK_M, 8 * WORDS]."""
+    even, odd = tl.split(tl.reshape(x, [BLOCK_M, WORDS, 2, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    COLUMNS: tl.constexpr = 2 * WORDS
+    x0, x1 = tl.trans(tl.reshape(x0, [BLOCK_M, COLUMNS])), tl.trans(tl.reshape(x1, [BLOCK_M, COLUMNS]))
+    x2, x3 = tl.trans(tl.reshape(x2, [BLOCK_M, COLUMNS])), tl.trans(tl.reshape(x3, [BLOCK_M, COLUMNS]))
+    return x0, x1, x2, x3
 
 
 @triton.jit
-def e8m0(bits):
-    """Scales, uint8, as float32."""
-    return (bits.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def mxfp4_tile(
-    w_ptr,  # uint8 [N, K / 2]
-    scale_ptr,  # uint8 [N, K / 32]
-    row,  # [BLOCK_N] rows
-    first,  # column, a multiple of 32
-    N, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _multiply_part(
+    w,  # int32 [BLOCK_N, WORDS]
+    scale,  # bfloat16 [BLOCK_N, 2 * WORDS]
+    x,  # [2 * WORDS, BLOCK_M]
+    sums,  # float32 [BLOCK_N, BLOCK_M]
+    SIGN_LEFT: tl.constexpr,  # bits by which the sign is moved to the left
+    LEFT: tl.constexpr,  # the same of the other bits; to the right where it is negative
+    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """W[row, first:first + BLOCK_K], float32 [BLOCK_N, BLOCK_K]; zeros outside. Read once: it need not stay in the cache."""
-    byte = first // 2 + tl.arange(0, BLOCK_K // 2)
-    group = first // 32 + tl.arange(0, BLOCK_K // 32)
-    present = (row < N)[:, None]
-    at = w_ptr + row[:, None].to(tl.int64) * (K // 2) + byte[None, :]
-    pair = tl.load(at, mask=present & (byte < K // 2)[None, :], other=0, eviction_policy="evict_first").to(tl.int32)
-    at = scale_ptr + row[:, None].to(tl.int64) * (K // 32) + group[None, :]
-    scale = e8m0(tl.load(at, mask=present & (group < K // 32)[None, :], other=0))
-    value = tl.reshape(tl.join(tiny_e2m1(pair << 28), tiny_e2m1(pair << 24)), [BLOCK_N, BLOCK_K // 32, 32])
-    return tl.reshape(value * UNSCALE * scale[:, :, None], [BLOCK_N, BLOCK_K])
+    """sums + w x for the two weights of each word at one place."""
+    signs = w << SIGN_LEFT
+    rest = w << LEFT if LEFT > 0 else w >> (0 - LEFT)
+    two = (signs & SIGNS) | (rest & E2M1_BITS)
+    tiny = tl.reshape(tl.join(two.to(tl.int16), (two >> 16).to(tl.int16)), [BLOCK_N, 2 * WORDS]).to(tl.bfloat16, bitcast=True)
+    weight = (tiny * tl.full([1, 1], UNSCALE, tl.float32).to(tl.bfloat16)).to(x.dtype) * scale.to(x.dtype)
+    return tl.dot(weight, x, sums, input_precision=PRECISION)
+
+
+@triton.jit
+def multiply_words(
+    w,  # int32 [BLOCK_N, WORDS], eight weights each
+    exponent,  # uint8 [BLOCK_N, WORDS / 4] scales
+    x0, x1, x2, x3,  # of split_inputs
+    sums,  # float32 [BLOCK_N, BLOCK_M]
+    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums + w x."""
+    scale = (exponent.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
+    scale = tl.reshape(tl.broadcast_to(scale[:, :, None], [BLOCK_N, WORDS // 4, 8]), [BLOCK_N, 2 * WORDS])
+    sums = _multiply_part(w, scale, x0, sums, 12, 6, BLOCK_N, WORDS, PRECISION)
+    sums = _multiply_part(w, scale, x1, sums, 8, 2, BLOCK_N, WORDS, PRECISION)
+    sums = _multiply_part(w, scale, x2, sums, 4, -2, BLOCK_N, WORDS, PRECISION)
+    return _multiply_part(w, scale, x3, sums, 0, -6, BLOCK_N, WORDS, PRECISION)

@@ -4,9 +4,9 @@ does.
 What is wrong in Triton 3.6 and mended here by `install()`:
 - `range(0, tensor)` fails on NumPy 2.4 and newer, because a one-element array no longer converts to an index;
 - float32 -> bfloat16 cuts bits off where the GPU rounds to nearest even;
-- `tl.dot` of bfloat16 multiplies the bit patterns as integers: operands are widened to float32 first.
+- `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
-Element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 directly after each load.
+Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
 Programs run one after another, so a kernel must not wait for another program.
 """
 
@@ -36,7 +36,7 @@ def install() -> None:
         return original_convert(data, source, target, rounding)
 
     builder = interpreter.InterpreterBuilder
-    original_dot = builder.create_dot
+    original_dot, original_multiply = builder.create_dot, builder.create_fmul
 
     def widen(handle: Any) -> Any:
         if handle.dtype.scalar == tl.bfloat16:
@@ -45,6 +45,12 @@ def install() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
         return original_dot(self, widen(a), widen(b), accumulator, *rest)
+
+    def create_fmul(self: Any, a: Any, b: Any) -> Any:
+        product = original_multiply(self, widen(a), widen(b))
+        if a.dtype.scalar == tl.bfloat16:
+            return interpreter.TensorHandle(_round_to_bfloat16(product.data), tl.bfloat16)
+        return product
 
     def sort(x: Any, dim: Any = None, descending: Any = False) -> Any:
         order = np.sort(x.handle.data, axis=-1)
@@ -55,6 +61,7 @@ def install() -> None:
     interpreter._patch_lang_tensor = patch_tensor
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
+    builder.create_fmul = create_fmul
 
 
 def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:
