@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -37,7 +37,7 @@ def of_group(group: dict[str, Any]) -> Counter[str]:
     counts = Counter[str]()
     automaton: ByteAutomaton | None = None
     try:
-        automaton = automaton_of_schema(group["schema"])
+        automaton = automaton_of_grammar({"schema": group["schema"]})
     except GrammarError as error:
         if "contradict" not in error.message:
             return Counter({"refused": len(group["tests"])})

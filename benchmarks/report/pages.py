@@ -53,6 +53,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "window_cache": part_tables.window_cache,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
     "simulated": part_tables.simulated,
+    "mutants": part_tables.mutants,
     "files": part_tables.files,
 }
 PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result's name

@@ -32,6 +32,8 @@ CHOICES = {  # that are shown, with what they are called here
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
     "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
 }
+MUTANTS = ("killed", "survived", "equivalent", "unknown")  # what becomes of them
+MUST_DIE_EACH = 0.9  # share of a module's mutants, as in tools/mutants
 LOAD = "16 requests/s"  # that is shown
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
@@ -228,9 +230,36 @@ def simulated(results: Results) -> dict[str, Any]:
     return {"rows": rows}
 
 
+def mutants(results: Results) -> dict[str, Any]:
+    """What became of the mutants: a row for each group of modules, and the modules of which too many live."""
+    found = results.read("mutants")
+    if not found:
+        return {"rows": []}
+    total = {name: sum(group[name] for group in found["groups"].values()) for name in ("modules", *MUTANTS)}
+    rows = [[name, *_mutant_cells(group), between(group)] for name, group in found["groups"].items()]
+    rows.append(["all", *_mutant_cells(total), between(found)])
+    weak = []
+    for file, module in found["modules"].items():
+        hunted = module["killed"] + module["survived"]
+        if module["killed"] < MUST_DIE_EACH * hunted:
+            weak.append(f"`{file}` {module['killed']} of {hunted}")
+    return {"rows": rows, "weak": weak, "when": when(found), "seconds": found["processor_seconds"] / found["hunted"]}
+
+
+def _mutant_cells(counts: dict[str, Any]) -> list[str]:
+    return [f"{counts[name]:,}" for name in ("modules", *MUTANTS)]
+
+
+def between(counts: dict[str, Any]) -> str:
+    """The share of mutants that were killed, and between which shares that of all lies."""
+    hunted = counts["killed"] + counts["survived"]
+    low, high = counts["interval"]
+    return f"{percent(counts['killed'] / hunted, 1)} ({100 * low:.0f} to {100 * high:.0f})" if hunted else ""
+
+
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    if name in ("fuzz_schemas", "soak"):
+    if name in ("fuzz_schemas", "soak", "mutants"):
         return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]

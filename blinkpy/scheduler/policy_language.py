@@ -284,17 +284,15 @@ class FunctionWriter:
         names = [target.id if isinstance(target, ast.Name) else "" for target in targets]
         if "" in names:
             raise self.unsupported(node)
-        temporaries = [self.temporary(value.kind) for value in values]
+        temporaries = [self.temporary() for _ in values]
         stored = [self._assign(each, value) for each, value in zip(temporaries, values, strict=True)]
         loaded = [Value(ast.Name(each, ast.Load()), value.kind) for each, value in zip(temporaries, values, strict=True)]
         moved = [self.assigned(name, value, node) for name, value in zip(names, loaded, strict=True)]
         return [*stored, *moved], known | set(names)
 
-    def temporary(self, kind: Kind) -> str:
+    def temporary(self) -> str:
         self._temporaries += 1
-        name = f"{OWN}{self._temporaries}"
-        self.kinds[name] = kind
-        return name
+        return f"{OWN}{self._temporaries}"
 
     def while_loop(
         self, node: ast.stmt, test: ast.expr, body: list[ast.stmt], known: set[str]
@@ -316,11 +314,11 @@ class FunctionWriter:
             values = [ast.Constant(0), *values]
         if len(values) == 2:
             values.append(ast.Constant(1))
-        names = [self.temporary("integer") for _ in range(3)]
+        names = [self.temporary() for _ in range(3)]
         stored = [self._assign(each, Value(value, "integer")) for each, value in zip(names, values, strict=True)]
         first, last, step = (ast.Name(each, ast.Load()) for each in names)
         count = self.guarded(G.range_length, [first, last, step], node)
-        round_ = self.temporary("integer")
+        round_ = self.temporary()
         at = ast.BinOp(first, ast.Add(), ast.BinOp(ast.Name(round_, ast.Load()), ast.Mult(), step))
         variable = self.assigned(name, Value(at, "integer"), node)
         self._breaks.append([])

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from support.compiled_grammars import automaton_of_schema
 from support.schema_validator import document, validator
 from support.wide_schemas import WideSchemaDraw
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.device.compile_cache import cached_njit
-from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES, automaton_of_schema
+from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.kv import grammars as G
 from blinkpy.kv.state import Grammars

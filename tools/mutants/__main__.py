@@ -1,14 +1,13 @@
 """`make mutants`: plant mutants, and see which ones live.
 
-A fresh random sample, or all of them with --all: at most one for each line and rule, or with --every each one. --part takes
-one of --parts shares of these, for several machines or calls. --verdicts keeps what became of each mutant as it comes, and a call
-with the same file goes on where the last one ended. --merge makes one result of such files. docs/verification.md has more.
+A fresh random sample, or all of them with --all: at most one for each line and rule, or with --every each one. With --resume
+verdicts are kept in a ledger as they come, and those that it has are not found again, as long as the text of the mutant's
+function is the same. So --all --resume may be stopped at any time, and goes on with what is left. docs/verification.md has more.
 
 Exit codes: 0 when as many die as must, 1 when fewer do, 2 wrong usage.
 """
 
 import argparse
-import json
 import multiprocessing
 import random
 import secrets
@@ -16,20 +15,26 @@ import signal
 import sys
 import tempfile
 import time
-import zlib
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.harness import RESULTS
 from blinkpy.sources import source_files
-from blinkpy.verify.sim.simulation import simulate
-from mutants.hunt import Hunt, Hunted
+from mutants.collected import serve_tests
+from mutants.hunt import Hunt, Hunted, Killers
 from mutants.mutations import mutants_of, thinned
 from mutants.processes import Processes
-from mutants.reach import digest, reach
-from mutants.results import HOW, Header, Verdict, header, merged, read, result, write
+from mutants.reach import reach, test_files
+from mutants.results import COUNTS, HOW, Ledger, Verdict, interval, result, write
+from mutants.session import Change
+from mutants.stages import STAGES
 
 EQUIVALENT = Path(__file__).parent / "equivalent.txt"
+LEDGER = RESULTS / "mutants.jsonl"
+FULL_SEED = 1602  # of the choice of a full run, so that all its parts are of the same one
 GROUPS = {
     "scheduler": ("scheduler",),
     "kv": ("kv",),
@@ -49,15 +54,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--count", type=int, default=60, help="size of the sample [60]")
     made.add_argument("--all", action="store_true", help="no sample: one mutant for each line and rule")
     made.add_argument("--every", action="store_true", help="every mutant of a line, too")
-    made.add_argument("--part", type=int, default=1, help="which share of them, from 1 [1]")
-    made.add_argument("--parts", type=int, default=1, help="number of shares; they need the same --seed [1]")
     made.add_argument("--only", default="", help="files whose path contains this")
+    made.add_argument(
+        "--resume", action="store_true", help="with --all: only those without a verdict in the ledger, and keep theirs"
+    )
+    made.add_argument("--again", action="store_true", help="with --resume: once more those that lived, too")
+    made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
     made.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so long [no limit]")
-    made.add_argument("--verdicts", type=Path, help="keep the verdicts here, lines of JSON, and go on where they end")
-    made.add_argument("--merge", type=Path, nargs="+", help="hunt nothing: the result of these files of verdicts")
-    made.add_argument("--out", type=Path, help="write the result to this file, JSON")
     return made
 
 
@@ -67,82 +72,94 @@ def equivalent() -> dict[str, str]:
     return {name.strip(): reason for name, reason in pairs}
 
 
-def chosen(arguments: argparse.Namespace, seed: int) -> list[Hunted]:
-    """The mutants of this run, in random order."""
-    known, names, every = equivalent(), set[str](), list[Hunted]()
+def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Counter[str]]:
+    """The mutants of this run, in random order, and how many of each file change nothing."""
+    known, stale, every, counts = equivalent(), set(equivalent()), list[Hunted](), Counter[str]()
     for group, parts in GROUPS.items():
         for path in source_files(parts):
             mutants = mutants_of(path) if arguments.only in str(path) else []
-            names |= {mutant.name for mutant in mutants}
+            stale -= {mutant.name for mutant in mutants}
             living = [mutant for mutant in mutants if mutant.name not in known]
+            counts.update(mutant.file for mutant in mutants if mutant.name in known)
             every += [Hunted(mutant, group) for mutant in (living if arguments.every else thinned(living, seed))]
-    if (stale := known.keys() - names) and not arguments.only:
+    if stale and not arguments.only:
         raise SystemExit(f"{EQUIVALENT.name} has mutants that no rule makes any more:\n  " + "\n  ".join(sorted(stale)))
-    some = every[arguments.part - 1 :: arguments.parts]
-    return random.Random(seed).sample(some, len(some) if arguments.all else min(arguments.count, len(some)))
+    many = len(every) if arguments.all else min(arguments.count, len(every))
+    return random.Random(seed).sample(every, many), counts
 
 
-def hunt_all(arguments: argparse.Namespace, seed: int) -> tuple[Header, list[Verdict]]:
-    """Hunt what was chosen and has no verdict yet."""
-    until, mutants = time.monotonic() + arguments.seconds, chosen(arguments, seed)
-    words = "every mutant" if arguments.every else "one mutant for each line and rule"
-    words = words if arguments.all else f"a sample of {words}"
-    sources = f"{digest()} {zlib.crc32(EQUIVALENT.read_bytes()):08x}"
-    told, verdicts, kept = header(seed, words, len(mutants), sources), list[Verdict](), arguments.verdicts
-    if kept and kept.exists():
-        told, verdicts = read(kept, told["run"])
-    elif kept:
-        kept.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    done = {verdict.name for verdict in verdicts}
-    waiting = [hunted for hunted in mutants if hunted.mutant.name not in done]
-    print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
-    simulate(1, 1, mode="python")  # compile the checks once, for all children
-    processes = Processes(arguments.jobs)
+def hunted_down(waiting: list[Hunted], known: list[Verdict], jobs: int, seed: int, seconds: float) -> Iterator[Verdict]:
+    """Hunt them for so long. known: verdicts of others, which say who is likely to kill."""
+    until = time.monotonic() + seconds
+    traced = [path for parts in GROUPS.values() for path in source_files(parts)]
+    processes = Processes(jobs)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(processes):
-        traced = [path for parts in GROUPS.values() for path in source_files(parts)]
-        hunt = Hunt(processes, reach(processes, traced, seed, folder), seed, folder)
-        for verdict in hunt.verdicts(waiting, until):
-            verdicts.append(verdict)
-            print(f"[{len(verdicts)}/{len(mutants)}] {verdict}", flush=True)
-            if kept:
-                with open(kept, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(verdict._asdict()) + "\n")
-    return told, verdicts
+        reached = reach(processes, traced, seed, folder)
+        for path in (path for path in traced if path.name == "page_allocator.py"):  # compile once, for all children
+            for stage in STAGES.values():
+                stage(Change("blinkpy.kv.page_allocator", path, path.read_text()), seed, 2.0)
+        collected = str(Path(folder) / "collected")
+        processes.serve(collected, serve_tests, test_files(), seed, folder)
+        hunt = Hunt(processes, reached, Killers((v.name, v.by) for v in known if v.by), collected, seed, folder)
+        yield from hunt.verdicts(waiting, until)
 
 
-def judge(found: dict[str, Any]) -> int:
+def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Hunt what was chosen and has no verdict yet; figures of all that have one."""
+    mutants, unchanging = chosen(arguments, seed)
+    ledger, verdicts = Ledger(arguments.ledger), dict[str, Verdict]()
+    for hunted in mutants if arguments.resume else []:
+        if verdict := ledger.of(hunted.mutant, hunted.group):
+            verdicts[verdict.name] = verdict
+    waiting = [hunted for hunted in mutants if hunted.mutant.name not in verdicts]
+    if arguments.again:
+        waiting += [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by]
+    print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
+    if waiting and arguments.seconds > 0:
+        found = hunted_down(waiting, list(verdicts.values()), arguments.jobs, seed, arguments.seconds)
+        for number, verdict in enumerate(found, 1):
+            verdicts[verdict.name] = verdict
+            print(f"[{number}/{len(waiting)}] {verdict}", flush=True)
+            if arguments.resume:
+                ledger.add(verdict)
+    return result([(hunted.mutant, hunted.group) for hunted in mutants], verdicts.values(), unchanging)
+
+
+def judge(found: dict[str, Any], sample: bool) -> int:
     """Print what a result comes to; the exit code."""
     print("\nsurvivors:" if found["survivors"] else "\nno survivors")
-    for survivor in found["survivors"]:
-        print(f"{survivor['change']}\n  line {survivor['line']}, {survivor['rule']}")
-    planted, killed = found["planted"], found["killed"]
-    (low, high), timeouts = found["interval"], found["how"][HOW[2]]
-    print(f"{killed} of {planted} mutants were killed ({killed / max(1, planted):.1%}); {found['asked'] - planted} are left")
+    print("".join(f"{survivor}\n" for survivor in found["survivors"]), end="")
+    weak = []
+    for file, counts in found["modules"].items() if not sample else ():
+        killed, planted = counts["killed"], counts["killed"] + counts["survived"]
+        if killed < MUST_DIE_EACH * planted:
+            weak.append(f"fewer than {MUST_DIE_EACH:.0%} of {file}\n")
+        print(f"{file}: {', '.join(f'{counts[name]} {name}' for name in COUNTS)}; {_shares(killed, planted)}")
+    killed, planted = found["killed"], found["killed"] + found["survived"]
+    print(f"{killed} of {planted} mutants were killed, {found['asked'] - planted} are left: {_shares(killed, planted)}")
     how = ", ".join(f"{how} {count}" for how, count in found["how"].items())
-    print(f"noticed by {how}; without timeouts {(killed - timeouts) / max(1, planted):.1%}")
-    if found["asked"] > planted or _is_sample(found):
-        print(f"of all, {low:.1%} to {high:.1%} with 95 % confidence")
-    weak = [name for name, (dead, all_) in found["modules"].items() if dead < MUST_DIE_EACH * all_ and not _is_sample(found)]
-    print("".join(f"fewer than {MUST_DIE_EACH:.0%} of {name}\n" for name in weak), end="")
+    print(f"noticed by {how}; without timeouts {(killed - found['how'][HOW[2]]) / max(1, planted):.1%}")
+    print("".join(weak), end="")
     return 1 if weak or killed < MUST_DIE * planted else 0
 
 
-def _is_sample(found: dict[str, Any]) -> bool:
-    return found["run"]["chosen"].startswith("a sample")
+def _shares(killed: int, planted: int) -> str:
+    low, high = interval(killed, planted)
+    return f"{killed / max(1, planted):.1%}, so {low:.0%} to {high:.0%} of such with 95 % confidence"
 
 
 def main() -> int:
     arguments = parser().parse_args()
-    if not 1 <= arguments.part <= arguments.parts:
-        parser().error("--part is from 1 to --parts")
-    if arguments.parts > 1 and not (arguments.seed and arguments.all):
-        parser().error("--parts are shares of --all, and need one --seed")
+    if (arguments.resume and not arguments.all) or (arguments.again and not arguments.resume):
+        parser().error("--again needs --resume, and that --all")
+    if arguments.resume and (arguments.seed or arguments.every):
+        parser().error("a full run has its own choice: --resume takes no --seed and no --every")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    seed = arguments.seed or secrets.randbelow(1 << 31) + 1
-    found = result(*(merged(arguments.merge) if arguments.merge else hunt_all(arguments, seed)))
-    if arguments.out:
-        write(arguments.out, found)
-    return judge(found)
+    seed = FULL_SEED if arguments.resume else arguments.seed or secrets.randbelow(1 << 31) + 1
+    found = hunt_all(arguments, seed)
+    if arguments.resume and not arguments.only:
+        write(arguments.ledger.with_suffix(".json"), found)
+    return judge(found, sample=not arguments.all)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Looking for mutants: the stages and the tests that reach the line, likely killers first, each in a process of its own."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from support.endless_calls import EndlessCallError
 
+from mutants.collected import UNCHANGED, run_collected
 from mutants.mutations import Mutant
-from mutants.processes import Processes
-from mutants.reach import Reach
+from mutants.processes import FRESH, HERE, Processes
+from mutants.reach import Reach, file_of
 from mutants.results import HOW, Verdict
 from mutants.session import Change, run_tests
 from mutants.stages import MACHINE_S, STAGE_S, STAGES
@@ -16,29 +18,61 @@ from mutants.stages import MACHINE_S, STAGE_S, STAGES
 START_S = 20.0  # of the processor, at most, for pytest to begin
 TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: for fixtures that another one had before
 HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
+FIRST_S = 1.0  # of the processor, of tests that go before the stages
+KILLERS = 6  # of neighbours, that go before all
+TESTS = "tests"
+
+Stage = tuple[str, list[str]]  # its name, and which tests
+
+
+class Killers:
+    """Who killed mutants of the same function, or else of the same file: they are likely to kill the next one, too."""
+
+    def __init__(self, killed: Iterable[tuple[str, str]] = ()) -> None:
+        """killed: names of mutants, and who noticed them."""
+        self._of: dict[str, Counter[str]] = defaultdict(Counter)
+        for mutant, by in killed:
+            self.add(mutant, by)
+
+    def add(self, mutant: str, by: str) -> None:
+        for place in self._places(mutant):
+            self._of[place][by] += 1
+
+    def likely(self, mutant: str) -> list[str]:
+        """The likeliest first."""
+        found = [by for place in self._places(mutant) for by, _ in self._of[place].most_common(KILLERS)]
+        return list(dict.fromkeys(found))[:KILLERS]
+
+    def _places(self, mutant: str) -> list[str]:
+        file, _, rest = mutant.partition("::")
+        return [f"{file}::{rest.partition(':')[0]}", file]
 
 
 @dataclass(eq=False)
 class Hunted:
-    """A mutant, who is still to look for it, and what the others took."""
+    """A mutant, who is still to look for it, and what the others took, in seconds of the processor."""
 
     mutant: Mutant
     group: str
-    stages: list[str] = field(default_factory=list)
-    tests: tuple[str, ...] = ()
+    stages: list[Stage] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    forks: bool = True  # from the process that has collected all tests
 
-    def verdict(self, by: str = "", said: str = "", died: bool = False) -> Verdict:
-        """by: the stage that noticed it, "" for none. said: what it said, or what its process died of."""
-        mutant, how = self.mutant, HOW[2 if died else 1 if EndlessCallError.__name__ in said else 0]
-        return Verdict(mutant.name, self.group, mutant.line, mutant.rule, by, said[:200], self.seconds, how if by else "")
+    def verdict(self, stage: str = "", said: str = "", died: bool = False) -> Verdict:
+        """stage: that noticed it, "" for none. said: what it said, or what its process died of."""
+        how = HOW[2 if died else 1 if EndlessCallError.__name__ in said else 0] if stage else ""
+        test = said.partition(": ")[0]
+        by = test if stage == TESTS and "::" in test else stage
+        return Verdict.of(self.mutant, self.group, by, how, round(sum(self.seconds.values()), 2), said[:200])
 
 
 class Hunt:
-    """Hunts mutants, as many at a time as `processes` has room for. folder: for what the tests write."""
+    """Hunts mutants, as many at a time as `processes` has room for. collected: path of the process that has all tests. folder:
+    for what the tests write."""
 
-    def __init__(self, processes: Processes, reach: Reach, seed: int, folder: str) -> None:
-        self._processes, self._reach, self._seed, self._folder = processes, reach, seed, folder
+    def __init__(self, processes: Processes, reach: Reach, killers: Killers, collected: str, seed: int, folder: str) -> None:
+        self._processes, self._reach, self._killers, self._collected = processes, reach, killers, collected
+        self._seed, self._folder = seed, folder
 
     def verdicts(self, mutants: list[Hunted], until: float) -> Iterator[Verdict]:
         """What became of each, as it comes. until: time.monotonic() after which none begins."""
@@ -48,31 +82,60 @@ class Hunt:
                 waiting.clear()
             while waiting and self._processes.has_room:
                 hunted = waiting.pop()
-                hunted.stages, hunted.tests = self._reach.of(hunted.mutant)
-                tests_s = sum(self._reach.seconds[test] for test in hunted.tests)
-                costs = {"simulator": 0.0, "state machine": MACHINE_S, "tests": tests_s}
-                hunted.stages = sorted([*hunted.stages, *["tests"] * bool(hunted.tests)], key=costs.__getitem__)
+                self._plan(hunted)
                 if not self._begin(hunted):
                     yield hunted.verdict()
             for ended in self._processes.ended():
                 hunted, said = ended.key, ended.answer or ended.died_of
-                stage = hunted.stages.pop(0)
-                hunted.seconds[stage] = round(ended.seconds, 2)
-                if said:
-                    yield hunted.verdict(stage, said, bool(ended.died_of))
-                elif not self._begin(hunted):
+                stage, tests = hunted.stages.pop(0)
+                hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
+                if said == UNCHANGED:
+                    hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
+                    hunted.stages = [s for s in hunted.stages if s[0] != TESTS]
+                    hunted.stages.insert(0, (TESTS, tests + later))
+                elif said:
+                    self._killers.add(hunted.mutant.name, (found := hunted.verdict(stage, said, bool(ended.died_of))).by)
+                    yield found
+                    continue
+                if not self._begin(hunted):
                     yield hunted.verdict()
+
+    def _plan(self, hunted: Hunted) -> None:
+        """A stage that kills the neighbours; quick tests, and those that do; the other stages and tests, quickest first."""
+        stages, tests, at_import = self._reach.of(hunted.mutant)
+        likely = self._killers.likely(hunted.mutant.name)
+        seconds, files = self._reach.seconds, defaultdict[str, float](float)
+        for test in tests:
+            files[file_of(test)] += seconds[test]
+        known = [test for test in likely if test in tests]
+        others = sorted(set(tests) - set(known), key=lambda t: (files[file_of(t)], file_of(t), seconds[t]))
+        first, left = list(known), FIRST_S
+        for test in others:
+            if (left := left - seconds[test]) >= 0:
+                first.append(test)
+        hunted.forks = not at_import
+        first = first if hunted.forks else known + others  # each start of another process takes as long as many tests
+        later = [test for test in others if test not in set(first)]
+        costs = {"simulator": 0.0, "state machine": MACHINE_S, TESTS: sum(seconds[test] for test in later)}
+        behind: list[Stage] = [*((stage, []) for stage in stages), *([(TESTS, later)] if later else [])]
+        hunted.stages = [(TESTS, first)] if first else []
+        hunted.stages += sorted(behind, key=lambda stage: costs[stage[0]])
+        if likely and likely[0] in stages:
+            hunted.stages.sort(key=lambda stage: stage[0] != likely[0])
 
     def _begin(self, hunted: Hunted) -> bool:
         """The next stage, if there is one."""
         if not hunted.stages:
             return False
-        mutant, stage = hunted.mutant, hunted.stages[0]
+        mutant, (stage, tests) = hunted.mutant, hunted.stages[0]
         change = Change(mutant.module, mutant.path, mutant.source)
-        if stage == "tests":
-            seconds = {test: TEST_START_S + HANGS * self._reach.seconds[test] for test in hunted.tests}
-            most = START_S + 2 * TEST_START_S + HANGS * sum(self._reach.seconds[test] for test in hunted.tests)
-            self._processes.start(hunted, most, True, run_tests, seconds, change, self._seed, self._folder)
+        if stage != TESTS:
+            self._processes.start(hunted, HANGS * STAGE_S, HERE, STAGES[stage], change, self._seed)
+            return True
+        seconds = {test: TEST_START_S + HANGS * self._reach.seconds[test] for test in tests}
+        most = START_S + 2 * TEST_START_S + HANGS * sum(self._reach.seconds[test] for test in tests)
+        if hunted.forks:
+            self._processes.start(hunted, most, self._collected, run_collected, seconds, change, mutant.function)
         else:
-            self._processes.start(hunted, HANGS * STAGE_S, False, STAGES[stage], change, self._seed)
+            self._processes.start(hunted, most, FRESH, run_tests, seconds, change, self._seed, self._folder)
         return True

@@ -34,7 +34,7 @@ RELAXED_IMPORT = "\nfrom blinkpy.device.portable import load_relaxed, store_rela
 
 class Mutant(NamedTuple):
     """One change: bytes [start, end) of a module's file become `after`. function: qualified name. nth: among equal changes of
-    the same function."""
+    the same function. text: digest of the function's text, without the change."""
 
     module: str
     path: Path
@@ -46,6 +46,7 @@ class Mutant(NamedTuple):
     before: str
     after: str
     nth: int = 0
+    text: str = ""
 
     @property
     def source(self) -> str:
@@ -64,8 +65,16 @@ class Mutant(NamedTuple):
         """The same as long as the function keeps this piece of text."""
         return f"{self.file}::{self.function}: {one_line(self.before)} -> {one_line(self.after)} [{self.nth}]"
 
+    @property
+    def id(self) -> str:
+        return short_digest(f"{self.rule} {self.name}".encode())
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function}: {self.rule}\n  - {one_line(self.before)}\n  + {one_line(self.after)}"
+
+
+def short_digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def one_line(text: str) -> str:
@@ -82,12 +91,13 @@ def mutants_of(path: Path) -> list[Mutant]:
     made: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
     for function, name in _functions(ast.parse(text)):
+        own = short_digest(text[starts[function.lineno - 1] : starts[function.end_lineno or 0]])
         for rule, first, last, after in _changes(function):
             start = starts[first.lineno - 1] + first.col_offset
             end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
             before = text[start:end].decode()
             nth = seen[name, before, after] = seen.get((name, before, after), -1) + 1
-            mutant = Mutant(module, path, name, rule, first.lineno, start, end, before, after, nth)
+            mutant = Mutant(module, path, name, rule, first.lineno, start, end, before, after, nth, own)
             if one_line(before) != one_line(after):
                 made.append(mutant)
     return sorted(made, key=lambda mutant: (mutant.start, mutant.end, mutant.after))

@@ -8,13 +8,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection, Listener, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 MEMORY_BYTES = 16 << 30
 WALL_SHARE = 20  # a multiple of its processor time: a process that takes longer waits for what never comes
+READY_S = 600.0  # for a server to be ready
 PRELOADED = ["mutants.session", "hypothesis", "numba", "torch"]
+HERE, FRESH = "here", "fresh"
+"""Where a process is forked from: this one, with all that it has imported and compiled; or one that has imported the large
+packages, and nothing of blinkpy. A path is that of a server's socket."""
 
 
 class Ended(NamedTuple):
@@ -27,20 +32,20 @@ class Ended(NamedTuple):
 
 
 class _Running(NamedTuple):
-    process: BaseProcess
+    process: BaseProcess | None  # None: another one's child
+    group: int
     key: Any
     cpu_s: float
     until: float  # time.monotonic()
 
 
 class Processes:
-    """At most `most` of them at a time. They fork from this process, with all that it has imported and compiled, or from a
-    server that has imported the large packages, and nothing of blinkpy."""
+    """At most `most` of them at a time."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._running = most, dict[Connection, _Running]()
-        self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(PRELOADED)
+        self._most, self._running, self._servers = most, dict[Connection, _Running](), list[BaseProcess]()
+        self._large = multiprocessing.get_context("forkserver")
+        self._large.set_forkserver_preload(PRELOADED)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -49,14 +54,34 @@ class Processes:
     def has_room(self) -> bool:
         return len(self._running) < self._most
 
-    def start(self, key: Any, cpu_s: float, fresh: bool, function: Callable[..., Any], *arguments: Any) -> None:
-        """Let a process call the function; it is killed after so much of the processor. fresh: from the server."""
-        context: Any = self._server if fresh else multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_call, args=(theirs, cpu_s, function, arguments))
-        process.start()
-        theirs.close()
-        self._running[ours] = _Running(process, key, cpu_s, time.monotonic() + WALL_SHARE * cpu_s)
+    def serve(self, path: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Start a process in which a function prepares something and calls forks(path), and wait for that. Raises SystemExit when
+        it ends instead."""
+        server = self._large.Process(target=_silent, args=(function, (path, *arguments)))
+        server.start()
+        self._servers.append(server)
+        until = time.monotonic() + READY_S
+        while not Path(path).exists():
+            if not server.is_alive() or time.monotonic() > until:
+                raise SystemExit(f"{function.__name__} does not come to its end")
+            time.sleep(0.1)
+
+    def start(self, key: Any, cpu_s: float, origin: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Let a process call the function; it is killed after so much of the processor. origin: HERE, FRESH, or a server's
+        path."""
+        process: BaseProcess | None = None
+        if origin in (HERE, FRESH):
+            context: Any = self._large if origin == FRESH else multiprocessing.get_context("fork")
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_lead, args=(theirs, cpu_s, function, arguments))
+            process.start()
+            theirs.close()
+            group = process.pid or 0
+        else:
+            ours = Client(origin, "AF_UNIX")
+            ours.send((cpu_s, function, arguments))
+            group = ours.recv()
+        self._running[ours] = _Running(process, group, key, cpu_s, time.monotonic() + WALL_SHARE * cpu_s)
 
     def ended(self) -> Iterator[Ended]:
         """Those that are over, after a second at most."""
@@ -64,37 +89,81 @@ class Processes:
         for pipe, running in list(self._running.items()):
             late = time.monotonic() > running.until
             if pipe in ready or late:
-                answer, seconds = None, running.cpu_s
-                with contextlib.suppress(EOFError):
-                    answer, seconds = (None, seconds) if late else pipe.recv()
-                code = self._kill(pipe)
+                answer, seconds, code = None, running.cpu_s, None
+                with contextlib.suppress(EOFError, ConnectionError):
+                    answer, seconds, code = (None, seconds, None) if late else pipe.recv()
+                ended = self._kill(pipe)
+                code = ended if code is None else code
                 died_of = "waits for what never comes" if late else f"takes more than {running.cpu_s:g} s of the processor"
                 if not late and code != -signal.SIGXCPU:
                     died_of = f"its process died, with {code}"
                 yield Ended(running.key, answer, "" if answer is not None else died_of, seconds)
 
     def _kill(self, pipe: Connection) -> int | None:
-        """With all that it started. Returns how it ended by itself, if it did."""
-        process = self._running.pop(pipe).process
+        """With all that it started. Returns how it ended by itself, if it did and is known."""
+        running = self._running.pop(pipe)
         pipe.close()
         with contextlib.suppress(ProcessLookupError):
-            if process.pid:
-                os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.join()
-        return process.exitcode
+            if running.group > 0:
+                os.killpg(running.group, signal.SIGKILL)
+        if running.process is None:
+            return None
+        running.process.kill()
+        running.process.join()
+        return running.process.exitcode
 
     def close(self) -> None:
         for pipe in list(self._running):
             self._kill(pipe)
+        for server in self._servers:
+            server.kill()
+            server.join()
 
 
-def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Say nothing, die when it takes too much, and lead a group, with all that is started."""
+def forks(path: str) -> None:
+    """Fork for each who connects to this path, with all that this process has: call what they send, and answer. Never returns."""
+    with Listener(path + ".new", "AF_UNIX", backlog=64) as listener:
+        os.rename(path + ".new", path)
+        while True:
+            connection = listener.accept()
+            if os.fork() == 0:
+                _watch(connection)
+            connection.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+
+
+def _watch(connection: Any) -> None:
+    """Lead a group of a child that does it, and tell how that one died, behind its answer if it has any."""
+    os.setsid()
+    cpu_s, function, arguments = connection.recv()
+    connection.send(os.getpid())
+    child = os.fork()
+    if child == 0:
+        _call(connection, cpu_s, function, arguments)
+        os._exit(0)
+    _, status, usage = os.wait4(child, 0)
+    with contextlib.suppress(OSError):
+        connection.send((None, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def _silent(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.setsid()
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
+    function(*arguments)
+
+
+def _lead(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Say nothing, and lead a group, with all that is started."""
+    _silent(_call, (pipe, cpu_s, function, arguments))
+
+
+def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Die when it takes too much."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 5))
-    pipe.send((function(*arguments), time.process_time()))
+    pipe.send((function(*arguments), time.process_time(), None))

@@ -1,14 +1,16 @@
-"""Which tests and stages reach a line: measured once for these sources and tests, and kept in build/mutants."""
+"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants."""
 
 import json
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from blinkpy.sources import PACKAGE, source_digest
 from mutants.mutations import Mutant
-from mutants.processes import Processes
-from mutants.session import Change, Reached, trace_tests, tracer
+from mutants.processes import FRESH, HERE, Processes
+from mutants.session import IMPORTS, Change, Reached, trace_tests, tracer
 from mutants.stages import STAGES
 
 ROOT = PACKAGE.parent
@@ -24,73 +26,88 @@ LOOK_S = 4.0  # of the simulator and the state machine, to see what they reach
 CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
 
 
+class Reaching(NamedTuple):
+    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests."""
+
+    stages: list[str]
+    tests: list[str]
+    at_import: bool
+
+
 class Reach(NamedTuple):
     """seconds: of the processor, for each test that plain Python runs. left_out: the other tests, and why. lines: of each file
-    below the package, line -> stages, tests, and files of which all tests reach it."""
+    below the package, line -> stages, tests, files whose tests share a fixture that reaches it, and files that reach it when
+    they are imported."""
 
     seconds: dict[str, float]
     left_out: dict[str, str]
     lines: dict[str, dict[str, list[str]]]
 
-    def of(self, mutant: Mutant) -> tuple[list[str], tuple[str, ...]]:
-        """The stages and the tests that reach a mutant's line, quickest tests and files first, as many as there is time for. Of a
-        line that begins nothing, as inside of an expression, the one before it tells."""
+    def of(self, mutant: Mutant) -> Reaching:
+        """As many tests as there is time for. Of a line that begins nothing, as inside of an expression, the one before it
+        tells."""
         lines = self.lines.get(mutant.file, {})
         line = max((int(line) for line in lines if int(line) <= mutant.line), default=0)
         reached = set(lines.get(str(line), []))
-        tests = [test for test in self.seconds if test in reached or _file(test) in reached]
-        files: dict[str, float] = defaultdict(float)
-        left = CHOSEN_S
-        for test in sorted(tests, key=lambda test: (test not in reached, self.seconds[test], test)):
+        imported = {name.removeprefix(IMPORTS) for name in reached if name.startswith(IMPORTS)}
+        files = reached | imported
+        tests, left = list[str](), CHOSEN_S
+        some = [test for test in self.seconds if test in reached or file_of(test) in files]
+        for test in sorted(some, key=lambda test: (test not in reached, self.seconds[test], test)):
             if self.seconds[test] <= left:
                 left -= self.seconds[test]
-                files[_file(test)] += self.seconds[test]
-            else:
-                tests.remove(test)
-        tests.sort(key=lambda test: (files[_file(test)], _file(test), self.seconds[test]))
-        return [stage for stage in STAGES if stage in reached], tuple(tests)
+                tests.append(test)
+        return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported))
 
 
-def _file(test: str) -> str:
+def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def digest() -> str:
-    """Of all sources, tests, and what looks at them."""
-    return source_digest(("blinkpy", "tests", "tools/mutants", "pyproject.toml"), ROOT)[:16]
-
-
 def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> Reach:
-    """As measured before, or now, which takes some minutes. traced: the files of which lines are asked."""
-    kept = ROOT / "build" / "mutants" / f"reach-{digest()}.json"
-    if not kept.exists():
-        found = _measure(processes, [str(path) for path in traced], seed, folder)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(".new")
-        part.write_text(json.dumps(found))
-        part.replace(kept)
-    return Reach(*json.loads(kept.read_text()))
+    """As measured before, or now: some minutes for all. traced: the files of which lines are asked."""
+    found = Reach({}, {}, defaultdict(lambda: defaultdict(list)))
+    for reached in _measured(processes, [str(path) for path in traced], seed, folder):
+        found.seconds.update(reached.seconds)
+        found.left_out.update(reached.left_out)
+        for path, line, tests in reached.lines:
+            found.lines[Path(path).relative_to(PACKAGE).as_posix()][str(line)] += tests
+    return found
 
 
-def _measure(processes: Processes, traced: list[str], seed: int, folder: str) -> Reach:
-    waiting: list[tuple[Any, ...]] = [(name, False, _trace_stage, name, traced, seed) for name in STAGES]
+def test_files() -> list[str]:
+    """Those who look for mutants, below the root."""
     paths = [path for part in TESTS for path in (sorted((ROOT / part).rglob("test_*.py")) or [ROOT / part])]
-    for file in (path.relative_to(ROOT).as_posix() for path in paths if path.name not in LEFT_OUT):
-        waiting.append((file, True, trace_tests, file, traced, seed, folder))
-    found, left = Reach({}, {}, defaultdict(lambda: defaultdict(list))), len(waiting)
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.name not in LEFT_OUT]
+
+
+def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -> Iterator[Reached]:
+    waiting: list[tuple[Any, ...]] = []
+    for name in STAGES:
+        waiting.append((_kept(name, "tools/mutants/stages.py"), name, HERE, _trace_stage, name, traced, seed))
+    for file in test_files():
+        waiting.append((_kept(file, file), file, FRESH, trace_tests, file, traced, seed, folder))
+    for kept in [kept for kept, *_ in waiting if kept.exists()]:
+        yield Reached(*json.loads(kept.read_text()))
+    waiting = [entry for entry in waiting if not entry[0].exists()]
+    left = len(waiting)
     while waiting or processes:
         while waiting and processes.has_room:
-            key, *how = waiting.pop(0)
-            processes.start(key, FILE_S, *how)
+            kept, name, *how = waiting.pop(0)
+            processes.start((kept, name), FILE_S, *how)
         for ended in processes.ended():
-            left -= 1
-            reached = ended.answer or Reached({}, {ended.key: ended.died_of}, {})
-            print(f"{left} files to trace; {ended.key}: {ended.seconds:.0f} s, {len(reached.left_out)} left out", flush=True)
-            found.seconds.update(reached.seconds)
-            found.left_out.update(reached.left_out)
-            for (path, line), tests in reached.lines.items():
-                found.lines[Path(path).relative_to(PACKAGE).as_posix()][str(line)] += tests
-    return found
+            (kept, name), left = ended.key, left - 1
+            reached = ended.answer or Reached({}, {name: ended.died_of}, [])
+            print(f"{left} files to trace; {name}: {ended.seconds:.0f} s, {len(reached.left_out)} left out", flush=True)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(reached))
+            yield reached
+
+
+def _kept(name: str, file: str) -> Path:
+    """Where what a file of tests, or a stage, reaches is kept, as long as it and all sources stay the same."""
+    digest = source_digest(("blinkpy", "tests/support", "tests/conftest.py", "tools/mutants/session.py", file), ROOT)
+    return ROOT / "build" / "mutants" / f"{re.sub('[^a-z_]+', '-', name)}-{digest[:16]}.json"
 
 
 def _trace_stage(name: str, traced: list[str], seed: int) -> Reached:
@@ -101,5 +118,5 @@ def _trace_stage(name: str, traced: list[str], seed: int) -> Reached:
     said = STAGES[name](Change("blinkpy.kv.page_allocator", path, path.read_text()), seed, LOOK_S)
     cover.stop()
     data = cover.get_data()
-    lines = {(file, line): [name] for file in data.measured_files() for line in data.lines(file) or []}
+    lines = [(file, line, [name]) for file in data.measured_files() for line in data.lines(file) or []]
     return Reached({}, {name: said} if said else {}, lines)

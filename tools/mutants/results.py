@@ -1,4 +1,8 @@
-"""What became of mutants: a line of JSON for each as it comes, and one result of all lines."""
+"""What became of mutants: a ledger, with a line of JSON for each as it comes, and figures of all lines.
+
+A line `run` says when and where the verdicts behind it were found. A verdict counts as long as the text of the mutant's function
+is the same; of several, the last one. So ledgers of several machines are merged by adding them: cat FILE >> LEDGER.
+"""
 
 import json
 import math
@@ -9,81 +13,106 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.harness import machine, revision, software, to_json
+from mutants.mutations import Mutant
 
 HOW = ("an error", "an endless call", "a timeout")
 """How mutants are noticed: somebody says what is wrong; one call, or one test, takes many times what it usually takes; or its
 process died, or took or waited too long as a whole, which one that changes nothing may do on a bad machine."""
 
+COUNTS = ("killed", "survived", "equivalent", "unknown")
+
 
 class Verdict(NamedTuple):
-    """What became of a mutant. by: the stage that noticed it, "" for a survivor. said: the first line of what it said. seconds:
-    of the processor, by stage. how: one of HOW, "" for a survivor."""
+    """What became of a mutant. by: the stage or the test that noticed it, "" for a survivor. how: one of HOW, "" for a survivor.
+    seconds: of the processor. said: the first line of what `by` said; the ledger does not keep it."""
 
+    id: str
     name: str
     group: str
     line: int
     rule: str
+    text: str
     by: str
-    said: str
-    seconds: dict[str, float]
-    how: str = ""
+    how: str
+    seconds: float
+    said: str = ""
+
+    @classmethod
+    def of(cls, mutant: Mutant, group: str, by: str, how: str, seconds: float, said: str = "") -> "Verdict":
+        return cls(mutant.id, mutant.name, group, mutant.line, mutant.rule, mutant.text, by, how, seconds, said)
 
     def __str__(self) -> str:
         told = f"killed by {self.by}, {self.how}: {self.said}" if self.by else "SURVIVED"
-        return f"{self.name}\n  line {self.line}, {self.rule}: {told} ({sum(self.seconds.values()):.1f} s)"
+        return f"{self.name}\n  line {self.line}, {self.rule}: {told} ({self.seconds:.1f} s)"
 
 
-Header = dict[str, Any]
+class Ledger:
+    """The verdicts of earlier runs, in a file, and those that come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._known, self._began = path, dict[tuple[str, str], Any](), False
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for line in text.split("\n")[:-1]:  # a last one that was cut off does not count
+            found = json.loads(line)
+            if "id" in found:
+                self._known[found["id"], found["text"]] = found
+
+    def of(self, mutant: Mutant, group: str) -> Verdict | None:
+        """Its verdict, if there is one of this text of its function."""
+        found = self._known.get((mutant.id, mutant.text))
+        return Verdict.of(mutant, group, found["by"], found["how"], found["seconds"]) if found else None
+
+    def add(self, verdict: Verdict) -> None:
+        lines = [] if self._began else [{"run": origin()}]
+        lines.append({name: getattr(verdict, name) for name in ("id", "text", "by", "how", "seconds")})
+        self._began = True
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def header(seed: int, chosen: str, asked: int, sources: str) -> Header:
-    """The first line of a file of verdicts. chosen: which mutants, in words. asked: how many, in this part. sources: the digest
-    of sources and tests."""
-    run = {"seed": seed, "chosen": chosen, "sources": sources}
+def origin() -> dict[str, Any]:
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"run": run, "asked": asked, "date": date, "commit": revision(), "machine": machine(), "software": software()}
+    return {"date": date, "commit": revision(), "machine": machine(), "software": software()}
 
 
-def read(path: Path, run: dict[str, Any] | None = None) -> tuple[Header, list[Verdict]]:
-    """A file of verdicts: its header, and the verdicts. A last line that was cut off does not count. Raises SystemExit when it is
-    of another run."""
-    first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    header = json.loads(first)
-    if run is not None and header["run"] != run:
-        raise SystemExit(f"{path} is of another seed, choice or state of the sources")
-    return header, [Verdict(**json.loads(line)) for line in lines]
-
-
-def merged(paths: Iterable[Path]) -> tuple[Header, list[Verdict]]:
-    """The verdicts of the parts of one run."""
-    header, verdicts, asked = dict[str, Any](), dict[str, Verdict](), 0
-    for path in paths:
-        part, found = read(path, header.get("run"))
-        header, asked = header or part, asked + part["asked"]
-        verdicts |= {verdict.name: verdict for verdict in found}
-    return {**header, "asked": asked}, list(verdicts.values())
-
-
-def result(header: Header, verdicts: list[Verdict]) -> dict[str, Any]:
-    """Figures of a run, and its survivors."""
-    killed = [verdict for verdict in verdicts if verdict.by]
-    survivors = sorted((verdict for verdict in verdicts if not verdict.by), key=lambda verdict: verdict.name)
-    planted, dead = (Counter(v.name.partition("::")[0] for v in some) for some in (verdicts, killed))
-    cpu: dict[str, Counter[str]] = defaultdict(Counter)
+def result(asked: Iterable[tuple[Mutant, str]], verdicts: Iterable[Verdict], equivalent: Counter[str]) -> dict[str, Any]:
+    """Figures of verdicts, by module and in all. asked: all mutants of the choice, with their groups. equivalent: how many of
+    each file's change nothing."""
+    verdicts = list(verdicts)
+    modules: dict[str, Counter[str]] = defaultdict(Counter)
+    groups: dict[str, set[str]] = defaultdict(set)
+    for mutant, group in asked:
+        modules[mutant.file]["asked"] += 1
+        groups[group].add(mutant.file)
     for verdict in verdicts:
-        cpu[verdict.group].update(verdict.seconds)
+        modules[verdict.name.partition("::")[0]]["killed" if verdict.by else "survived"] += 1
+    for file, counts in modules.items():
+        counts["equivalent"], counts["unknown"] = equivalent[file], counts["asked"] - counts["killed"] - counts["survived"]
+    killed = [verdict for verdict in verdicts if verdict.by]
     return {
-        **header,
-        "planted": len(verdicts),
-        "killed": len(killed),
-        "share": round(len(killed) / max(1, len(verdicts)), 4),
+        **origin(),
+        "hunted": len(verdicts),
         "interval": [round(end, 4) for end in interval(len(killed), len(verdicts))],
-        "killers": Counter(verdict.by for verdict in killed),
+        "asked": sum(counts["asked"] for counts in modules.values()),
+        "killed": len(killed),
+        "survived": len(verdicts) - len(killed),
+        "equivalent": sum(equivalent[file] for file in modules),
+        "killers": Counter(verdict.by.partition("::")[0] for verdict in killed).most_common(),
         "how": {how: sum(verdict.how == how for verdict in killed) for how in HOW},
-        "processor_seconds": {group: {stage: round(s) for stage, s in stages.items()} for group, stages in cpu.items()},
-        "modules": {file: [dead[file], planted[file]] for file in sorted(planted)},
-        "survivors": [{"change": v.name, "line": v.line, "rule": v.rule} for v in survivors],
+        "processor_seconds": round(sum(verdict.seconds for verdict in verdicts)),
+        "groups": {
+            group: {"modules": len(files), **counted(sum((modules[file] for file in files), Counter()))}
+            for group, files in groups.items()
+        },
+        "modules": {file: counted(counts) for file, counts in sorted(modules.items())},
+        "survivors": sorted(verdict.name for verdict in verdicts if not verdict.by),
     }
+
+
+def counted(counts: Counter[str]) -> dict[str, Any]:
+    """Of a module, or of a group of them."""
+    killed, planted = counts["killed"], counts["killed"] + counts["survived"]
+    return {**{name: counts[name] for name in COUNTS}, "interval": [round(end, 4) for end in interval(killed, planted)]}
 
 
 def interval(killed: int, planted: int) -> tuple[float, float]:

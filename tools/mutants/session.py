@@ -21,7 +21,8 @@ import pytest
 from support.endless_calls import EndlessCallError
 
 TEST_S = 15.0  # of the processor; a test that takes longer in plain Python, while its lines are noted, is left out
-FLAGS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", "-o", "timeout=0"]
+FLAGS = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", "-o", "timeout=0"]
+IMPORTS = "import "
 
 
 class Change(NamedTuple):
@@ -33,21 +34,21 @@ class Change(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What tests do without a mutant. seconds: of the processor. lines: (source file, line) -> tests; a file of tests for what it
-    imports, and for fixtures that its tests share."""
+    """What tests do without a mutant. seconds: of the processor. lines: (source file, line, who reaches it): tests; a file of
+    tests for fixtures that its tests share, and behind IMPORTS for what it imports."""
 
     seconds: dict[str, float]
     left_out: dict[str, str]
-    lines: dict[tuple[str, int], list[str]]
+    lines: list[tuple[str, int, list[str]]]
 
 
 def run_tests(tests: dict[str, float], change: Change, seed: int, folder: str) -> str:
     """What the first of these tests says that fails, in this order; "" if none does. tests: with the seconds of the processor
     that each may take: one that takes more fails, too. folder: for what they write."""
-    _prepare(seed, folder)
+    prepare(seed, folder)
     sys.dont_write_bytecode = True
-    sys.meta_path.insert(0, _Planted(change))
-    plugin = _Chosen(tests)
+    sys.meta_path.insert(0, Planted(change))
+    plugin = Chosen(tests)
     code = pytest.main([*FLAGS, "-x", *dict.fromkeys(test.partition("::")[0] for test in tests)], [plugin])
     nothing = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     return next(iter(plugin.failed.values()), "" if nothing else f"pytest ends with {code}")
@@ -55,7 +56,7 @@ def run_tests(tests: dict[str, float], change: Change, seed: int, folder: str) -
 
 def trace_tests(file: str, traced: list[str], seed: int, folder: str) -> Reached:
     """What each test of a file reaches. traced: source files."""
-    _prepare(seed, folder)
+    prepare(seed, folder)
     plugin = _Traced(file, tracer(traced))
     pytest.main([*FLAGS, file], [plugin])
     return plugin.reached()
@@ -66,7 +67,7 @@ def tracer(files: list[str]) -> Any:
     return importlib.import_module("coverage").Coverage(data_file=None, include=files, config_file=False)
 
 
-def _prepare(seed: int, folder: str) -> None:
+def prepare(seed: int, folder: str) -> None:
     """Fresh places for files, and plain Python wherever device code would be compiled: that takes longer than all tests."""
     tempfile.tempdir = folder
     os.environ |= {"TMPDIR": folder, "HYPOTHESIS_STORAGE_DIRECTORY": folder, "BLINKPY_SEED": str(seed), "TRITON_INTERPRET": "1"}
@@ -81,7 +82,7 @@ def _prepare(seed: int, folder: str) -> None:
     compile_cache.compiled_for = lambda function, kinds: lambda *arguments: function(*map(plain, arguments))
 
 
-class _Planted(SourceFileLoader):
+class Planted(SourceFileLoader):
     """Finds and loads one module, with a text that is not its file's."""
 
     def __init__(self, change: Change) -> None:
@@ -114,7 +115,7 @@ class _Listening:
     pytest_collectreport: Any = pytest_runtest_logreport
 
 
-class _Chosen(_Listening):
+class Chosen(_Listening):
     """Runs the chosen tests alone, in their order, each within its time."""
 
     def __init__(self, tests: dict[str, float]) -> None:
@@ -141,7 +142,7 @@ class _Traced(_Listening):
         super().__init__()
         self._file, self._cover, self._seconds = file, cover, dict[str, float]()
         cover.start()
-        cover.switch_context(file)
+        cover.switch_context(IMPORTS + file)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -166,7 +167,7 @@ class _Traced(_Listening):
     def reached(self) -> Reached:
         self._cover.stop()
         data = self._cover.get_data()
-        lines = {(file, n): tests for file in data.measured_files() for n, tests in data.contexts_by_lineno(file).items()}
+        lines = [(file, n, tests) for file in data.measured_files() for n, tests in data.contexts_by_lineno(file).items()]
         return Reached({test: s for test, s in self._seconds.items() if test not in self.failed}, self.failed, lines)
 
 

@@ -17,7 +17,7 @@ from mutants.session import Change
 
 STAGE_S = 6.0  # of the processor, for a stage
 MACHINE_S = 3.0  # of it, for the state machine: what lives longer there is rarely found at all
-CALL_S = 12.0  # of it, for one call: longer ones are endless
+CALL_S = 8.0  # of it, for one call: longer ones are endless
 STORMS = (40, 100, 200, 400)  # turns of the worlds, the last for all others: short ones kill most
 LANES = (1, 1, 2, 1, 1, 5, 1, 1, 32)  # of the scheduler, world by world: several find races, and take longer
 EXAMPLES = 20  # of the state machine between two looks at the clock
@@ -29,16 +29,17 @@ def _told(error: BaseException) -> str:
 
 def simulated(change: Change, seed: int, seconds: float = STAGE_S) -> str:
     """What the simulator's checks and the oracle, both without the mutant, say about a scheduler with it, in plain Python."""
-    draw, until, made = random.Random(seed), time.process_time() + seconds, 0
+    draw, made = random.Random(seed), 0
     try:
         with replaced(change.module, change.file, change.source):
             make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
         turns = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
         with endless_calls_end(CALL_S, UNDER_TEST):
-            while time.process_time() < until:
+            until = time.process_time() + seconds
+            while made == 0 or time.process_time() < until:
                 (policy, turn), lanes = turns[made % len(turns)], LANES[made % len(LANES)]
                 storm = STORMS[min(made // len(turns), len(STORMS) - 1)]
-                kind = {"records": made % 2 == 0, "lanes": lanes}  # records have barriers of their own
+                kind = {"records": made // len(turns) % 2 == 1, "lanes": lanes}  # records have barriers of their own
                 outcome = simulate(draw.randrange(1 << 30), storm, policy, scheduler=turn, oracle=True, **kind)
                 made += 1
                 if outcome.failure:

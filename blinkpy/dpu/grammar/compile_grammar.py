@@ -28,7 +28,6 @@ from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Grammar = dict[str, Any]
-Part = str | Grammar  # of automaton_of_parts: a text, or a grammar
 
 OBJECT_DEPTH = 5  # of containers in {"object": true}, the object itself included
 MOST_STATES = 8192
@@ -53,36 +52,6 @@ def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
         limits = f"at most {MOST_STATES} states and {MOST_BYTES} bytes are possible"
         raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
     return automaton
-
-
-def automaton_of_schema(schema: Any) -> ByteAutomaton:
-    """The values that a JSON Schema allows. Raises GrammarError."""
-    return automaton_of_grammar({"schema": schema})
-
-
-def automaton_of_regex(regex: str) -> ByteAutomaton:
-    """What matches as a whole. Raises GrammarError."""
-    return automaton_of_grammar({"regex": regex})
-
-
-def automaton_of_ebnf(grammar: str) -> ByteAutomaton:
-    """What the grammar's rule `root` matches (blinkpy.dpu.grammar.ebnf). Raises GrammarError."""
-    return automaton_of_grammar({"ebnf": grammar})
-
-
-def automaton_of_choices(texts: list[str]) -> ByteAutomaton:
-    """One of the texts. Raises GrammarError."""
-    return automaton_of_grammar({"choice": texts})
-
-
-def automaton_of_parts(parts: list[Part]) -> ByteAutomaton:
-    """Texts and grammars, one after the other. Raises GrammarError."""
-    return automaton_of_grammar(grammar_of_parts(parts))
-
-
-def grammar_of_parts(parts: list[Part]) -> Grammar:
-    """The grammar of texts and grammars, one after the other."""
-    return {"sequence": [{"text": part} if isinstance(part, str) else part for part in parts]}
 
 
 def _piece(grammar: Grammar, path: str) -> Piece:

@@ -1,5 +1,6 @@
 """What the simulator can't judge of the scheduler, or never reaches: sizes of batches, words for the host, rare ends."""
 
+import itertools
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
+from blinkpy.scheduler.phases.forecast import forecast
 from blinkpy.scheduler.policies import SHIPPED
 
 PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
@@ -150,6 +152,30 @@ def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
     assert case.state.counts[S.FAST_PATH] == certain
     case.views.control[W.CONTROL_COMMAND] = W.COMMAND_RUN
     case.finish()
+
+
+@pytest.mark.parametrize("most_rows", [2, 3])
+def test_what_ends_the_fast_path_does_so_beside_all_else(most_rows: int) -> None:
+    """All combinations: no reason makes up for another one."""
+    case = make_case(lanes=1, rows=most_rows, pages=12, tokens=24)
+    for n in (4, 5):  # their next tokens need no page
+        case.submit(tokens(n, n), 9)
+    case.turn(2)
+    state, counts, decode_rows = case.state, case.state.counts, case.state.batch.counts
+    before, certain = counts.copy(), 0
+    commands = (W.COMMAND_RUN, W.COMMAND_DRAIN, W.COMMAND_STOP)
+    reasons = itertools.product([0, 1, 2], [0, 1], [0, 1, 2], [0, 1], [2, 3], [2, 1], commands, [True, False])
+    for finishing, stalled, verdicts, waiting, running, decoding, command, grown in reasons:
+        counts[:] = before
+        counts[[S.FINISHING_COUNT, S.STALLED_COUNT, S.VERDICT_COUNT]] = finishing, stalled, verdicts
+        counts[[S.WAITING_COUNT, S.RUNNING_COUNT]] = waiting, running
+        decode_rows[S.DECODE_ROWS], state.inbox.command[0] = decoding, command
+        forecast(case.limits, state, grown, 0, 1)
+        nothing = (finishing, stalled, verdicts, running, decoding, command) == (0, 0, 0, 2, 2, W.COMMAND_RUN)
+        expected = nothing and grown and (waiting == 0 or most_rows == 2)
+        assert counts[S.FAST_PATH] == expected, (finishing, stalled, verdicts, waiting, running, decoding, command, grown)
+        certain += expected
+    assert certain == (2 if most_rows == 2 else 1)
 
 
 def test_a_better_request_that_does_not_fit_is_not_overtaken() -> None:

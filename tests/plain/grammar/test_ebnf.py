@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.compiled_grammars import automaton_of_ebnf
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_ebnf
 from blinkpy.dpu.grammar.ebnf import ebnf_syntax
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from support.compiled_grammars import automaton_of_texts
 from support.waiting import wait_for
 
 from blinkpy.dpu.fork_server.forked_jobs import NICENESS
 from blinkpy.dpu.grammar import grammar_compiler
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 
@@ -50,7 +50,7 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
         first, *others = await asyncio.gather(*(compiler.automaton(choices("a", "b")) for _ in range(5)))
         assert all(other is first for other in others)
         assert await compiler.automaton(choices("a", "b")) is first
-        assert first.digest == automaton_of_choices(["a", "b"]).digest
+        assert first.digest == automaton_of_texts(["a", "b"]).digest
 
     run(work)
 

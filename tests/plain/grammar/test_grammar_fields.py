@@ -7,17 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from support.compiled_grammars import automaton_of_ebnf, automaton_of_regex, automaton_of_schema, automaton_of_texts
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 
-from blinkpy.dpu.grammar.compile_grammar import (
-    automaton_of_choices,
-    automaton_of_ebnf,
-    automaton_of_grammar,
-    automaton_of_regex,
-    automaton_of_schema,
-)
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -61,13 +56,13 @@ ACCEPTED = [
     ({"structured_outputs": {"json": SCHEMA, "regex": None}}, automaton_of_schema(SCHEMA)),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, automaton_of_schema(SCHEMA)),
     ({"structured_outputs": {"regex": "[0-9]+"}}, automaton_of_regex("[0-9]+")),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, automaton_of_choices(["yes", "no"])),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, automaton_of_texts(["yes", "no"])),
     ({"structured_outputs": {"grammar": EBNF}}, automaton_of_ebnf(EBNF)),
     ({"structured_outputs": {"json_object": True}}, automaton_of_grammar({"object": True})),
     ({"structured_outputs": {}}, None),
     ({"guided_json": SCHEMA}, automaton_of_schema(SCHEMA)),
     ({"guided_regex": "a|b"}, automaton_of_regex("a|b")),
-    ({"guided_choice": ["yes", "no"]}, automaton_of_choices(["yes", "no"])),
+    ({"guided_choice": ["yes", "no"]}, automaton_of_texts(["yes", "no"])),
     ({"guided_grammar": EBNF}, automaton_of_ebnf(EBNF)),
     ({}, None),
 ]

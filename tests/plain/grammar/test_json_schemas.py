@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.compiled_grammars import automaton_of_schema
 from support.json_schemas import SchemaDraw, canonical, changed, recursive
 from support.schema_validator import document, validator
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, automaton_of_schema
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from support.compiled_grammars import automaton_of_schema
 from support.walks import Walker
-
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_schema
 
 
 class Mood(enum.Enum):

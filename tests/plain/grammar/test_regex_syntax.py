@@ -7,11 +7,12 @@ import uuid
 
 import numpy as np
 import pytest
+from support.compiled_grammars import automaton_of_regex, automaton_of_texts
 from support.walks import Walker
 
 from blinkpy.dpu.grammar.byte_nfa import automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, complement, json_text, union, utf8_character, utf8_forms
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_choices, automaton_of_parts, automaton_of_regex
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.string_rules import FORMATS, StringRules, format_automaton
@@ -170,13 +171,12 @@ def test_sets_of_characters_are_written_as_they_are(rng: np.random.Generator) ->
 
 def test_choices_and_parts(rng: np.random.Generator) -> None:
     texts = sorted({text_of(rng) for _ in range(30)} | {"", "ab", "abc"})
-    automaton = automaton_of_choices(texts)
+    automaton = automaton_of_texts(texts)
     for text in [*texts, *(text_of(rng) for _ in range(50))]:
         assert automaton.accepts(text.encode()) == (text in texts)
     call = {"any": [{"text": "f"}, {"text": "g"}]}
-    automaton = automaton_of_parts(
-        ["<call>", call, {"schema": {"type": "integer", "minimum": 7}}, {"repeat": call, "low": 0, "high": 2}]
-    )
+    parts = [{"text": "<call>"}, call, {"schema": {"type": "integer", "minimum": 7}}, {"repeat": call, "low": 0, "high": 2}]
+    automaton = automaton_of_grammar({"sequence": parts})
     assert {text: automaton.accepts(text) for text in (b"<call>f7", b"<call>g12fg", b"<call>g6", b"<call>f7fgf", b"f7")} == {
         b"<call>f7": True, b"<call>g12fg": True, b"<call>g6": False, b"<call>f7fgf": False, b"f7": False,
     }  # fmt: skip

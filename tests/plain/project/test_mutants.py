@@ -1,10 +1,10 @@
 """The mutation tester itself: what it chooses, what it runs, what it keeps, and that nothing of a mutant stays."""
 
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from blinkpy.sources import PACKAGE
 
 ROOT = PACKAGE.parent
+LAYOUT_TESTS = "tests/plain/link/test_queue_layout.py"
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def _tools(monkeypatch: pytest.MonkeyPatch) -> None:
 def names(seed: int, *options: str) -> list[str]:
     from mutants.__main__ import chosen, parser
 
-    return [hunted.mutant.name for hunted in chosen(parser().parse_args(options), seed)]
+    return [hunted.mutant.name for hunted in chosen(parser().parse_args(options), seed)[0]]
 
 
 def living(path: Path) -> list[Any]:
@@ -36,20 +37,6 @@ def living(path: Path) -> list[Any]:
 
 
 # ---- which mutants ------------------------------------------------------------------------------------------------------
-
-
-def test_parts_are_disjoint_and_complete(seed: int) -> None:
-    from mutants.mutations import thinned
-
-    files = (PACKAGE / "scheduler" / "phases").glob("p*.py")
-    expected = {mutant.name for path in files for mutant in thinned(living(path), seed)}
-    parts = seed % 7 + 2
-    some = ("--all", "--only", "scheduler/phases/p", "--parts", str(parts))
-    shares = [names(seed, *some, "--part", str(part + 1)) for part in range(parts)]
-    together = [name for share in shares for name in share]
-    assert len(together) == len(set(together)) > 100
-    assert set(together) == set(names(seed, "--all", "--only", "scheduler/phases/p")) == expected
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_one_mutant_for_each_line_and_rule(seed: int) -> None:
@@ -86,49 +73,97 @@ def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
     seconds = {"a.py::slow": 3.0, "a.py::quick": 0.1, "b.py::one": 0.5, "c.py::other": 0.1, "d.py::endless": CHOSEN_S + 1}
     before, at = ["c.py::other"], ["simulator", "a.py::slow", "a.py::quick", "b.py", "d.py::endless"]
     lines = {str(mutant.line - 2): before, str(mutant.line - 1): at, str(mutant.line + 1): before}
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], ("b.py::one", "a.py::quick", "a.py::slow"))
-    assert Reach(seconds, {}, {}).of(mutant) == ([], ())
+    tests = ["a.py::quick", "a.py::slow", "b.py::one"]
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False)
+    lines[str(mutant.line)] = ["import b.py"]
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True)
+    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False)
 
 
-@pytest.mark.parametrize(("seconds", "last"), [(0.1, ["tests", "state machine"]), (9.0, ["state machine", "tests"])])
-def test_who_takes_long_looks_last(seconds: float, last: list[str], tmp_path: Path) -> None:
-    from mutants.hunt import Hunt, Hunted
+class Nobody:
+    """Processes that find nothing, or what a function of what they run says."""
+
+    has_room = True
+
+    def __init__(self, say: Callable[..., str] = lambda *started: "") -> None:
+        self.started: list[Any] = []
+        self._running: list[Any] = []
+        self._say = say
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, key: Any, cpu_s: float, origin: str, function: Any, *arguments: Any) -> None:
+        self._running.append((key, self._say(origin, function.__name__)))
+        self.started.append((origin, function.__name__, list(arguments[0]) if isinstance(arguments[0], dict) else []))
+
+    def ended(self) -> list[Any]:
+        from mutants.processes import Ended
+
+        done, self._running = self._running, []
+        return [Ended(key, said, "", 1.0) for key, said in done]
+
+
+def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody) -> Any:
+    """The verdict on a mutant whose line is reached by some, when others of its function were killed."""
+    from mutants.hunt import Hunt, Hunted, Killers
     from mutants.mutations import mutants_of
-    from mutants.processes import Ended
     from mutants.reach import Reach
 
-    class Nobody:
-        """Processes that find nothing."""
-
-        has_room = True
-
-        def __init__(self) -> None:
-            self.running: list[Any] = []
-
-        def __len__(self) -> int:
-            return len(self.running)
-
-        def start(self, key: Any, cpu_s: float, fresh: bool, function: Any, *arguments: Any) -> None:
-            self.running.append(key)
-
-        def ended(self) -> list[Ended]:
-            done, self.running = self.running, []
-            return [Ended(key, "", "", 1.0) for key in done]
-
     mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
-    reach = Reach({"a.py::test": seconds}, {}, {mutant.file: {str(mutant.line): ["simulator", "state machine", "a.py"]}})
-    (verdict,) = Hunt(Nobody(), reach, 1, str(tmp_path)).verdicts([Hunted(mutant, "kv")], float("inf"))  # type: ignore[arg-type]
-    assert list(verdict.seconds) == ["simulator", *last] and not verdict.by
+    reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching}})
+    neighbours = [(f"{mutant.file}::{mutant.function}: {text}", by) for text, by in killed]
+    hunt = Hunt(processes, reach, Killers(neighbours), "path", 1, "folder")  # type: ignore[arg-type]
+    (verdict,) = hunt.verdicts([Hunted(mutant, "kv")], float("inf"))
+    return verdict
+
+
+@pytest.mark.parametrize(("slow", "last"), [(2.0, ["run_collected", "exercised"]), (9.0, ["exercised", "run_collected"])])
+def test_who_takes_long_looks_last(slow: float, last: list[str]) -> None:
+    nobody = Nobody()
+    seconds = {"a.py::quick": 0.1, "a.py::slow": slow, "b.py::other": 0.1}
+    verdict = hunted(seconds, ["simulator", "state machine", "a.py"], [], nobody)
+    assert [name for _, name, _ in nobody.started] == ["run_collected", "simulated", *last] and not verdict.by
+    assert nobody.started[0] == ("path", "run_collected", ["a.py::quick"])
+    assert ("path", "run_collected", ["a.py::slow"]) in nobody.started and verdict.seconds == 4.0
+
+
+def test_who_killed_its_neighbours_looks_first() -> None:
+    nobody = Nobody()
+    seconds = {"a.py::quick": 0.1, "a.py::slow": 9.0, "a.py::slower": 9.5}
+    killed = [("x", "a.py::slow"), ("y", "a.py::slow"), ("z", "simulator"), ("u", "c.py::of another line")]
+    hunted(seconds, ["simulator", "a.py::quick", "a.py::slow"], killed, nobody)
+    assert nobody.started == [("path", "run_collected", ["a.py::slow", "a.py::quick"]), ("here", "simulated", [])]
+    nobody = Nobody()
+    hunted(seconds, ["simulator", "a.py::quick"], [("x", "simulator")], nobody)
+    assert [name for _, name, _ in nobody.started] == ["simulated", "run_collected"]
+
+
+def test_what_a_process_with_all_imports_can_t_have_is_imported() -> None:
+    from mutants.collected import UNCHANGED
+
+    def say(origin: str, function: str) -> str:
+        return UNCHANGED if origin == "path" else "a.py::slow: wrong" if function == "run_tests" else ""
+
+    nobody, seconds = Nobody(say), {"a.py::quick": 0.1, "a.py::slow": 9.0}
+    verdict = hunted(seconds, ["simulator", "a.py"], [], nobody)
+    tests = ["a.py::quick", "a.py::slow"]
+    assert nobody.started == [("path", "run_collected", tests[:1]), ("fresh", "run_tests", tests)]
+    assert (verdict.by, verdict.how) == ("a.py::slow", "an error")
+    nobody = Nobody()
+    hunted(seconds, ["import a.py"], [], nobody)
+    assert nobody.started == [("fresh", "run_tests", tests)]
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------------
 
 
-def answers(cpu_s: float, fresh: bool, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+def answers(cpu_s: float, origin: str, function: Callable[..., Any], *arguments: Any, served: Any = None) -> tuple[Any, str]:
+    """What a process answers, and what it died of. served: processes that serve where it is forked from."""
     from mutants.processes import Processes
 
-    processes = Processes(1)
-    processes.start("key", cpu_s, fresh, function, *arguments)
+    processes = served or Processes(1)
+    processes.start("key", cpu_s, origin, function, *arguments)
     assert not processes.has_room
     found: list[Any] = []
     while processes:
@@ -145,30 +180,68 @@ def loop() -> None:
 
 def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
-    assert answers(60, False, lambda: 7) == (7, "")
-    assert answers(1, False, time.sleep, 600)[1] == "waits for what never comes"
+    assert answers(60, "here", lambda: 7) == (7, "")
+    assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
     monkeypatch.setattr("mutants.processes.WALL_SHARE", 1000)
-    assert answers(1, False, loop)[1] == "takes more than 1 s of the processor"
-    assert answers(60, False, lambda: os._exit(3))[1] == "its process died, with 3"
+    assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
+    assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
+
+
+@pytest.fixture
+def collected(tmp_path: Path, seed: int) -> Iterator[tuple[Any, str]]:
+    """Processes, and the path of the one that has imported some tests."""
+    from mutants.collected import serve_tests
+    from mutants.processes import Processes
+
+    processes, path = Processes(1), str(tmp_path / "path")
+    with closing(processes):
+        processes.serve(path, serve_tests, [LAYOUT_TESTS], seed, str(tmp_path))
+        yield processes, path
+
+
+def test_a_child_of_a_server_that_hangs_or_dies_is_noticed(collected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes, path = collected
+    assert answers(60, path, abs, -7, served=processes) == (7, "")
+    assert answers(60, path, os._exit, 3, served=processes)[1] == "its process died, with 3"
+    assert answers(1, path, sum, range(1 << 40), served=processes)[1] == "takes more than 1 s of the processor"
+    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
+    assert answers(1, path, time.sleep, 600, served=processes)[1] == "waits for what never comes"
+
+
+def test_a_function_is_changed_wherever_it_was_imported(collected: Any) -> None:
+    from mutants.collected import UNCHANGED, run_collected
+    from mutants.mutations import mutants_of
+    from mutants.session import Change
+
+    processes, path = collected
+    some = [mutant for mutant in mutants_of(PACKAGE / "queues" / "completion.py") if mutant.function == "pack_completion"]
+    test = f"{LAYOUT_TESTS}::test_completions_survive_packing"
+    for mutant in some:
+        change = Change(mutant.module, mutant.path, mutant.source)
+        said, died = answers(60, path, run_collected, {test: 60.0}, change, mutant.function, served=processes)
+        assert said.startswith(test) and not died, mutant
+    same = Change(some[0].module, some[0].path, some[0].path.read_text())
+    assert answers(60, path, run_collected, {test: 60.0}, same, "pack_completion", served=processes) == ("", "")
+    assert answers(60, path, run_collected, {test: 60.0}, same, "no_function", served=processes) == (UNCHANGED, "")
 
 
 def test_a_planted_mutant_is_what_the_tests_import(tmp_path: Path, seed: int) -> None:
     from mutants.session import Change, run_tests, trace_tests
 
     path = PACKAGE / "queues" / "completion.py"
-    file = "tests/plain/link/test_queue_layout.py"
-    traced = answers(120, True, trace_tests, file, [str(path)], seed, str(tmp_path))[0]
-    assert not traced.left_out
-    tests = {test: 60.0 for reaching in traced.lines.values() for test in reaching if "::" in test}
+    traced = answers(120, "fresh", trace_tests, LAYOUT_TESTS, [str(path)], seed, str(tmp_path))[0]
+    assert not traced.left_out and {file for file, _, _ in traced.lines} == {str(path)}
+    tests = {test: 60.0 for _, _, reaching in traced.lines for test in reaching if "::" in test}
+    assert all("import " + LAYOUT_TESTS in reaching for _, line, reaching in traced.lines if line == 1)
     assert tests and tests.keys() <= traced.seconds.keys()
     whole = Change("blinkpy.queues.completion", path, path.read_text())
-    assert answers(120, True, run_tests, tests, whole, seed, str(tmp_path)) == ("", "")
+    assert answers(120, "fresh", run_tests, tests, whole, seed, str(tmp_path)) == ("", "")
     wrong = whole.source + "\n\ndef lap_of(position, size):\n    return 1\n"
-    said, _ = answers(120, True, run_tests, tests, whole._replace(source=wrong), seed, str(tmp_path))
+    said, _ = answers(120, "fresh", run_tests, tests, whole._replace(source=wrong), seed, str(tmp_path))
     assert said.partition(": ")[0] in tests
     endless = wrong.replace("    return 1", "    while True:\n        pass")
     limits = dict.fromkeys(tests, 0.5)  # of a test; that of the process is far away
-    said, died_of = answers(600, True, run_tests, limits, whole._replace(source=endless), seed, str(tmp_path))
+    said, died_of = answers(600, "fresh", run_tests, limits, whole._replace(source=endless), seed, str(tmp_path))
     assert "EndlessCallError" in said and not died_of
     assert path.read_text() == whole.source
 
@@ -180,7 +253,7 @@ def test_several_lanes_run_the_planted_mutant(tmp_path: Path, seed: int) -> None
     wrong = path.read_text().replace("min(total, missing - taken)", "total")  # which one lane does not see
     test = "tests/compiled/scheduler/test_lane_races.py::test_lanes_evict_as_many_pages_as_are_missing[3]"
     change = Change("blinkpy.kv.page_allocator", path, wrong)
-    assert answers(120, True, run_tests, {test: 60.0}, change, seed, str(tmp_path))[0].startswith(test)
+    assert answers(120, "fresh", run_tests, {test: 60.0}, change, seed, str(tmp_path))[0].startswith(test)
 
 
 def test_a_loop_of_a_stage_is_told_from_an_error(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,27 +277,65 @@ def test_a_loop_of_a_stage_is_told_from_an_error(seed: int, monkeypatch: pytest.
 # ---- results ------------------------------------------------------------------------------------------------------------
 
 
-def test_parts_of_a_run_make_one_result(tmp_path: Path) -> None:
-    from mutants.results import Verdict, header, merged, read, result
+def test_a_ledger_keeps_verdicts_as_long_as_the_function_is_the_same(tmp_path: Path, seed: int) -> None:
+    from mutants.mutations import mutants_of
+    from mutants.results import Ledger, Verdict
 
-    def verdict(number: int, by: str) -> Verdict:
-        return Verdict(f"kv/x.py::f: {number} -> 0", "kv", number, "off by one", by, "", {"tests": 1.5}, "an error" if by else "")
+    path = tmp_path / "ledger.jsonl"
+    some = mutants_of(PACKAGE / "queues" / "completion.py")[:5]
+    dead, alive, changed, later, cut = some
+    assert len({mutant.id for mutant in some}) == 5
+    for mutant, by, how in (
+        (dead, "simulator", "an error"),
+        (alive, "", ""),
+        (changed, "a.py::test", "an error"),
+        (later, "", ""),
+    ):
+        Ledger(path).add(Verdict.of(mutant, "queues", by, how, 1.5, "what it said"))
+    Ledger(path).add(Verdict.of(later, "queues", "b.py::test", "a timeout", 2.0))
+    Ledger(path).add(Verdict.of(cut, "queues", "simulator", "an error", 1.5))
+    path.write_text(path.read_text()[:-9])
+    ledger = Ledger(path)
+    assert ledger.of(dead, "queues") == Verdict.of(dead, "queues", "simulator", "an error", 1.5)
+    assert ledger.of(alive, "queues") == Verdict.of(alive, "queues", "", "", 1.5)
+    assert ledger.of(changed._replace(text="another"), "queues") is None and ledger.of(cut, "queues") is None
+    assert ledger.of(later._replace(line=later.line + 9, start=0), "queues").by == "b.py::test"  # type: ignore[union-attr]
 
-    def part(name: str, *verdicts: Verdict, seed: int = 1, end: str = "\n") -> Path:
-        told = header(seed, "every mutant", 2, "digest")
-        (tmp_path / name).write_text("\n".join([json.dumps(told), *(json.dumps(v._asdict()) for v in verdicts)]) + end)
-        return tmp_path / name
 
-    one, two = part("1", verdict(1, "tests"), verdict(2, "")), part("2", verdict(3, "simulator"), verdict(4, ""), end="")
-    told, verdicts = merged([one, two])
-    found = result(told, verdicts)
-    assert (found["asked"], found["planted"], found["killed"]) == (4, 3, 2)  # the last line of the second was cut off
-    assert found["modules"] == {"kv/x.py": [2, 3]} and found["killers"] == {"tests": 1, "simulator": 1}
-    assert found["how"] == {"an error": 2, "an endless call": 0, "a timeout": 0} and found["share"] == 0.6667
-    assert [survivor["change"] for survivor in found["survivors"]] == ["kv/x.py::f: 2 -> 0"]
-    assert read(one, told["run"])[1] == verdicts[:2]
-    with pytest.raises(SystemExit, match="another seed"):
-        merged([one, part("3", verdict(1, ""), seed=2)])
+def test_a_mutant_is_another_one_when_its_function_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutants import mutations
+
+    monkeypatch.setattr(mutations, "PACKAGE", tmp_path)
+    path = tmp_path / "queues.py"
+
+    def found(text: str) -> dict[str, tuple[str, str]]:
+        path.write_text(text)
+        return {mutant.name: (mutant.id, mutant.text) for mutant in mutations.mutants_of(path)}
+
+    one, two = "def one(a):\n    return a + 7\n", "\n\ndef two(a):\n    return a + 8\n"
+    first = found(one + two)
+    assert found("A = 1\n" + one + two) == first
+    other = found(one.replace("return", "a = -a\n    return") + two)
+    assert {name for name in first if other[name] != first[name]} == {name for name in first if "::one" in name}
+    assert all(other[name][0] == first[name][0] for name in first)
+
+
+def test_a_result_counts_each_module(seed: int) -> None:
+    from mutants.mutations import mutants_of
+    from mutants.results import COUNTS, Verdict, interval, result
+
+    some = [mutant for file in ("completion", "layout") for mutant in mutants_of(PACKAGE / "queues" / f"{file}.py")[:4]]
+    ends = [("simulator", "an error"), ("a.py::x", "a timeout"), ("", ""), ("a.py::y", "an error"), ("", "")]
+    verdicts = [Verdict.of(mutant, "queues", by, how, 1.0) for mutant, (by, how) in zip(some, ends, strict=False)]
+    found = result([(mutant, "queues") for mutant in some], verdicts, Counter({"queues/layout.py": 2, "kv/other.py": 7}))
+    assert (found["asked"], found["killed"], found["survived"], found["equivalent"]) == (8, 3, 2, 2)
+    counts = {file: [found["modules"][file][name] for name in COUNTS] for file in found["modules"]}
+    assert counts == {"queues/completion.py": [3, 1, 0, 0], "queues/layout.py": [0, 1, 2, 3]}
+    queues = found["groups"]["queues"]
+    assert [queues[name] for name in ("modules", *COUNTS)] == [2, 3, 2, 2, 3]
+    assert queues["interval"] == pytest.approx(interval(3, 5), abs=1e-4)
+    assert dict(found["killers"]) == {"a.py": 2, "simulator": 1} and found["how"]["a timeout"] == 1
+    assert found["survivors"] == sorted(some[n].name for n in (2, 4))
 
 
 @pytest.mark.parametrize(("killed", "planted", "low", "high"), [(10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962), (0, 0, 0, 1)])

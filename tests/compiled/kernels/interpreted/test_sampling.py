@@ -16,6 +16,8 @@ from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.sampling.apply_rules import apply_rules
+from blinkpy.kernels.sampling.candidates import THRESHOLDS
+from blinkpy.kernels.sampling.draw import first_distances
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
@@ -56,6 +58,18 @@ def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytes
     monkeypatch.setattr("blinkpy.kernels.sampling.record_logprobs.PROGRAMS", 3)
     workspace = SamplingWorkspace.allocate(11, 40, "cpu", chunk=64, capacity=32, block=64)
     cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
+
+
+@triton.jit
+def store_first_distances(out_ptr):
+    tl.store(out_ptr + tl.arange(0, THRESHOLDS), first_distances())
+
+
+def test_the_first_pass_cuts_densely_near_the_largest_logit() -> None:
+    """Any distances give the same tokens: these decide how many passes that takes."""
+    out = torch.empty(THRESHOLDS.value)
+    store_first_distances[(1,)](out)
+    assert out.tolist() == pytest.approx([0.4 * n * n for n in range(1, 8)] + [3.0e38])
 
 
 # Flat distributions of which a filter keeps more than can be sorted at once, and peaked ones of which it keeps a few candidates.

@@ -1,0 +1,26 @@
+"""Automata of grammars of one kind. All raise GrammarError, as automaton_of_grammar does."""
+
+from typing import Any
+
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
+from blinkpy.queues.byte_automaton import ByteAutomaton
+
+
+def automaton_of_schema(schema: Any) -> ByteAutomaton:
+    """The values that a JSON Schema allows."""
+    return automaton_of_grammar({"schema": schema})
+
+
+def automaton_of_regex(regex: str) -> ByteAutomaton:
+    """What matches as a whole."""
+    return automaton_of_grammar({"regex": regex})
+
+
+def automaton_of_ebnf(grammar: str) -> ByteAutomaton:
+    """What the grammar's rule `root` matches."""
+    return automaton_of_grammar({"ebnf": grammar})
+
+
+def automaton_of_texts(texts: list[str]) -> ByteAutomaton:
+    """One of the texts."""
+    return automaton_of_grammar({"choice": texts})
