@@ -104,7 +104,7 @@ def attend_chunk(
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         unmasked_end = begin
-    elif EVERY_ROW:  # a score's bits must not depend on the tile's other queries: the compiler fuses operations only without a mask
+    elif EVERY_ROW:  # what tiles without a mask compute may differ in the last bit, and which ones are depends on other queries
         begin = 0
         unmasked_end = 0
     else:
