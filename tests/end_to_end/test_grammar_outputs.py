@@ -15,7 +15,7 @@ from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
-from blinkpy.dpu.grammar.compile_grammar import automaton_of_parts
+from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
@@ -53,7 +53,7 @@ def test_an_output_may_have_one_form_alone(llm: LLM) -> None:
 
 def test_a_grammar_may_have_special_tokens(llm: LLM) -> None:
     """A token where the grammar has the token, and never its spelling nor another."""
-    grammar = automaton_of_parts(["so", {"token": "<|user|>"}, {"regex": "[a-z<|>]{1,9}"}])
+    grammar = automaton_of_grammar({"sequence": [{"text": "so"}, {"token": "<|user|>"}, {"regex": "[a-z<|>]{1,9}"}]})
     outputs = llm.generate(["x"] * 20, SamplingParams(max_tokens=60, grammar=grammar, temperature=5.0))
     (user,) = llm.tokenizer.encode("<|user|>", False, parse_special=True)
     for out in (done.outputs[0] for done in outputs):
@@ -84,9 +84,7 @@ def test_engines_without_grammars_take_none() -> None:
 
 
 def test_options_that_clash_are_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"
-    ):
+    with pytest.raises(ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"):
         LLM("demo", device="null", grammar_arena_kib=511)
 
 
