@@ -16,7 +16,7 @@ SIGNS = tl.constexpr(-2147450880)  # 0x80008000, of two bfloat16
 E2M1_BITS = tl.constexpr(0x01C001C0)
 UNSCALE = tl.constexpr(2.0**126)
 LEAST_BLOCK_K = 64
-"""Columns of a tile: a part has a quarter of them."""
+"""Columns of a tile: a part has a quarter of them, and a matrix unit takes 16."""
 
 
 @triton.jit

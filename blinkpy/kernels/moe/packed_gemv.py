@@ -22,8 +22,8 @@ from blinkpy.kernels.moe.routing import pick_experts
 
 PACKED_TOKENS = 4
 """Most tokens for which this is taken; more are sorted."""
-ROWS = 8
-"""Rows of weights of a program; with SwiGLU of gate and up each."""
+BLOCK_G = 4
+"""Groups of 32 weights of a segment at a time. With 2 Triton 3.6 multiplies parts of 16 columns by 8 wrongly."""
 
 
 @triton.jit
@@ -168,20 +168,20 @@ def packed_gemv(call: ExpertCall, prepared: None) -> None:
         raise ValueError("packed_gemv is for MXFP4 weights")
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
-    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": ROWS, "BLOCK_G": 4, "PDL": pdl}
-    sizes |= {"BIAS": call.biases is not None, "PRECISION": launch.dot_precision(call.x.dtype), "num_warps": 4, "num_stages": 3}
-    sizes |= {**padded, **launch.options(pdl)}
+    sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_G": BLOCK_G, "PDL": pdl, **padded}
+    sizes |= {"BIAS": call.biases is not None, "PRECISION": launch.dot_precision(call.x.dtype), **launch.options(pdl)}
     biases = call.biases or (call.x, call.x)  # or whatever: it is not read
     selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     gate_up, down = (weight.view(torch.int32) for weight in (call.gate_up, call.down))
-    _packed_gate_up[(triton.cdiv(shape.width, ROWS), len(call.x) * shape.top_k)](
+    _packed_gate_up[(triton.cdiv(shape.width, 2), len(call.x) * shape.top_k)](
         call.x, gate_up, scales[0], biases[0], call.logits, selection_bias, call.counts, inner,
-        N=shape.width, K=shape.hidden, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
-        COLUMNS=8, **chosen | {"NORMALIZE": True}, **sizes,
+        N=shape.width, K=shape.hidden, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit, BLOCK_N=2, COLUMNS=8,
+        num_warps=1, num_stages=1, **chosen | {"NORMALIZE": True}, **sizes,
     )  # fmt: skip
-    _packed_down[(triton.cdiv(shape.hidden, ROWS), len(call.x))](
+    _packed_down[(triton.cdiv(shape.hidden, 8), len(call.x))](
         inner, down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
-        N=shape.hidden, K=shape.width, COLUMNS=max(8, padded["BLOCK_TOP"]), **chosen, **sizes,
+        N=shape.hidden, K=shape.width, BLOCK_N=8, COLUMNS=max(8, padded["BLOCK_TOP"]),
+        num_warps=4, num_stages=3, **chosen, **sizes,
     )  # fmt: skip
 
 
