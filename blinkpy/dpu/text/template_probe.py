@@ -67,7 +67,7 @@ class TemplateProbe:
         """Tools as the template takes them: with a description, where it insists on one."""
         if not self._wants_descriptions:
             return list(tools)
-        return [tool | {"function": {"description": "", **tool["function"]}} for tool in tools]
+        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
 
     def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation as the template takes it: content in one text unless it reads parts, none beside calls as it likes it;
