@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from blinkpy.config import ModelOptions
+from blinkpy.config import ConfigError, ModelOptions
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.request_fields import Request
@@ -24,15 +24,18 @@ CHANNEL_EFFORTS = ("low", "medium", "high")  # that models which answer in chann
 
 
 class ChatDialect:
-    """See the module. shown: tokens that parsers must see; ends: tokens that end an answer. Raises ConfigError for unknown
-    parsers."""
+    """See the module. shown: tokens that parsers must see; ends: tokens that end an answer. Raises ConfigError for
+    parsers that are unknown, or do not go together."""
 
     def __init__(self, template: ChatTemplate | None, options: ModelOptions, model_type: str):
         source = "" if template is None else template.source
         self.template, self._probe = template, TemplateProbe(template)
         self.calls = choose_format(options.tool_call_parser, source, model_type)
         self._whole = self.calls is not None and self.calls.whole
-        self.tags = None if self._whole else choose_tags(options.reasoning_parser, source)
+        self.tags = choose_tags(options.reasoning_parser, "" if self._whole else source)
+        if self.calls is not None and self._whole and self.tags is not None:
+            message = f"reasoning_parser must be auto or none with the format '{self.calls.name}', which has reasoning in it"
+            raise ConfigError(f"{message}, not {options.reasoning_parser!r}")
         self._as_content = options.reasoning_parser == "none"
         names = (*(self.calls.tokens if self.calls else ()), *(self.tags or ()))
         self.shown = Shown(names, self.calls.marks if self.calls else ())

@@ -96,7 +96,7 @@ class ResponseAnswer:
             self._logprobs += chat_logprobs(logprobs, self._spell)["content"]
         parts = (Content(text),) if self._parser is None else self._parser.feed(text)
         events = begin + b"".join([self._part(part) for part in parts])
-        if parts and not isinstance(parts[-1], Content | NextMessage):
+        if parts and not isinstance(parts[-1], Content):
             self._logprobs.clear()
         return events
 

@@ -29,8 +29,8 @@ class Expected:
         return self.calls is not None and self.calls.whole
 
     def reasoning_counter(self) -> ReasoningCounter | None:
-        """A counter for an answer that may reason."""
-        if self.whole:
+        """A counter for an answer that may have reasoning."""
+        if self.whole and not self.as_content:
             return ChannelCounter(self.tools, self.prefix)
         return None if self.tags is None else TagCounter(self.tags, self.inside)
 

@@ -7,7 +7,7 @@ from support.front_end.tiny_tokenizer import write_model
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, parse
-from blinkpy.dpu.text.chat_template import ChatTemplate
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
 
@@ -67,3 +67,30 @@ def test_no_content_beside_calls(tokenizer: Tokenizer, content: dict) -> None:
 def test_an_assistant_may_have_said_nothing(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "hm"}]
     assert prompt(PLAIN, tokenizer, messages) == "[user:x][assistant:]"
+
+
+def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
+    """Instructions that a template would pass over: a developer's become the system's, the first ones become one message, and
+    later ones are refused. A template that takes them gets them as they are."""
+    system, developer, user = ({"role": role, "content": role} for role in ("system", "developer", "user"))
+    assert prompt(PLAIN, tokenizer, [system, developer, user, developer]) == "".join(
+        f"[{role}:{role}]" for role in ("system", "developer", "user", "developer")
+    )
+    instructions = "m.role in ('system', 'developer')"
+    shown = f"{{% if loop.first or not {instructions} %}}[{{{{ m.role }}}}:{{{{ m.content }}}}]{{% endif %}}"
+    first = f"{{% for m in messages %}}{shown}{{% endfor %}}"
+    assert prompt(first, tokenizer, [system, developer, user]) == "[system:system\n\ndeveloper][user:user]"
+    for late in (system, developer):
+        with pytest.raises(ChatError, match="instructions at the beginning only"):
+            prompt(first, tokenizer, [system, user, late])
+    unknown = "{% for m in messages if m.role != 'developer' %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    assert prompt(unknown, tokenizer, [developer, user, developer]) == "[system:developer][user:user][system:developer]"
+
+
+def test_reasoning_by_the_name_that_a_template_has(tokenizer: Tokenizer) -> None:
+    calls = "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{% endfor %}"
+    for name, wanted in (("reasoning_content", "hm"), ("thinking", "hm"), ("thoughts", "")):
+        source = f"{{% for m in messages %}}[{{{{ m.{name} }}}}{calls}]{{% endfor %}}"
+        for given in ("reasoning_content", "thinking", "reasoning"):
+            messages = [{"role": "user", "content": "x"}, {"role": "assistant", given: "hm", "tool_calls": [CALL]}]
+            assert prompt(source, tokenizer, messages) == f"[][{wanted}!look]"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json, word_piece_json, write_model
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
@@ -252,3 +253,20 @@ def test_special_tokens_that_are_shown(made) -> None:
         text = "".join(map(detokenizer.push, ids)) + detokenizer.finish()
         assert (text.count("[SHOWN]"), text.count("[")) == (min(count, 2), count)
     assert Detokenizer(table).push(ids[0]) == ""
+
+
+def test_marks_stand_for_tokens_in_every_kind_of_tokenizer() -> None:
+    """Where a table has the texts and where neighbours count; what was incomplete before a mark is finished."""
+    for source, begun in ((byte_level_json(), True), (word_piece_json(), False)):
+        encoder = Encoder.from_str(source)
+        encoder.add_special_tokens([AddedToken("<|mark|>", special=True), AddedToken("<|other|>", special=True)])
+        mark, other = (encoder.token_to_id(name) for name in ("<|mark|>", "<|other|>"))
+        detokenizer = Detokenizer(TokenTexts(encoder).showing((), {"<|mark|>": "\udc01"}))
+        words = encoder.encode("the king", add_special_tokens=False).ids
+        texts = [detokenizer.push(token) for token in (*words, mark, other, *words, mark)]
+        assert "".join(texts).split("\udc01") == ["the king", "the king", ""]
+        assert texts[len(words)] == texts[-1] == "\udc01"
+        if begun:
+            byte = encoder.token_to_id("Ã")  # the first byte of é
+            assert [detokenizer.push(token) for token in (byte, mark)] == ["", "\ufffd\udc01"]
+        assert detokenizer.finish() == ""

@@ -142,6 +142,17 @@ def test_reasoning(thinking: Served) -> None:
     assert "<think>\nHmm.\n</think>\n\nWell.<|end|>" in thinking.prompt()
 
 
+def test_reasoning_tokens(thinking: Served) -> None:
+    """All up to the closing tag count, in a stream too; without reasoning, none."""
+    thinking.says("Hmm.\n</think>\n\nWell.")
+    count = len(thinking.tokenizer.encode("Hmm.\n</think>", False, parse_special=True))
+    for values, wanted in ({}, count), ({"enable_thinking": False}, 0):
+        usage = thinking.server.chat(chat_template_kwargs=values).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": wanted}
+        streamed = events(thinking.server.chat(chat_template_kwargs=values, stream=True, stream_options={"include_usage": True}))
+        assert streamed[-1]["usage"] == usage
+
+
 def test_reasoning_that_the_model_opens(tmp_path: Path) -> None:
     with served_with(tmp_path, chat_templates.THINKING_BY_ITSELF) as served:
         assert message_of(served.chat("<think>\nHmm.\n</think>\n\nWell."))[1:3] == ("Well.", "Hmm.")
@@ -244,6 +255,10 @@ def test_the_format_of_a_template() -> None:
     assert dialect("").tags is None
     assert dialect("<think>", reasoning_parser="none").tags is None
     assert dialect("", reasoning_parser="think").tags is not None
+    assert dialect(chat_templates.HARMONY).reasoning == "channels"
+    assert dialect(chat_templates.HARMONY, reasoning_parser="none").reasoning == "none"
+    with pytest.raises(ValueError, match="reasoning_parser must be auto or none with the format 'openai'"):
+        dialect(chat_templates.HARMONY, reasoning_parser="think")
     with pytest.raises(ValueError, match="reasoning_parser must be one of"):
         dialect("", reasoning_parser="some")
 

@@ -390,8 +390,8 @@ _USAGE_VALUES = (
 _REMARK = "a remark for whoever reads the requests; no effect on the answer"
 _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
-    'also be a list of `{"type": "text", "text": ...}`; an assistant\'s may have `tool_calls` and `reasoning_content`, a tool\'s '
-    "has `tool_call_id`"
+    'also be a list of `{"type": "text", "text": ...}`; an assistant\'s may have `tool_calls` and `reasoning_content` '
+    "(or `thinking`), a tool's has `tool_call_id`"
 )
 _CONTINUE_VALUES = "true: the answer goes on with the last message's text; not with `add_generation_prompt`"
 _PARSE_VALUES = "true: what is spelled like a special token in a text is one; otherwise it is text"

@@ -82,7 +82,8 @@ def _messages(name: str, items: list[Any]) -> list[Message]:
             if not open_turn or (kind == "reasoning" and (found[-1]["content"] or "tool_calls" in found[-1])):
                 found.append({"role": "assistant", "content": ""})
             if kind == "reasoning":
-                found[-1]["reasoning_content"] = found[-1].get("reasoning_content", "") + _reasoning(where, item)
+                thoughts = (found[-1].get("reasoning_content", ""), _reasoning(where, item))
+                found[-1]["reasoning_content"] = "\n".join(filter(None, thoughts))
             else:
                 found[-1].setdefault("tool_calls", []).append(call_item(where, item))
         else:
