@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--count", type=int, default=60, help="size of the sample [60]")
     made.add_argument("--all", action="store_true", help="no sample: one mutant for each line and rule")
     made.add_argument("--every", action="store_true", help="every mutant of a line, too")
-    made.add_argument("--only", default="", help="files whose path contains this")
+    made.add_argument("--only", default="", help="those whose name contains this, as in kv/limits.py")
     made.add_argument(
         "--resume", action="store_true", help="with --all: only those without a verdict in the ledger, and keep theirs"
     )
@@ -77,12 +77,13 @@ def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Coun
     known, stale, every, counts = equivalent(), set(equivalent()), list[Hunted](), Counter[str]()
     for group, parts in GROUPS.items():
         for path in source_files(parts):
-            mutants = mutants_of(path) if arguments.only in str(path) else []
+            mutants = mutants_of(path)
             stale -= {mutant.name for mutant in mutants}
+            mutants = [mutant for mutant in mutants if arguments.only in mutant.name]
             living = [mutant for mutant in mutants if mutant.name not in known]
             counts.update(mutant.file for mutant in mutants if mutant.name in known)
             every += [Hunted(mutant, group) for mutant in (living if arguments.every else thinned(living, seed))]
-    if stale and not arguments.only:
+    if stale:
         raise SystemExit(f"{EQUIVALENT.name} has mutants that no rule makes any more:\n  " + "\n  ".join(sorted(stale)))
     many = len(every) if arguments.all else min(arguments.count, len(every))
     return random.Random(seed).sample(every, many), counts

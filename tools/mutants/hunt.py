@@ -9,7 +9,7 @@ from support.endless_calls import EndlessCallError
 
 from mutants.collected import UNCHANGED, run_collected
 from mutants.mutations import Mutant
-from mutants.processes import FRESH, HERE, Processes
+from mutants.processes import FRESH, HERE, Ended, Processes
 from mutants.reach import Reach, file_of
 from mutants.results import HOW, Verdict
 from mutants.session import Change, run_tests
@@ -57,6 +57,7 @@ class Hunted:
     stages: list[Stage] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     forks: bool = True  # from the process that has collected all tests
+    claim: Verdict | None = None  # of a test that must not fail without the mutant
 
     def verdict(self, stage: str = "", said: str = "", died: bool = False) -> Verdict:
         """stage: that noticed it, "" for none. said: what it said, or what its process died of."""
@@ -73,6 +74,7 @@ class Hunt:
     def __init__(self, processes: Processes, reach: Reach, killers: Killers, collected: str, seed: int, folder: str) -> None:
         self._processes, self._reach, self._killers, self._collected = processes, reach, killers, collected
         self._seed, self._folder = seed, folder
+        self._fit, self._unfit = set[str](), set[str]()  # tests that were tried in such a process without a mutant
 
     def verdicts(self, mutants: list[Hunted], until: float) -> Iterator[Verdict]:
         """What became of each, as it comes. until: time.monotonic() after which none begins."""
@@ -86,19 +88,32 @@ class Hunt:
                 if not self._begin(hunted):
                     yield hunted.verdict()
             for ended in self._processes.ended():
-                hunted, said = ended.key, ended.answer or ended.died_of
-                stage, tests = hunted.stages.pop(0)
-                hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
-                if said == UNCHANGED:
-                    hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
-                    hunted.stages = [s for s in hunted.stages if s[0] != TESTS]
-                    hunted.stages.insert(0, (TESTS, tests + later))
-                elif said:
-                    self._killers.add(hunted.mutant.name, (found := hunted.verdict(stage, said, bool(ended.died_of))).by)
-                    yield found
-                    continue
-                if not self._begin(hunted):
-                    yield hunted.verdict()
+                if verdict := self._judge(ended):
+                    self._killers.add(verdict.name, verdict.by)
+                    yield verdict
+                elif not self._begin(ended.key):
+                    yield ended.key.verdict()
+
+    def _judge(self, ended: Ended) -> Verdict | None:
+        """What a process says about a mutant. When it is a test's first kill, the same test has to pass without the mutant."""
+        hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
+        stage, tests = hunted.stages.pop(0)
+        if claim:
+            (self._unfit if said else self._fit).add(claim.by)
+            hunted.claim = None
+            hunted.stages.insert(0, (TESTS, tests))
+            return None if said else claim
+        hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
+        if said == UNCHANGED:
+            hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
+            hunted.stages = [(TESTS, tests + later), *(other for other in hunted.stages if other[0] != TESTS)]
+        elif said:
+            verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of))
+            if verdict.by not in tests or verdict.by in self._fit:
+                return verdict
+            hunted.claim = verdict
+            hunted.stages.insert(0, (TESTS, tests))
+        return None
 
     def _plan(self, hunted: Hunted) -> None:
         """A stage that kills the neighbours; quick tests, and those that do; the other stages and tests, quickest first."""
@@ -129,6 +144,10 @@ class Hunt:
             return False
         mutant, (stage, tests) = hunted.mutant, hunted.stages[0]
         change = Change(mutant.module, mutant.path, mutant.source)
+        if hunted.claim:
+            tests, change = [hunted.claim.by], change._replace(source=mutant.path.read_text())
+        elif stage == TESTS:
+            tests = [test for test in tests if test not in self._unfit]
         if stage != TESTS:
             self._processes.start(hunted, HANGS * STAGE_S, HERE, STAGES[stage], change, self._seed)
             return True

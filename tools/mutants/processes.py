@@ -5,10 +5,11 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 MEMORY_BYTES = 16 << 30
 WALL_SHARE = 20  # a multiple of its processor time: a process that takes longer waits for what never comes
 READY_S = 600.0  # for a server to be ready
+LOOK_S = 5.0  # between its looks for its parent
 PRELOADED = ["mutants.session", "hypothesis", "numba", "torch"]
 HERE, FRESH = "here", "fresh"
 """Where a process is forked from: this one, with all that it has imported and compiled; or one that has imported the large
@@ -121,14 +123,20 @@ class Processes:
 
 
 def forks(path: str) -> None:
-    """Fork for each who connects to this path, with all that this process has: call what they send, and answer. Never returns."""
-    with Listener(path + ".new", "AF_UNIX", backlog=64) as listener:
+    """Fork for each who connects to this path, with all that this process has: call what they send, and answer. Ends with the
+    parent."""
+    parent = os.getppid()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path + ".new")
+        door.listen(64)
+        door.settimeout(LOOK_S)
         os.rename(path + ".new", path)
-        while True:
-            connection = listener.accept()
-            if os.fork() == 0:
-                _watch(connection)
-            connection.close()
+        while os.getppid() == parent:
+            with contextlib.suppress(TimeoutError):
+                connection = Connection(door.accept()[0].detach())
+                if os.fork() == 0:
+                    _watch(connection)
+                connection.close()
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG) != (0, 0):
                     pass

@@ -85,7 +85,7 @@ class Nobody:
 
     has_room = True
 
-    def __init__(self, say: Callable[..., str] = lambda *started: "") -> None:
+    def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "") -> None:
         self.started: list[Any] = []
         self._running: list[Any] = []
         self._say = say
@@ -94,8 +94,10 @@ class Nobody:
         return len(self._running)
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Any, *arguments: Any) -> None:
-        self._running.append((key, self._say(origin, function.__name__)))
-        self.started.append((origin, function.__name__, list(arguments[0]) if isinstance(arguments[0], dict) else []))
+        tests = list(arguments[0]) if isinstance(arguments[0], dict) else []
+        change = arguments[1] if tests else arguments[0]
+        self._running.append((key, self._say(origin, function.__name__, tests, change.source)))
+        self.started.append((origin, function.__name__, tests))
 
     def ended(self) -> list[Any]:
         from mutants.processes import Ended
@@ -142,17 +144,31 @@ def test_who_killed_its_neighbours_looks_first() -> None:
 def test_what_a_process_with_all_imports_can_t_have_is_imported() -> None:
     from mutants.collected import UNCHANGED
 
-    def say(origin: str, function: str) -> str:
-        return UNCHANGED if origin == "path" else "a.py::slow: wrong" if function == "run_tests" else ""
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        return UNCHANGED if origin == "path" else "a.py::slow: wrong" if len(tests) > 1 else ""
 
     nobody, seconds = Nobody(say), {"a.py::quick": 0.1, "a.py::slow": 9.0}
     verdict = hunted(seconds, ["simulator", "a.py"], [], nobody)
     tests = ["a.py::quick", "a.py::slow"]
-    assert nobody.started == [("path", "run_collected", tests[:1]), ("fresh", "run_tests", tests)]
+    again = ("fresh", "run_tests", tests[1:])
+    assert nobody.started == [("path", "run_collected", tests[:1]), ("fresh", "run_tests", tests), again]
     assert (verdict.by, verdict.how) == ("a.py::slow", "an error")
     nobody = Nobody()
     hunted(seconds, ["import a.py"], [], nobody)
     assert nobody.started == [("fresh", "run_tests", tests)]
+
+
+def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
+    whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
+
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        return "a.py::bad: always" if "a.py::bad" in tests else "a.py::good: wrong" if tests and source != whole else ""
+
+    nobody = Nobody(say)
+    verdict = hunted({"a.py::bad": 0.1, "a.py::good": 0.1}, ["simulator", "a.py"], [], nobody)
+    assert verdict.by == "a.py::good"
+    tests = [["a.py::bad", "a.py::good"], ["a.py::bad"], ["a.py::good"], ["a.py::good"]]
+    assert nobody.started == [("path", "run_collected", some) for some in tests]
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------------
@@ -188,14 +204,14 @@ def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def collected(tmp_path: Path, seed: int) -> Iterator[tuple[Any, str]]:
-    """Processes, and the path of the one that has imported some tests."""
+def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    """Processes, and the path of the one that has imported some tests, with a seed with which they notice all mutants below."""
     from mutants.collected import serve_tests
     from mutants.processes import Processes
 
     processes, path = Processes(1), str(tmp_path / "path")
     with closing(processes):
-        processes.serve(path, serve_tests, [LAYOUT_TESTS], seed, str(tmp_path))
+        processes.serve(path, serve_tests, [LAYOUT_TESTS], 1, str(tmp_path))
         yield processes, path
 
 
