@@ -21,7 +21,7 @@ from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.token_rules import TokenRules
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
@@ -38,13 +38,14 @@ VOCAB, MULTIPLIERS = 50, (1_234_567, 7_654_321)
 def case_sizes(
     pairs: int = 2, slots: int = 4, cq_entries: int = 16, rows: int = 4, tokens: int = 16, page_size: int = 4, pages: int = 16,
     max_model_len: int = 32, vocab_size: int = VOCAB, lease_ms: int = 1, multipliers: tuple[int, int] = MULTIPLIERS,
-    share: int = 0, **options: Any,
+    share: int = 0, grammar_arena: int = 0, **options: Any,
 ) -> WorldSizes:  # fmt: skip
-    """Small sizes, so that everything runs out. share: of grammars. options: of make_limits."""
+    """Small sizes, so that everything runs out. share: of grammars. grammar_arena: words; 0: as
+    many as all requests may have. options: of make_limits."""
     sq, words = max(2, 1 << (slots - 1).bit_length()), GRAMMAR_WORDS if share else 0
     arena = max(16, sq * (max_model_len + 2 * words))
     queue = QueueSizes(pairs, slots, sq, cq_entries, arena, sq * (max_model_len // page_size + 1))
-    grammars = share, words, sq * 2 * words
+    grammars = share, words, grammar_arena or sq * 2 * words
     facts = EngineFacts(1, *multipliers, max_model_len, vocab_size, page_size, pages, rows, lease_ms, *grammars)
     return queue, facts, {"max_num_batched_tokens": tokens, "intake_entries": 4, **options}
 
@@ -137,6 +138,17 @@ class Case:
         if not {"slot", "epoch"} & set(entry):  # else it is skipped, without a completion
             self.awaited.append(request)
         return request
+
+    def check_named(self, pair: int, client: Any) -> None:
+        """The automata and token rules that unread entries name are there, whether the engine reads them or has copies."""
+        head, mask = int(self.views.pair[pair, PAIR_SQ_HEAD]), self.limits.sq_entries - 1
+        for sent in client.live():
+            if sent.after > head:
+                entry = self.views.sq[pair, sent.after - 1 & mask].view(SQ_ENTRY)[0]
+                for name, given in (("grammar", sent.owner.grammar), ("rules", sent.owner.rules)):
+                    first, count = int(entry[f"{name}_offset"]), int(entry[f"{name}_words"])
+                    words = [] if given is None else given.words().tolist()
+                    assert self.views.prompt[pair, first : first + count].tolist() == words, f"{name} of an unread entry"
 
     def cancel(self, request: ExpectedRequest) -> None:
         """It reaches the engine in the next turn."""

@@ -197,8 +197,6 @@ FRONT_BUGS = _bugs({
         ("a fence is not noticed", "if pair.epoch != self.epoch or pair.attached != 1:", "if pair.epoch != self.epoch:"),
     ],
     "grammar_arena": [
-        ("a grammar makes room before the engine has read it", "if piece.after <= head and", "if piece.after <= head + 1 and"),
-        ("only who writes a grammar keeps it", "for name in plan.wanted:", "for name in plan.missing:"),
         ("grammars lie on each other", "if piece.offset - start >= words:", "if piece.offset - start > words // 2:"),
         ("all makes room at once", "if any(piece.after > head for", "if all(piece.after > head for"),
     ],

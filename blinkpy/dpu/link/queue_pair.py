@@ -272,10 +272,10 @@ class QueuePair:
         self._live[slot] = request
         self._requests += 1
         self._sq_tail += 1
-        self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
         if parts:
             self._grammars.keep(plan, self._sq_tail)
             request.written = tuple(parts[name].nbytes for name in plan.missing)
+        self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
         self._ring()
         return request
 

@@ -7,6 +7,7 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after
 from blinkpy.kv.state import Grammars
@@ -103,6 +104,74 @@ def test_a_client_keeps_to_its_share() -> None:
         client.submit(np.ones(1, np.int32), requests[0].sampling, None, large)
     with pytest.raises(ValueError, match="takes no grammars"):
         make_case().submit(tokens(3), 2, grammar=FREE)
+
+
+def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
+    """Front ends with more automata and token rules than the arena holds, cancels, successors, and an engine that reads one
+    entry a turn and preempts: what an unread entry names stays, and all tokens are right."""
+    hits = written = full = preemptions = 0
+    for _ in range(2):
+        case = make_case(lanes=1, slots=6, rows=3, pages=7, max_model_len=24, share=6, intake_entries=1, grammar_arena=180)
+        pool = automata(case, 3) + [random_automaton(rng, states=int(rng.integers(2, 8)), classes=3) for _ in range(3)]
+        rules = [TokenRules(VOCAB, {3: -1.5}, rng.choice(VOCAB, 20, replace=False).tolist()) for _ in range(3)]
+        for _ in range(120):
+            for pair, client in enumerate(case.clients):
+                for _ in range(rng.integers(0, 4)):
+                    grammar = pool[rng.integers(6)] if rng.random() < 0.8 else None
+                    given = {"grammar": grammar, "rules": rules[rng.integers(3)] if rng.random() < 0.4 else None}
+                    try:
+                        request = case.submit(tokens(int(rng.integers(1, 8)), pair), int(rng.integers(1, 16)), pair, **given)
+                    except NoRoomError as error:
+                        full += "grammar arena" in str(error)
+                        break
+                    sent = next(sent for sent in client.live() if sent.owner is request)
+                    named = sum(one is not None for one in given.values())
+                    hits, written = hits + named - len(sent.written), written + len(sent.written)
+                    case.check_named(pair, client)
+                    if rng.random() < 0.1:
+                        case.cancel(request)
+            case.read(*range(len(case.clients)))
+            case.turn()
+            if rng.random() < 0.02:
+                case.claim(int(rng.integers(len(case.clients))))
+        case.finish()
+        preemptions += case.counter("preemptions")
+    assert min(hits, written, full, preemptions) > 0, (hits, written, full, preemptions)
+
+
+def test_what_a_front_end_changes_later_harms_itself_alone() -> None:
+    """The engine goes on with its checked copies; only who needs the words again, and finds others, is refused."""
+    case = make_case(share=1, slots=2)
+    first, second = automata(case, 2)
+    runs, others = case.submit(tokens(3), 20, grammar=first), case.submit(tokens(3), 20, 1, grammar=second)
+    case.turn(3)
+    case.views.prompt[0] = -7
+    assert ends(case, runs, others) == [C.FINISH_LENGTH] * 2
+    assert ends(case, case.submit(tokens(3), 3, grammar=first)) == [C.FINISH_LENGTH]  # from the engine's copy
+    assert ends(case, case.submit(tokens(3), 3, grammar=second)) == [C.FINISH_LENGTH]  # which it takes the place of
+    refused = case.submit(tokens(3), 3, grammar=first, rejected=True)
+    assert ends(case, refused) == [C.FINISH_REJECTED] and refused.reason == C.REJECT_GRAMMAR
+
+
+def test_shared_grammars_give_what_those_of_ones_own_give() -> None:
+    """The same requests, first each with a name for its automaton that nobody else uses."""
+    outputs, bytes_written = list[list[tuple[list[int], int]]](), list[int]()
+    for shared in (False, True):
+        case = make_case(slots=8, pages=12, share=8)
+        pool, written = automata(case, 3), 0
+        for i in range(8):
+            grammar = pool[i % 3]
+            if not shared:
+                grammar = ByteAutomaton(grammar.class_of, grammar.next_state, grammar.accepting)
+                object.__setattr__(grammar, "_digest", 1000 + i)
+            case.submit(tokens(4, i), 12, grammar=grammar)
+        written = sum(sum(sent.written) for sent in case.clients[0].live())
+        case.finish()
+        outputs.append([(request.got, request.ended) for request in case.awaited])
+        bytes_written.append(written)
+    assert outputs[0] == outputs[1]
+    size = pool[0].words().nbytes
+    assert bytes_written == [8 * size, 3 * size]
 
 
 def test_a_preempted_request_goes_on_in_its_state() -> None:

@@ -21,7 +21,7 @@ from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.header import HEADER
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.rule_supply import RULES
@@ -74,12 +74,9 @@ class FrontMachine(RuleBasedStateMachine):
     @rule(pair=PAIRS, many=st.integers(1, 6), seed=SEEDS)
     def submit(self, pair: int, many: int, seed: int) -> None:
         """Requests of all kinds, drawn from a seed: prompts that share their start, any length, any limit."""
-        self._send(pair, many, random.Random(seed))
-
-    def _send(self, pair: int, many: int, draw: random.Random, *, short: bool = False) -> None:
-        client = self._living(pair)
+        client, draw = self._living(pair), random.Random(seed)
         for _ in range(many if client else 0):
-            sent = ExpectedRequest(self.case.limits, *self._request(draw, short), self.case.pieces)
+            sent = ExpectedRequest(self.case.limits, *self._request(draw), self.case.pieces)
             try:
                 client.submit(np.array(sent.prompt, np.int32), sent.sampling, sent, sent.grammar, sent.rules)
             except self.client.NoRoomError:
@@ -98,15 +95,6 @@ class FrontMachine(RuleBasedStateMachine):
             for _ in range(draw.randint(1, 10)):
                 self.steps(1)
                 self.read(pair)
-
-    @rule(pair=PAIRS, seed=SEEDS)
-    def constrain(self, pair: int, seed: int) -> None:
-        """Short requests with ever other grammars and token rules, as fast as the engine takes them."""
-        draw = random.Random(seed)
-        for _ in range(8 if self.case.limits.grammar_share else 0):
-            self._send(pair, 4, draw, short=True)
-            self.steps(1)
-            self.read(pair)
 
     @rule(steps=st.integers(1, 8))
     def steps(self, steps: int) -> None:
@@ -251,33 +239,17 @@ class FrontMachine(RuleBasedStateMachine):
                     client.heartbeat()
                 if pair not in self.delayed:
                     client.transport.deliver(1 << 30)
-                    self._check_grammars(pair, client)
+                    self.case.check_named(pair, client)
 
-    def _check_grammars(self, pair: int, client: Any) -> None:
-        """What entries name that the engine has yet to read is there, whether it would read it or has a copy."""
-        head, mask = int(self.case.views.pair[pair, W.PAIR_SQ_HEAD]), self.case.limits.sq_entries - 1
-        for sent in client.live():
-            if sent.after > head:
-                entry = self.case.views.sq[pair, sent.after - 1 & mask].view(SQ_ENTRY)[0]
-                for name, given in (("grammar", sent.owner.grammar), ("rules", sent.owner.rules)):
-                    words = [] if given is None else given.words().tolist()
-                    first, count = int(entry[f"{name}_offset"]), int(entry[f"{name}_words"])
-                    there = self.case.views.prompt[pair, first : first + count].tolist()
-                    assert there == words, f"the {name} of a request that the engine has yet to read"
-
-    def _request(
-        self, draw: random.Random, short: bool
-    ) -> tuple[list[int], RequestParameters, ByteAutomaton | None, TokenRules | None]:
-        """What a request is. short: with few tokens, and nearly always a grammar or token rules."""
+    def _request(self, draw: random.Random) -> tuple[list[int], RequestParameters, ByteAutomaton | None, TokenRules | None]:
         limits = self.case.limits
         longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
         length = draw.randint(1, longest if draw.random() < 0.5 else max(1, longest // 3))
-        length = min(length, 2) if short else length
         own = draw.randint(0, min(2, length))
         prompt = draw.choice(self.stems)[: length - own] + [draw.randrange(limits.vocab_size) for _ in range(own)]
         room = min(limits.max_model_len, limits.pages * limits.page_size + 1) - length
         sampling = RequestParameters(
-            max_tokens=draw.randint(1, 2 if short else room),
+            max_tokens=draw.randint(1, room),
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
             priority=draw.randint(-1, 1),
@@ -286,10 +258,9 @@ class FrontMachine(RuleBasedStateMachine):
             flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)) | draw.choice((0, 0, 0, SUBMIT_SCORE_PROMPT)),
             stop_ids=tuple(draw.randrange(limits.vocab_size) for _ in range(draw.randint(0, 2))),
         )
-        often = (0.7, 0.7) if short else (0.5, 0.3)
-        grammar = draw.choice(self.grammars) if limits.grammar_share and draw.random() < often[0] else None
+        grammar = draw.choice(self.grammars) if limits.grammar_share and draw.random() < 0.5 else None
         both = grammar is None or limits.grammar_share > 1
-        rules = draw.choice(self.token_rules) if limits.grammar_share and both and draw.random() < often[1] else None
+        rules = draw.choice(self.token_rules) if limits.grammar_share and both and draw.random() < 0.3 else None
         return prompt, sampling, grammar, rules
 
     def _check(self, pair: int, client: Any) -> None:
