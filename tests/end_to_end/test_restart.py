@@ -149,10 +149,10 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
     logged = [json.loads(line) for line in server.said if line.startswith("{")]
     assert {"serve", "engine", "frontend/0", "frontend/1"} <= {line["process"] for line in logged}
     assert any("strange" in line["message"] for line in logged if line["process"] == "engine")
-    others = [
+    raw = [
         line for line in server.said if line.strip() and not line.startswith(("{", "blinkpy: ", "blinkpy serves ", "curl "))
     ]
-    assert others == [], "what is no JSON is for people who look at a start"
+    assert raw == [], "what is no JSON is for people who look at a start"
     saved = sorted(tmp_path.glob("crash-*.recording"))
     assert len(saved) == 2
     assert all(any(str(path) in line for line in server.said) for path in saved)
