@@ -1,6 +1,8 @@
 """Window rings: every token finds what its window holds, whatever chunks came before; their sizes, and what is refused."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from support.models.ring_storm import ring_storm
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes
-from blinkpy.kv.state import ROWS
+from blinkpy.kv.state import ROWS, Batch
 from blinkpy.models.cpu.layer_tables import HostRings
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
@@ -38,25 +40,47 @@ def random_sizes(rng: np.random.Generator, tokens: int) -> RingSizes:
 
 @pytest.mark.parametrize("attempt", range(30))
 def test_every_token_finds_its_window(rng: np.random.Generator, attempt: int) -> None:
-    """The cache holds in place of keys who wrote them: slot, life of the slot, and position. All layers share the memory."""
     length, tokens = 256, int(rng.integers(ROWS_AT_MOST, 150))
     sizes = random_sizes(rng, tokens)
-    rings = HostRings(sizes, -(-length // sizes.page_size), tokens)
-    memory = np.full((sizes.all_pages, sizes.page_size), -1)
-    caches = [memory[rank : rank + sizes.layer_pages] for rank in range(len(sizes.layers))]
     batches = PagedBatches(
         rng, page_size=sizes.page_size, num_pages=SLOTS * 64, slots=SLOTS, max_model_len=length, max_tokens=tokens, max_rows=4
     )
-    lives = list[Sequence]()  # all of them, so that no two have the same name
-    storm = ring_storm(rng, batches, 99, longest=230, new_tokens=20, rows=ROWS_AT_MOST, tokens=tokens, prompts=9)
-    for batch in storm:
-        rows = int(batch.counts[ROWS])
+    check_steps(sizes, batches, ring_storm(rng, batches, 9, longest=230, new_tokens=20, rows=4, tokens=tokens, prompts=9))
+
+
+def test_short_chunks_that_spill_side_by_side(rng: np.random.Generator) -> None:
+    """Two tokens of each row, of which one spills: a window that ends its first page needs a page more than others."""
+    page, length = 8, 64
+    sizes = RingSizes((0, 1), page + 1, page, 2, SLOTS, 4 * 2 * page // page + ROWS_AT_MOST)
+    batches = PagedBatches(rng, page_size=page, num_pages=99, slots=SLOTS, max_model_len=length, max_tokens=64, max_rows=4)
+    sequences = [batches.add([1] * 40) for _ in range(ROWS_AT_MOST)]
+
+    def steps() -> Iterator[Batch]:
+        for count in (2 * page - 1, 2, page - 2, 2, 3):
+            batch = batches.batch([(sequence, count) for sequence in sequences])
+            yield batch
+            batches.commit(batch)
+
+    assert check_steps(sizes, batches, steps()) == 2
+
+
+def check_steps(sizes: RingSizes, batches: PagedBatches, steps: Iterator[Batch]) -> int:
+    """Serve steps with a cache that holds in place of keys who wrote them: sequence, layer and position. All layers share the
+    memory. Returns how many steps had several rows with spill pages."""
+    rings = HostRings(sizes, batches.requests.page_table.shape[1], batches.max_tokens)
+    memory = np.full((sizes.all_pages, sizes.page_size), -1)
+    caches = [memory[rank : rank + sizes.layer_pages] for rank in range(len(sizes.layers))]
+    lives, several = list[Sequence](), 0  # all sequences, so that no two have the same name
+    for batch in steps:
         lives += batches.rows
         rings.place(batch)
+        spilled = rings.cache_slots >= (sizes.layer_pages - sizes.spill) * sizes.page_size
+        starts = batch.query_starts[: int(batch.counts[ROWS]) + 1]
+        several += sum(spilled[begin:end].any() for begin, end in pairwise(starts)) > 1
         for rank, cache in enumerate(caches):
-            for row, (sequence, count) in enumerate(batches.work):
+            for start, (sequence, count) in zip(starts, batches.work, strict=False):
                 name = id(sequence) * 1000 + rank * 300
-                places = rings.cache_slots[batch.query_starts[row] :][:count]
+                places = rings.cache_slots[start:][:count]
                 cache.reshape(-1)[places] = name + np.arange(sequence.computed, sequence.computed + count)
             for sequence, count in batches.work:
                 name, pages = id(sequence) * 1000 + rank * 300, rings.page_table[sequence.slot]
@@ -64,7 +88,8 @@ def test_every_token_finds_its_window(rng: np.random.Generator, attempt: int) ->
                 found = cache[pages[seen // sizes.page_size], seen % sizes.page_size]
                 assert (found == name + seen).all()
             rings.keep(cache)
-        batch.sampled[:rows] = 1
+        batch.sampled[: len(batches.work)] = 1
+    return several
 
 
 def held(cache: PagedCache) -> int:
