@@ -9,11 +9,33 @@ from support.models.ring_storm import ring_storm
 from blinkpy.kernels.attention.attention_variants import PagedKV
 from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kv.state import ROWS, TOKENS
+from blinkpy.kv.state import TOKENS, Batch
 from blinkpy.models.cpu.layer_tables import HostRings
 from blinkpy.models.ring_sizes import RingSizes
 
 SLOTS, ROWS_AT_MOST, WIDTH = 5, 4, 20
+
+
+def rings_of(sizes: RingSizes, width: int, tokens: int) -> tuple[HostRings, WindowRings]:
+    """Of the CPU's decoders, and of the kernels."""
+    table, slots = torch.zeros(SLOTS, width, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int32)
+    return HostRings(sizes, width, tokens), WindowRings(table, slots, sizes.window, sizes.pages, len(sizes.layers))
+
+
+def place(batches: PagedBatches, batch: Batch, sizes: RingSizes, host: HostRings, rings: WindowRings) -> BatchView:
+    """Place the pages of a step by both, and compare."""
+    used, page, table = int(batch.counts[TOKENS]), sizes.page_size, rings.page_table.numpy()
+    view = BatchView.of(batch._replace(**{name: torch.from_numpy(getattr(batch, name)) for name in BatchView._fields}))
+    host.place(batch)
+    place_pages(rings, view, rows=ROWS_AT_MOST, page_size=page)
+    assert (rings.cache_slots.numpy()[:used] == host.cache_slots[:used]).all()
+    for sequence, count in batches.work:
+        oldest, end = max(sequence.computed - sizes.window + 1, 0) // page, -(-(sequence.computed + count) // page)
+        assert (table[sequence.slot, oldest:end] == host.page_table[sequence.slot, oldest:end]).all()
+        before = table[sequence.slot, max(0, oldest - 256 // page) : oldest]  # what the first tile may load
+        of_ring = sizes.pages * len(sizes.layers)
+        assert (before // of_ring == sequence.slot).all()
+    return view
 
 
 @pytest.mark.parametrize("attempt", range(2))
@@ -23,36 +45,36 @@ def test_places_and_copies(rng: np.random.Generator, attempt: int) -> None:
     tokens, length = int(rng.integers(40, 120)), WIDTH * page
     spill, pages = tokens // page + ROWS_AT_MOST, 1 - (1 - window) // page
     sizes = RingSizes(tuple(range(layers)), window, page, pages, SLOTS, spill)
-    host = HostRings(sizes, WIDTH, tokens)
-    table, slots = torch.zeros(SLOTS, WIDTH, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int32)
-    rings = WindowRings(table, slots, window, pages, layers)
-    shape = (sizes.layer_pages, 2, page, 4)
+    host, rings = rings_of(sizes, WIDTH, tokens)
     batches = PagedBatches(
         rng, page_size=page, num_pages=SLOTS * WIDTH, slots=SLOTS, max_model_len=length, max_tokens=tokens, max_rows=ROWS_AT_MOST
     )
     storm = ring_storm(rng, batches, 9, longest=length - 4, new_tokens=3, rows=ROWS_AT_MOST, tokens=tokens, prompts=6)
     spilled = 0
     for batch in storm:
-        rows, used = int(batch.counts[ROWS]), int(batch.counts[TOKENS])
-        view = BatchView.of(batch._replace(**{name: torch.from_numpy(getattr(batch, name)) for name in BatchView._fields}))
-        host.place(batch)
-        place_pages(rings, view, rows=ROWS_AT_MOST, page_size=page)
-        assert (slots.numpy()[:used] == host.cache_slots[:used]).all()
-        for sequence, count in batches.work:
-            oldest, end = max(sequence.computed - window + 1, 0) // page, -(-(sequence.computed + count) // page)
-            assert (table[sequence.slot, oldest:end].numpy() == host.page_table[sequence.slot, oldest:end]).all()
-            before = table[sequence.slot, max(0, oldest - 256 // page) : oldest].numpy()  # what the first tile may load
-            own = sequence.slot * pages * layers
-            assert ((before >= own) & (before < own + pages * layers)).all()
-        sides = [torch.from_numpy(rng.random(shape, np.float32)) for _ in range(2)]
+        view = place(batches, batch, sizes, host, rings)
+        sides = [torch.from_numpy(rng.random((sizes.layer_pages, 2, page, 4), np.float32)) for _ in range(2)]
         expected = [side.numpy().copy() for side in sides]
         host.keep(*expected)
-        keep_spilled(rings, PagedKV(sides[0], sides[1], table), view, rows=ROWS_AT_MOST)
+        keep_spilled(rings, PagedKV(sides[0], sides[1], rings.page_table), view, rows=ROWS_AT_MOST)
         for side, right in zip(sides, expected, strict=True):
             assert np.array_equal(side.numpy(), right)
         spilled += len(host._spilled) > 0
-        batch.sampled[:rows] = 1
+        batch.sampled[: len(batches.work)] = 1
     assert spilled > 0
+
+
+def test_long_rows(rng: np.random.Generator) -> None:
+    """More tokens, and more pages, than a program of a row takes at once."""
+    page, window, length = 4, int(rng.integers(500, 800)), 2000
+    sizes = RingSizes((0, 1), window, page, 1 - (1 - window) // page, SLOTS, 300)
+    host, rings = rings_of(sizes, length // page, 1000)
+    batches = PagedBatches(rng, page_size=page, num_pages=900, slots=SLOTS, max_model_len=length, max_tokens=1000, max_rows=4)
+    first, second = (batches.add([1] * length) for _ in range(2))
+    for work in ([(first, 900)], [(first, 1), (second, 400)], [(first, 600), (second, 300)]):
+        batch = batches.batch(work)
+        place(batches, batch, sizes, host, rings)
+        batches.commit(batch)
 
 
 def test_what_does_not_fit_is_refused() -> None:
