@@ -153,7 +153,7 @@ def test_log_probabilities_come_with_each_token(demo: LLM, null: LLM) -> None:
     assert null.generate("x", SamplingParams(max_tokens=3))[0].outputs[0].logprobs is None
 
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "report",
@@ -215,8 +215,10 @@ def test_chat_in_channels(tmp_path: Path) -> None:
     with LLM(str(harmony_model(tmp_path)), device="cpu", dtype="float32") as llm:
         assert set(TOKENS[-2:]) <= {llm.tokenizer.spell(token)[0] for token in llm.tokenizer.eos_ids}
         ask = [{"role": "user", "content": "Hi"}]
+        parameters = TOOL["function"]["parameters"] | {"additionalProperties": False}
+        tool = TOOL | {"function": TOOL["function"] | {"parameters": parameters}}
         towards = {int(llm.tokenizer.encode(text, False)[0]): 50.0 for text in (" to", " json")}
-        done = llm.chat([ask] * 3, SamplingParams(max_tokens=80, logit_bias=towards), tools=[TOOL], tool_choice="required")
+        done = llm.chat([ask] * 3, SamplingParams(max_tokens=80, logit_bias=towards), tools=[tool], tool_choice="required")
         for out in (one.outputs[0] for one in done):
             assert out.message is not None
             ((call,), content) = out.message["tool_calls"], out.message["content"]

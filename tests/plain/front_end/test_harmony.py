@@ -103,6 +103,7 @@ WEATHER = ("get_weather", '{"city":"Oslo"}')
         ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", [("reasoning", "a"), ("content", "b")]),
         ("<|start|>assistant<|message|>b", [("content", "b")]),
         ("<|channel|>final<|message|>a<|end|>stray", [("content", "astray")]),
+        ("<|channel|>analysis<|message|>a<|end|>stray", [("reasoning", "a"), ("content", "stray")]),
         ("Just text.", [("content", "Just text.")]),
         ("to be", [("content", "to be")]),
         ("", []),
@@ -247,6 +248,16 @@ def test_reasoning_tokens_of_messages(seed: int) -> None:
         assert counter.tokens == wanted
         most = max(most, wanted)
     assert most > 10
+
+
+def test_reasoning_tokens_of_messages_without_an_end() -> None:
+    """What begins the next message is no part of the one before."""
+    for begin in ("<|start|>", "<|channel|>"):
+        counter = Expected(calls=HARMONY).reasoning_counter()
+        assert counter is not None
+        for token in ("<|channel|>", "analysis", "<|message|>", "a", begin, "final", "<|message|>", "b", "<|end|>", "c"):
+            counter.push(marked(token))
+        assert counter.tokens == 4
 
 
 def test_reasoning_tokens_between_tags(seed: int) -> None:
