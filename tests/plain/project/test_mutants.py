@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import part_tables
 from blinkpy.sources import PACKAGE
 
 ROOT = PACKAGE.parent
@@ -336,9 +337,9 @@ def test_a_mutant_is_another_one_when_its_function_changes(tmp_path: Path, monke
     assert all(other[name][0] == first[name][0] for name in first)
 
 
-def test_a_result_counts_each_module(seed: int) -> None:
+def test_a_result_counts_each_module_and_is_shown(tmp_path: Path) -> None:
     from mutants.mutations import mutants_of
-    from mutants.results import COUNTS, Verdict, interval, result
+    from mutants.results import COUNTS, Verdict, interval, result, write
 
     some = [mutant for file in ("completion", "layout") for mutant in mutants_of(PACKAGE / "queues" / f"{file}.py")[:4]]
     ends = [("simulator", "an error"), ("a.py::x", "a timeout"), ("", ""), ("a.py::y", "an error"), ("", "")]
@@ -352,6 +353,11 @@ def test_a_result_counts_each_module(seed: int) -> None:
     assert queues["interval"] == pytest.approx(interval(3, 5), abs=1e-4)
     assert dict(found["killers"]) == {"a.py": 2, "simulator": 1} and found["how"]["a timeout"] == 1
     assert found["survivors"] == sorted(some[n].name for n in (2, 4))
+    write(tmp_path / "mutants.json", found)
+    shown = part_tables.mutants(part_tables.Results(tmp_path))
+    cells = ["2", "3", "2", "2", "3", "60.0 % (23 to 88)"]
+    assert shown["rows"] == [["queues", *cells], ["all", *cells]] and shown["seconds"] == 1.0
+    assert shown["weak"] == ["`queues/completion.py` 3 of 4", "`queues/layout.py` 0 of 1"]
 
 
 @pytest.mark.parametrize(("killed", "planted", "low", "high"), [(10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962), (0, 0, 0, 1)])
