@@ -198,7 +198,6 @@ FRONT_BUGS = _bugs({
     ],
     "grammar_arena": [
         ("grammars lie on each other", "if piece.offset - start >= words:", "if piece.offset - start > words // 2:"),
-        ("all makes room at once", "if any(piece.after > head for", "if all(piece.after > head for"),
     ],
     "arenas": [
         ("a piece of the arena wraps", "if offset + count > self.size:", "if offset + count > 2 * self.size:"),

@@ -45,7 +45,7 @@ class Choice:
     def __init__(self, log: Log, name: str, stops: bool = False) -> None:
         self.log, self.name, self.stops, self.open, self.touched = log, name, stops, True, False
         self.finish_reason: str | None = None
-        self.leader = None
+        self.leader: Any = None
         self.grammar: Any = None
         self.rules: Any = None
         self.scoring = False
