@@ -9,7 +9,7 @@ from numba import njit, types
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.table_codegen import ArgumentTable
-from blinkpy.kv.invariants.check_state import state_faults
+from blinkpy.kv.invariants.check_state import check_scratch, state_faults, table_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueLayout, QueueSizes
@@ -44,6 +44,7 @@ class Scheduler:
             self._queues = ArgumentTable(_some_views(), strided=True)
             kinds = (self._limits.kind, self._queues.kind, self.state_argument.kind, types.int64, types.int64, types.int64)
             self._function = compiled_for(compiled_turn(policy), kinds)
+            self._scratch = check_scratch(limits)
         else:
             self._limits, self.state_argument = limits, as_memoryviews(state)
             self._function = make_turn(policy)
@@ -62,6 +63,8 @@ class Scheduler:
 
     def check(self) -> list[str]:
         """What is wrong with the state, for people; empty when nothing is."""
+        if self.mode == "njit":
+            return table_faults(self.state, self._limits, self.state_argument, self._scratch)
         return state_faults(self.limits, self.state)
 
 

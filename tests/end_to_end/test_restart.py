@@ -127,7 +127,7 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
             inode = os.stat(f"/dev/shm/{segment}").st_ino
             os.kill(engine, how)
             assert all(streams.errors())
-            wait_for(lambda: idle[0].ask("POST", "/v1/completions", PROMPT)[:2] > (503, 1), 20, "503 with Retry-After")
+            wait_for(lambda: idle[0].ask("POST", "/v1/completions", PROMPT)[:2] > (503, 1), 120, "503 with Retry-After")
             assert idle[0].ask("GET", "/livez")[0] == 200
             assert idle[0].ask("GET", "/health")[0] == 503
             wait_for(lambda: all(connection.ask("GET", "/health")[0] == 200 for connection in idle), START_S, "the next engine")

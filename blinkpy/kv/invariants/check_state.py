@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from blinkpy.device.array_trees import map_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
@@ -49,9 +50,17 @@ def state_faults(limits: Limits, state: State) -> list[str]:
     """What is wrong with the state, in words: what an expect of compiled code found, or else the first invariant that does not
     hold, with its page, slot, row or token. Empty when all is well. Takes NumPy arrays or memoryviews."""
     host: State = map_arrays(np.asarray, state)
-    fault = 0 if isinstance(host.fault, NoFaultWord) else int(host.fault[0])
+    return table_faults(host, ArgumentTable(limits), ArgumentTable(host), check_scratch(limits))
+
+
+def check_scratch(limits: Limits) -> NDArray[np.int64]:
+    """What a check writes to."""
+    return np.zeros((2, max(limits.slots, limits.pages)), np.int64)
+
+
+def table_faults(state: State, limits_table: ArgumentTable, state_table: ArgumentTable, scratch: NDArray[np.int64]) -> list[str]:
+    """As state_faults, for who checks the same memory again and again: nothing is made anew. scratch: of check_scratch."""
+    fault = 0 if isinstance(state.fault, NoFaultWord) else int(state.fault[0])
     if fault == 0:
-        tables = ArgumentTable(limits), ArgumentTable(host)
-        scratch = np.zeros((2, max(limits.slots, limits.pages)), np.int64)
-        fault = compiled_check(tuple(table.kind for table in tables))(*tables, *scratch)
+        fault = compiled_check((limits_table.kind, state_table.kind))(limits_table, state_table, scratch[0], scratch[1])
     return [describe_fault(fault)] if fault else []

@@ -1,6 +1,7 @@
 """The check of the scheduler's state finds the damage that the reference finds, and nothing where nothing is damaged."""
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import STATES_WORD
 from blinkpy.queues.content_digest import DIGEST_BITS
+from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
@@ -262,6 +264,22 @@ def test_messages_name_the_place(seed: int) -> None:
         assert state_faults(limits, state) == [message] == [describe_fault(check_in_python(limits, state)())]
         array[index] = before
     assert state_faults(limits, as_memoryviews(state)) == []
+
+
+def test_a_schedulers_own_check_sees_its_memory_and_keeps_nothing(seed: int) -> None:
+    """An idle engine makes one each second, for years: CPython keeps tuples of several sizes that were made by growing."""
+    world = Simulation(seed, 100).world
+    scheduler = Scheduler(world.limits, world.state)
+    assert scheduler.check() == []
+    blocks = sys.getallocatedblocks()
+    for _ in range(500):
+        scheduler.check()
+    assert sys.getallocatedblocks() - blocks < 200
+    page = int(world.state.pages.free[2])
+    world.state.pages.refcount[page] = 1
+    assert scheduler.check() == state_faults(world.limits, world.state) != []
+    world.state.pages.refcount[page] = 0
+    assert scheduler.check() == []
 
 
 def test_what_hardly_any_damage_reaches() -> None:
