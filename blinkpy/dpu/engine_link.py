@@ -260,19 +260,24 @@ class EngineLink:
                 touched.append(generation)
         metrics = self._metrics
         metrics.count("generated_tokens", tokens)
-        between = metrics.inter_token_latency
+        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for generation in touched:
             generation.touched = False
             last = generation.last_event
             generation.flush()
             generation.last_event = now
             if last:
-                between.observe(now - last)
+                before[last] = before.get(last, 0) + 1
             elif generation.error is None:
                 generation.first_event = now
                 metrics.time_to_first_token.observe(now - generation.arrival)
             if generation.finish_reason is not None:
                 metrics.request_duration.observe(now - generation.arrival)
+        for last, times in before.items():
+            metrics.inter_token_latency.observe(now - last, times)
+        # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
+        for generation in touched:
+            generation.sink.send()
         return tokens > len(touched)
 
     # ---- health ------------------------------------------------------------------------------------------------------

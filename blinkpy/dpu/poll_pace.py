@@ -2,7 +2,7 @@
 
 Steps take about equally long. So a wait is as long as the shortest of the last steps, less a little: a longer step costs polls in
 vain, but a decode step after a mixed one does not wait. A poll in vain just before the one that finds a step shows that its
-length is known. Where there was none, the step had ended at an unknown time before, and counts as shorter; where two tokens of one
+length is known. Where there was none, the step had ended at an unknown time before, and counts as shorter. Where two tokens of a
 request came, steps became much shorter, and for some of them every poll comes as soon as it can.
 """
 

@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,7 @@ class Choice:
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
         self.arrival, self.last_event, self.first_event, self.submitted = 1.0, 0.0, 0.0, 0.0
+        self.sink = SimpleNamespace(send=log.noted("send"))
 
     def push(self, token: int, flags: int) -> bool:
         self.log.append(("push", self.name, token, flags))
@@ -123,7 +125,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
         choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.randint(1, 4))]
         for choice in choices:
-            choice.last_event, choice.open = draw.choice((0.0, 50.0)), draw.random() < 0.9
+            choice.last_event, choice.open = draw.choice((0.0, 50.0, 50.0, 60.0)), draw.random() < 0.9
             choice.error = draw.choice((None, None, "error"))
             choice.finish_reason = draw.choice((None, None, None, "stop"))
         finished = {choice.name for choice in choices if choice.finish_reason}
@@ -144,12 +146,12 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         expected += [("count", "generated_tokens", tokens)] if came else []
         for choice in touched:
             expected.append(("flush", choice.name, choice.last_event))
-            if choice.last_event:
-                expected.append(("inter_token_latency", stage.now - choice.last_event))
-            elif choice.error is None:
+            if not choice.last_event and choice.error is None:
                 expected.append(("time_to_first_token", stage.now - 1.0))
             if choice.name in finished:
                 expected.append(("request_duration", stage.now - 1.0))
+        gaps = Counter(stage.now - choice.last_event for choice in touched if choice.last_event)
+        expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(touched)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         stage.timers.clear()
         link._poll()
