@@ -95,6 +95,9 @@ class _Work:
         if generation.error is not None:
             raise RuntimeError(f"prompt {generation.index}: {generation.error.message}")
 
+    def send(self) -> None:
+        """What comes stays here."""
+
     @property
     def may_start(self) -> bool:
         """Whether the prompt's pages are in the cache, or no other output of it is on its way there."""

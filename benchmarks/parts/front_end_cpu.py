@@ -31,7 +31,7 @@ from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
 from blinkpy.progress import ProgressCallback
 
-TARGET_US = 25.0
+TARGET_US = 15.0
 FRONT_CORE, OTHER_CORE = (sorted(os.sched_getaffinity(0)) * 2)[:2]
 TURNOVER_TOKENS = 64
 LEAD_S = 1.5  # of a load before it is measured

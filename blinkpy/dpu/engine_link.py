@@ -1,9 +1,7 @@
 """The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
 
-While requests are in flight a timer polls the completion ring and takes all tokens of a step at once, which makes them
-cheap. Steps take about equally long, so after new completions it waits for most of that interval, and then polls every
-millisecond. A poll that finds two tokens of one request shows that steps became shorter: it polls every millisecond
-again. Without requests nothing is polled; only heartbeats go on.
+While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes all tokens of a
+step at once, which makes them cheap. Without requests nothing is polled; only heartbeats go on.
 """
 
 import asyncio
@@ -17,6 +15,7 @@ from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.poll_pace import POLL_S, PollPace
 from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import HAS_TOKEN
@@ -26,9 +25,6 @@ from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
 LINK = "the link to the engine"  # in the log
-POLL_S = 0.001
-QUIET_SHARE = 0.75  # of the interval between the last two steps, in which the next one is not expected yet
-QUIET_LIMIT_S = 0.05
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
@@ -51,7 +47,7 @@ class EngineLink:
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
         self._checked = 0.0  # when the queue pair was last found alive, s
-        self._last_step = self._interval = 0.0  # when completions came last, and how long after those before, s
+        self._pace = PollPace()
 
     def start(self, watched: WatchedTasks) -> None:
         """Begin to connect, on the running event loop; everything else comes later. watched: hears of heartbeats or polling that
@@ -152,7 +148,7 @@ class EngineLink:
             raise self.unavailable(_sentence(error)) from error
         finally:
             if (submitted or self._held) and self._poll_timer is None:
-                self._interval = 0.0
+                self._pace.restart()
                 self._poll_timer = self._loop.call_later(POLL_S, self._poll)
 
     def _may_go(self, pair: QueuePair, submission: Submission) -> bool:
@@ -230,7 +226,6 @@ class EngineLink:
         pair = self.pair
         if pair is None:
             return
-        delay = POLL_S
         try:
             completions = pair.poll()
             now = time.monotonic()
@@ -246,12 +241,7 @@ class EngineLink:
         except Exception as error:
             self._watched.failed(LINK, error)
             return
-        if completions:
-            # The shorter of the last two intervals: a long pause before does not delay what comes after.
-            interval = now - self._last_step
-            delay = 0.0 if clumped else min(QUIET_SHARE * min(interval, self._interval), QUIET_LIMIT_S)
-            delay = max(POLL_S, delay)
-            self._last_step, self._interval = now, 0.0 if clumped else interval
+        delay = self._pace.delay(now, bool(completions), clumped)
         if self.pair is pair and (pair.in_flight or self._held):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
@@ -275,19 +265,24 @@ class EngineLink:
                 touched.append(generation)
         metrics = self._metrics
         metrics.count("generated_tokens", tokens)
-        between = metrics.inter_token_latency
+        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for generation in touched:
             generation.touched = False
             last = generation.last_event
             generation.flush()
             generation.last_event = now
             if last:
-                between.observe(now - last)
+                before[last] = before.get(last, 0) + 1
             elif generation.error is None:
                 generation.first_event = now
                 metrics.time_to_first_token.observe(now - generation.arrival)
             if generation.finish_reason is not None:
                 metrics.request_duration.observe(now - generation.arrival)
+        for last, times in before.items():
+            metrics.inter_token_latency.observe(now - last, times)
+        # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
+        for generation in touched:
+            generation.sink.send()
         return tokens > len(touched)
 
     # ---- health ------------------------------------------------------------------------------------------------------

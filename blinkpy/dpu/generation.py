@@ -41,13 +41,16 @@ def failure(finish: int, reason: int) -> ApiError:
 
 
 class Sink(Protocol):
-    """Where a choice's text goes. Both methods are called from the event loop's thread, and must not block or raise."""
+    """Where a choice's text goes. The methods are called from the event loop's thread, and must not block or raise."""
 
     def on_text(self, generation: "Generation", text: str, logprobs: list[TokenLogprobs]) -> None:
         """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
 
     def ended(self, generation: "Generation") -> None:
         """No more text follows. finish_reason or error says why."""
+
+    def send(self) -> None:
+        """Let out what has come: called after both, once all choices have had theirs of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,9 +145,11 @@ class Generation:
         """Hand the sink what has come since the last time."""
         if not self.open:
             return
-        text, self._text = self._text, ""
-        logprobs, self._logprobs = self._logprobs, []
+        text, logprobs = self._text, self._logprobs
         if text or logprobs or not self.last_event:
+            self._text = ""
+            if logprobs:
+                self._logprobs = []
             self.sink.on_text(self, text, logprobs)
         if self.finish_reason is not None or self.error is not None:
             self.open = False

@@ -95,9 +95,9 @@ class Histogram:
         self._values, self._bounds, self._start = values, HISTOGRAMS[which].bounds, _HISTOGRAM_AT[which]
         self._sum = self._start + len(self._bounds) + 1
 
-    def observe(self, value: float) -> None:
-        self._values[self._start + bisect_left(self._bounds, value)] += 1.0
-        self._values[self._sum] += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._values[self._start + bisect_left(self._bounds, value)] += times
+        self._values[self._sum] += value * times
 
 
 class Metrics:

@@ -36,6 +36,9 @@ class Collector:
         self._texts[generation.index].append(text)
         self._logprobs[generation.index] += logprobs
 
+    def send(self) -> None:
+        """Nothing goes out before the end."""
+
     def ended(self, generation: Generation) -> None:
         self._ended += 1
         if generation.error is not None and self.error is None:
@@ -67,9 +70,9 @@ class Collector:
 
 
 class Streamer(Collector):
-    """Writes events to the connection. started: set with the first event, so that an error before it can still be an answer
-    with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves too much
-    unread."""
+    """Writes events to the connection, all of a step at once. started: set with the first event, so that an error before it can
+    still be an answer with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves
+    too much unread."""
 
     def __init__(
         self,
@@ -85,25 +88,25 @@ class Streamer(Collector):
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
-        self._waiting: list[bytes] | None = []  # events from before the response has started
+        self._events: list[bytes] = []  # not written yet
+        self._open = False  # the response has started
         self._backlog = 0  # events since the client had read everything
         self._slow = False
 
     def open(self) -> None:
-        """The response has started: write the events that wait, and from now on each at once."""
-        waiting, self._waiting = self._waiting or [], None
-        if waiting:
-            self._write(b"".join(waiting))
+        """The response has started: write the events that wait, and from now on those of each step."""
+        self._open = True
+        self.send()
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         event = self.answer.event(generation.index, text, logprobs)
         if event:
-            self._write(self._with_usage(event) if self._usage_each else event)
+            self._events.append(self._with_usage(event) if self._usage_each else event)
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:
             event = self.answer.last_event(generation.index, generation.finish_reason)
-            self._write(self._with_usage(event) if self._usage_each else event)
+            self._events.append(self._with_usage(event) if self._usage_each else event)
         super().ended(generation)
         if not self.started.done():
             self.started.set_result(None)
@@ -117,19 +120,23 @@ class Streamer(Collector):
     def _with_usage(self, event: bytes) -> bytes:
         return self.answer.with_usage(event, self.usage())
 
-    def _write(self, data: bytes) -> None:
-        if self._waiting is not None:
-            self._waiting.append(data)
+    def send(self) -> None:
+        events = self._events
+        if not events:
+            return
+        if not self._open:
             if not self.started.done():
                 self.started.set_result(None)
             return
+        data, count = b"".join(events), len(events)
+        events.clear()
         if self._connection.gone or self._slow:
             return
         transport = self._transport
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # a chunk of HTTP/1.1's chunked encoding
         unread = transport.get_write_buffer_size()
         if unread:
-            self._backlog += 1
+            self._backlog += count
             if self._backlog > self._max_backlog or unread > BACKLOG_BYTES:
                 self._slow = True
                 self._on_slow()

@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from blinkpy.dpu import engine_link
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.engine_link import CHECK_S, CONNECT_POLL_S, POLL_S, QUIET_LIMIT_S, RECONNECT_S, EngineLink
+from blinkpy.dpu.engine_link import CHECK_S, CONNECT_POLL_S, RECONNECT_S, EngineLink
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
+from blinkpy.dpu.poll_pace import POLL_S
 from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.words import STATE_DRAINING, STATE_READY
@@ -52,6 +54,7 @@ class Choice:
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
         self.arrival, self.last_event, self.first_event, self.submitted = 1.0, 0.0, 0.0, 0.0
+        self.sink = SimpleNamespace(send=log.noted("send"))
 
     def push(self, token: int, flags: int) -> bool:
         self.log.append(("push", self.name, token, flags))
@@ -95,6 +98,12 @@ class Stage:
         )  # fmt: skip
         self.link.pair = self.pair
         self.link._loop = SimpleNamespace(call_later=self.later)
+        self.link._pace = SimpleNamespace(delay=self.delay, restart=log.noted("restart"))
+        self.polls: list[tuple[float, bool, bool]] = []
+
+    def delay(self, *poll: Any) -> float:
+        self.polls.append(poll)
+        return 0.25 + len(self.polls)
 
     def later(self, delay: float, call: Any) -> Any:
         assert call == self.link._poll
@@ -114,12 +123,11 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -> None:
     draw, link, log = random.Random(seed), stage.link, stage.log
-    last = interval = 0.0
     for turn in range(400):
         stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
         choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.randint(1, 4))]
         for choice in choices:
-            choice.last_event, choice.open = draw.choice((0.0, 50.0)), draw.random() < 0.9
+            choice.last_event, choice.open = draw.choice((0.0, 50.0, 50.0, 60.0)), draw.random() < 0.9
             choice.error = draw.choice((None, None, "error"))
             choice.finish_reason = draw.choice((None, None, None, "stop"))
         finished = {choice.name for choice in choices if choice.finish_reason}
@@ -140,23 +148,18 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         expected += [("count", "generated_tokens", tokens)] if came else []
         for choice in touched:
             expected.append(("flush", choice.name, choice.last_event))
-            if choice.last_event:
-                expected.append(("inter_token_latency", stage.now - choice.last_event))
-            elif choice.error is None:
+            if not choice.last_event and choice.error is None:
                 expected.append(("time_to_first_token", stage.now - 1.0))
             if choice.name in finished:
                 expected.append(("request_duration", stage.now - 1.0))
+        gaps = Counter(stage.now - choice.last_event for choice in touched if choice.last_event)
+        expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(touched)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
-        delay = POLL_S
-        if came:
-            between, clumped = stage.now - last, tokens > len(touched)
-            if not clumped:
-                delay = max(POLL_S, min(0.75 * between, 0.75 * interval, QUIET_LIMIT_S))
-            last, interval = stage.now, 0.0 if clumped else between
         stage.timers.clear()
         link._poll()
         assert log.taken() == expected, turn
-        assert stage.timers == ([pytest.approx(delay)] if stage.pair.in_flight else [])
+        assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(touched))]
+        assert stage.timers == ([turn + 1.25] if stage.pair.in_flight else [])
         assert (link._poll_timer is None) == (not stage.timers)
         assert all(choice.last_event == stage.now for choice in touched)
         assert [choice.first_event for choice in choices] == [stage.now if choice in firsts else 0.0 for choice in choices]
@@ -187,14 +190,14 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
 def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception | None, place: int) -> None:
     log, choices = stage.log, [Choice(stage.log, name) for name in "abc"]
     work: list[Any] = [(choice, np.zeros(5 + i, np.int32), f"s{i}") for i, choice in enumerate(choices)]
-    submit, stage.pair.free_slots, stage.link._interval = stage.pair.submit, 3, 7.0
+    submit, stage.pair.free_slots = stage.pair.submit, 3
     stage.pair.abandon = lambda: [choice.request for choice in choices[:place]]
     if error is None:
         stage.link.submit(work)
         expected = [
             each for i, name in enumerate("abc") for each in (("submit", name, f"s{i}"), ("count", "prompt_tokens", 5 + i))
         ]
-        assert log.taken() == expected
+        assert log.taken() == [*expected, ("restart",)]
         assert all(choice.open and choice.request.owner is choice and choice.submitted == stage.now for choice in choices)
     else:
 
@@ -211,11 +214,12 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         assert (caught.value.status, caught.value.message) == (503, said)
         happened, names = log.taken(), "abc"[:place]
         gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices hear nothing: it has the answer
-        assert happened[2 * place :] == [("cancel", name) for name in names] + gone
+        restart = [("restart",)] if place else []
+        assert happened[2 * place :] == [("cancel", name) for name in names] + gone + restart
         assert [choice.open for choice in choices] == [i >= place for i in range(3)]
         assert (stage.link.pair is None) == (error in (LOST, BROKEN))
     begun = error is None or place > 0
-    assert (stage.timers, stage.link._interval) == (([POLL_S], 0.0) if begun else ([], 7.0))
+    assert stage.timers == ([POLL_S] if begun else [])
     if begun and stage.link.pair is not None and error is None:
         stage.link.submit(work)
         assert len(stage.timers) == 1, "one timer"
@@ -232,7 +236,7 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     with pytest.raises(ApiError) as caught:
         stage.link.submit([(each, np.zeros(1, np.int32), None) for each in (first, second)])
     assert caught.value.message == engine_link._sentence(UNAVAILABLE)
-    assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost()]
+    assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost(), ("restart",)]
 
 
 def test_what_can_never_fit_ends_alone(stage: Stage) -> None:

@@ -48,6 +48,15 @@ def engine_words(**values: int) -> list[int]:
     return words
 
 
+def test_a_value_may_come_several_times(rng) -> None:
+    once, often = Metrics(), Metrics()
+    for value, times in zip(rng.lognormal(-4, 2, 50), rng.integers(1, 9, 50), strict=True):
+        once.inter_token_latency.observe(value, int(times))
+        for _ in range(times):
+            often.inter_token_latency.observe(value)
+    assert list(once._own) == pytest.approx(list(often._own))
+
+
 def test_names_of_vllm_have_the_values_of_ours(rng) -> None:
     memory = memoryview(bytearray(3 * len(Metrics()._own) * 8))
     workers = [Metrics(w, 3, memory) for w in range(3)]
