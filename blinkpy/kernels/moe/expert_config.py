@@ -61,7 +61,7 @@ MXFP4_DEFAULTS = (
     (8, ExpertConfig(16, ExpertTile(64, 256, stages=2), ExpertTile(64, 256, stages=3))),
     (32, ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))),
     (64, ExpertConfig(64, ExpertTile(64, 128, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
-    (float("inf"), ExpertConfig(128, ExpertTile(128, 128, warps=8, stages=3), ExpertTile(128, 64, warps=8, stages=3))),
+    (float("inf"), ExpertConfig(128, ExpertTile(128, 128, warps=8, stages=3), ExpertTile(128, 128, warps=8, stages=3))),
 )
 """By the tokens of an expert; the fastest of some for gpt-oss's shape on an H200."""
 
