@@ -16,6 +16,8 @@ from typing import Self
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 
+MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
+
 
 @dataclass(frozen=True)
 class RingSizes:
@@ -51,7 +53,8 @@ class RingSizes:
 
 
 def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
-    """None where all layers keep all tokens. Raises ConfigError where rings are asked for and the model has no windows."""
+    """None where all layers keep all tokens. Raises ConfigError where rings are asked for and the model has no windows, or there
+    are too many slots."""
     if config.cache.window_cache == "full":
         return None
     slots, scheduler = config.frontend.workers * config.queue.slots, config.scheduler
@@ -59,4 +62,6 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
         raise ConfigError(f"window_cache ring: no layer of {model.name} has a window; window_cache full serves it")
+    if sizes.all_pages * sizes.page_size >= MOST_TOKENS:
+        raise ConfigError(f"window_cache ring: rings of {slots} slots have more than {MOST_TOKENS:,} tokens: lower slots")
     return sizes

@@ -76,7 +76,7 @@ def check_steps(sizes: RingSizes, batches: PagedBatches, steps: Iterator[Batch])
         rings.place(batch)
         spilled = rings.cache_slots >= (sizes.layer_pages - sizes.spill) * sizes.page_size
         starts = batch.query_starts[: int(batch.counts[ROWS]) + 1]
-        several += sum(spilled[begin:end].any() for begin, end in pairwise(starts)) > 1
+        several += sum(bool(spilled[begin:end].any()) for begin, end in pairwise(starts)) > 1
         for rank, cache in enumerate(caches):
             for start, (sequence, count) in zip(starts, batches.work, strict=False):
                 name = id(sequence) * 1000 + rank * 300
