@@ -18,7 +18,7 @@ class TokenBytes(NamedTuple):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], vocab_size: int) -> Self:
-        """pieces: of the first tokens; others, and special ones, have none."""
+        """pieces: of the first tokens; others have none."""
         kept = [piece if len(piece) <= LONGEST else b"" for piece in pieces[:vocab_size]]
         lengths = np.zeros(vocab_size, np.int64)
         lengths[: len(kept)] = [len(piece) for piece in kept]
