@@ -41,7 +41,7 @@ GROUPS = {
     "queues": ("queues",),
     "transport": ("transport",),
     "link": ("dpu/link",),
-    "client": ("dpu/engine_link.py",),
+    "client": ("dpu/engine_link.py", "dpu/poll_pace.py"),
     "grammar": ("dpu/grammar/ebnf",),
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }

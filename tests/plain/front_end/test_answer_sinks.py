@@ -52,7 +52,7 @@ class Scene:
 
     def step(self, draw: random.Random) -> list[Part]:
         """Texts of some choices; what they are."""
-        parts = [(draw.randrange(CHOICES), f"{draw.random()}\n", None) for _ in range(draw.randrange(4))]
+        parts: list[Part] = [(draw.randrange(CHOICES), f"{draw.random()}\n", None) for _ in range(draw.randrange(4))]
         for index, text, _ in parts:
             self.streamer.on_text(self.choices[index], text, [])
         return parts
