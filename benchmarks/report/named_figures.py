@@ -26,9 +26,21 @@ def first_row(results: Results, shape: str) -> Document:
     return found
 
 
+def share_of_floor(shape: str, rows: str, results: Results) -> str:
+    """The time to read what a decode step reads, of the step's time."""
+    return percent(results.read(f"decode-{shape}")["rows"][rows]["share_of_floor"])
+
+
 def between_steps(what: str) -> Source:
     """Smallest to largest median over all measured decode steps, us."""
     return lambda results: spread(measured_steps(results), what)
+
+
+def invariant_price(results: Results) -> str:
+    """How many times a decode step is with --batch-invariant what it is without, in one run: smallest to largest over the rows."""
+    found, plain = (results.read(f"decode-llama-3-8b-{name}")["rows"] for name in ("batch-invariant", "beside-it"))
+    ratios = [found[rows]["step_us"]["p50"] / plain[rows]["step_us"]["p50"] for rows in plain]
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
 def interference(shape: str, system: str, figure: str, results: Results) -> str:
@@ -81,6 +93,12 @@ NAMED: dict[str, Source] = {
     "decode-ms-llama": lambda results: milliseconds(first_row(results, "llama-3-8b")["step_us"]["p50"]),
     "decode-ms-qwen": lambda results: milliseconds(first_row(results, "qwen3-30b-a3b")["step_us"]["p50"]),
     "bandwidth-share-llama": lambda results: percent(first_row(results, "llama-3-8b")["share_of_floor"]),
+    **{
+        f"bandwidth-share-{shape}-{rows}": partial(share_of_floor, shape, rows)
+        for shape in ("mixtral-8x7b", "gemma-3-1b")
+        for rows in ("1", "64")
+    },
+    "invariant-price": invariant_price,
     "bandwidth-share-qwen": lambda results: percent(first_row(results, "qwen3-30b-a3b")["share_of_floor"]),
     **{
         f"interference-{what}-{system}-{short}": partial(interference, shape, system, figure)
