@@ -1,7 +1,8 @@
 """A session of pytest that has imported all tests and runs none: it forks for each mutant, and the child runs some.
 
 In the child the mutant takes the place of its function's code, wherever the function was imported: nothing is imported or
-compiled again. A function that the imports have called already can't be changed in this way, nor one that Triton compiles.
+compiled again. A function that the imports have called already can't be changed in this way. Triton's interpreter reads a
+function's text when it is called first.
 """
 
 import gc
@@ -79,8 +80,8 @@ def live_function(module: Any, function: str, file: Path) -> FunctionType:
         found = vars(found).get(owner)
     found = vars(found).get(name) if found is not None else None
     while not isinstance(found, FunctionType) or found.__code__.co_filename != str(file):
-        inner = getattr(found, "__func__", None) or getattr(found, "fget", None)
-        found = inner or (getattr(found, "__wrapped__", None) if callable(found) else None)
+        names = ("fn",) if type(found).__name__ == "InterpretedFunction" else ("__func__", "fget", "__wrapped__")
+        found = next((inner for name in names if (inner := getattr(found, name, None))), None)
         if found is None:
             raise LookupError(f"{function} of {module.__name__} is no plain function")
     if found.__code__.co_qualname != function:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +53,12 @@ class Reach(NamedTuple):
         files = reached | imported
         tests, left = list[str](), CHOSEN_S
         some = [test for test in self.seconds if test in reached or file_of(test) in files]
-        for test in sorted(some, key=lambda test: (test not in reached, self.seconds[test], test)):
+        some.sort(key=lambda test: (self.seconds[test], test))
+        nth, functions = dict[str, int](), Counter[str]()  # all functions of tests before one of them with other parameters
+        for test in some:
+            functions[function := test.partition("[")[0]] += 1
+            nth[test] = functions[function]
+        for test in sorted(some, key=lambda test: (test not in reached, nth[test], self.seconds[test])):
             if self.seconds[test] <= left:
                 left -= self.seconds[test]
                 tests.append(test)

@@ -168,8 +168,10 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
 def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     owner = Choice(stage.log, "a")
     stage.pair.poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
+    told = list[ApiError]()
+    stage.link.on_failure = told.append
     stage.link._poll()
-    assert stage.log.taken() == [("poll",), *stage.lost("a")]
+    assert stage.log.taken() == [("poll",), *stage.lost("a")] and [error.status for error in told] == [503]
     assert caplog.messages == [f"queue pair lost: {BROKEN}"]
     stage.link._poll()
     stage.link._lose(LOST)
@@ -327,7 +329,10 @@ def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> Non
     never.request = None
     stage.link.cancel(never)
     stage.pair.live = lambda: [choice.request for choice in choices]
-    stage.link.fail_all(ApiError(503, "x"))
+    error, told = ApiError(503, "x"), list[ApiError]()
+    stage.link.on_failure = told.append
+    stage.link.fail_all(error)
+    assert told == [error]  # for requests that wait for a slot
     assert stage.log.taken() == [("cancel", "a"), ("fail", "a", 503, "x"), ("cancel", "b"), ("fail", "b", 503, "x")]
 
 

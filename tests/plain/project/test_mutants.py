@@ -81,6 +81,16 @@ def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
     assert Reach(seconds, {}, {}).of(mutant) == ([], [], False)
 
 
+def test_each_function_of_tests_comes_before_more_parameters() -> None:
+    from mutants.mutations import mutants_of
+    from mutants.reach import CHOSEN_S, Reach
+
+    mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
+    seconds = {f"a.py::quick[{n}]": 0.4 for n in range(40)} | {"a.py::slow": CHOSEN_S / 2}
+    tests = Reach(seconds, {}, {mutant.file: {str(mutant.line): list(seconds)}}).of(mutant).tests
+    assert "a.py::slow" in tests and 10 < len(tests) < 20
+
+
 class Nobody:
     """Processes that find nothing, or what a function of what they run says."""
 
