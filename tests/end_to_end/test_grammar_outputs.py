@@ -70,9 +70,7 @@ def test_engines_without_grammars_take_none() -> None:
 
 
 def test_options_that_clash_are_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"
-    ):
+    with pytest.raises(ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"):
         LLM("demo", device="null", grammar_arena_kib=511)
 
 
