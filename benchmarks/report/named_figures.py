@@ -37,7 +37,7 @@ def between_steps(what: str) -> Source:
 
 
 def invariant_price(results: Results) -> str:
-    """How many times a decode step is with --batch-invariant what it is without, in one run: smallest to largest over the rows."""
+    """How many times a decode step is with --batch-invariant what it is without, in one run: least to most over the rows."""
     found, plain = (results.read(f"decode-llama-3-8b-{name}")["rows"] for name in ("batch-invariant", "beside-it"))
     ratios = [found[rows]["step_us"]["p50"] / plain[rows]["step_us"]["p50"] for rows in plain]
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
