@@ -123,7 +123,7 @@ class Hunt:
         for test in tests:
             files[file_of(test)] += seconds[test]
         known = [test for test in likely if test in tests]
-        others = sorted(set(tests) - set(known), key=lambda t: (files[file_of(t)], file_of(t), seconds[t]))
+        others = sorted(set(tests) - set(known), key=lambda t: (files[file_of(t)], file_of(t), seconds[t], t))
         first, left = list(known), FIRST_S
         for test in others:
             if (left := left - seconds[test]) >= 0:

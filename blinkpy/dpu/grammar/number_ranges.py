@@ -45,7 +45,7 @@ ANY_NUMBER, ANY_INTEGER = (
 
 def exact(number: int | float) -> Decimal:
     """The number as it is written: 0.1 is a tenth."""
-    return Decimal(repr(number))
+    return Decimal(repr(number if number else 0))  # a zero has no sign: -0.0 is no bound below 0
 
 
 @dataclass(frozen=True)

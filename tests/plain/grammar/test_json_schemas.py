@@ -51,6 +51,14 @@ def test_all_that_is_generated_is_valid(rng: np.random.Generator) -> None:
     assert found > SCHEMAS // 2
 
 
+@pytest.mark.parametrize("bound", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+def test_a_zero_has_no_sign(bound: str) -> None:
+    schema = {"type": "number", bound: -0.0}
+    automaton, check = automaton_of_schema(schema), validator(schema)
+    for number in (-1, -0.5, 0, 0.5, 1):
+        assert automaton.accepts(canonical(number)) == check.is_valid(number), number
+
+
 def test_what_is_valid_is_accepted_and_nothing_else(rng: np.random.Generator) -> None:
     """Documents in canonical form, and changed ones: the automaton and the validator agree."""
     valid = invalid = 0
