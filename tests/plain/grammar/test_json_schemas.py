@@ -15,7 +15,7 @@ from support.schema_validator import document, validator
 from support.walks import Walker
 
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, PLACES
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
@@ -25,9 +25,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def compiled(schema: Any) -> ByteAutomaton | None:
-    """None for schemas that contradict themselves: the rest of what is drawn is supported."""
+    """None for schemas that contradict themselves or are too large: the rest of what is drawn is supported."""
     try:
         return automaton_of_schema(schema)
+    except GrammarTooLargeError:
+        return None
     except GrammarError as error:
         if "contradict" in error.message:
             return None
