@@ -95,7 +95,7 @@ NAMED: dict[str, Source] = {
     "bandwidth-share-llama": lambda results: percent(first_row(results, "llama-3-8b")["share_of_floor"]),
     **{
         f"bandwidth-share-{shape}-{rows}": partial(share_of_floor, shape, rows)
-        for shape in ("mixtral-8x7b", "gemma-3-1b")
+        for shape in ("mixtral-8x7b", "gpt-oss-20b", "gemma-3-1b")
         for rows in ("1", "64")
     },
     "invariant-price": invariant_price,
