@@ -165,8 +165,9 @@ Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 
 def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
-    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, or the time is over. seconds:
-    of this process on the CPU, so that a loaded machine runs as many; of the clock on a GPU.
+    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape and nothing is missing, or four
+    times as many, or the time is over. seconds: of this process on the CPU, so that a loaded machine runs as many; of the clock on
+    a GPU.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """
@@ -175,7 +176,8 @@ def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, tw
     shapes = storms(lanes)
     for number, ending in enumerate(itertools.cycle(ENDINGS)):
         for chosen, odds in shapes:
-            if seen.steps >= steps * len(shapes) or clock() > until:
+            rounds = seen.steps / (steps * len(shapes))
+            if clock() > until or rounds >= 4 or (rounds >= 1 and not seen.missing(lanes)):
                 return seen
             world_seed = 3 * seed + number  # so that the first world of each shape has a ring that is compacted often
             world = make_world(world_seed, turns, 16, chosen=chosen, odds=odds)

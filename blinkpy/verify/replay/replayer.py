@@ -83,6 +83,7 @@ class Replay:
         state.counts[S.TURNS] = turn.number  # turns without news were not recorded
         views.control[CONTROL_COMMAND] = turn.command
         views.front[:, INBOX_WORDS] = turn.inbox
+        views.cancel[:] = 0  # an old word would cancel a later request with the same id, which only a faulty front end submits
         for slot in turn.cancelled:
             pair, local = divmod(slot, self.limits.slots_per_pair)
             views.cancel[pair, local] = state.requests.request_id[slot]

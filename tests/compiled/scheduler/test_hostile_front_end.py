@@ -10,9 +10,10 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import CLAIM_NS, make_limits
 from blinkpy.queues import words as W
 from blinkpy.queues.submission import neutral_entries
-from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.scheduler.cycle import make_turn
+from blinkpy.scheduler.policies import SHIPPED, fcfs
 from blinkpy.verify.sim.runs import run
-from blinkpy.verify.sim.world import TICK_NS
+from blinkpy.verify.sim.world import TICK_NS, make_world
 
 HOSTILE, VICTIM = 0, 1  # queue pairs; intake begins with the hostile one's
 
@@ -130,6 +131,23 @@ def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() ->
     case.turn()
     assert int(case.state.requests.request_id[0]) == request_id
     assert case.state.requests.status[0] in (S.WAITING, S.RUNNING)
+
+
+def test_a_replay_forgets_the_cancel_of_a_request_with_the_same_id() -> None:
+    """The front end took its word back; in a replay it would have cancelled the second request."""
+    world = make_world(1, 1, chosen=case_sizes(pairs=1, record_turns=64))
+    case = Case(world, make_turn(fcfs), fcfs, records=True)
+    case.claim(0)
+    first = case.submit(tokens(3), 8)
+    case.turn(2)
+    case.cancel(first)
+    case.finish()
+    request_id = int(case.views.cancel[0, 0])
+    case.views.cancel[0, 0] = 0
+    case.judged = False  # by those who take ids for new ones
+    case.submit(tokens(3), 4, entry={"request_id": request_id, "slot": 0})
+    case.turn(3)  # each is repeated
+    assert case.state.requests.status[0] == S.RUNNING
 
 
 @pytest.mark.parametrize(
