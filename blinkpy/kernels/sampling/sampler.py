@@ -110,27 +110,30 @@ def _adjust(
     # The entry of a row was there before the step, as the batch was.
     constrained = tl.load(entry + WORD_GRAMMAR_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
     ruled = tl.load(entry + WORD_RULES_WORDS, mask=emitting, other=0, cache_modifier=".cg") != 0
+    ids = chunk * VOCAB_CHUNK + tl.arange(0, VOCAB_CHUNK)
+    inside = ids < vocabulary
+    row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     launch.wait_for_predecessor(PDL)
+    # Before it is known whether grammar or rules change them: for most rows these are the logits, and nothing waits for the entry.
+    logit = tl.load(row_ptr + ids, mask=inside & emitting, other=float("-inf"))
     if emitting:
         first_id = chunk * VOCAB_CHUNK
         length = tl.load(context_lengths_ptr + row)
         if constrained:
             if scores_prompt(entry, prompt_length_ptr, slot, length) == 0:
                 mask_illegal(
-                    logits_ptr + row.to(tl.int64) * logits_stride, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
+                    row_ptr, first_id, vocabulary, entry, tl.load(grammar_ptr + slot),
                     tl.load(grammar_state_ptr + slot), grammar_words_ptr, grammar_classes_ptr, grammar_cells_ptr, grammar_width,
                     token_place_ptr, token_bytes_ptr, VOCAB_CHUNK, MASK_BLOCK,
                 )  # fmt: skip
-        ids = first_id + tl.arange(0, VOCAB_CHUNK)
-        inside = ids < vocabulary
-        row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
         if ruled:
             source, row_ptr = row_ptr, adjusted_ptr + row.to(tl.int64) * adjusted_stride
             apply_rules(
                 source, row_ptr, first_id, vocabulary, grammar_words_ptr + tl.load(rules_ptr + slot).to(tl.int64) * grammar_width,
                 tokens_ptr + slot * history_stride, tl.load(prompt_length_ptr + slot), length, VOCAB_CHUNK,
             )  # fmt: skip
-        logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
+        if constrained | ruled:
+            logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
         logit = tl.where(logit == logit, logit, float("-inf"))
         penalized = has_penalty(entry)
         masked = is_before_min_tokens(entry, prompt_length_ptr, slot, length)
