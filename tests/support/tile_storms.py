@@ -166,8 +166,8 @@ Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
     """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape and nothing is missing, or four
-    times as many, or the time is over. seconds: of this process on the CPU, so that a loaded machine runs as many; of the clock on
-    a GPU.
+    times as many, or the time is over. seconds: of this process on the CPU, so that a loaded machine runs as many; of the clock
+    on a GPU.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """

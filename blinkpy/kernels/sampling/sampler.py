@@ -114,7 +114,7 @@ def _adjust(
     inside = ids < vocabulary
     row_ptr = logits_ptr + row.to(tl.int64) * logits_stride
     launch.wait_for_predecessor(PDL)
-    # Before it is known whether grammar or rules change them: for most rows these are the logits, and nothing waits for the entry.
+    # Before it is known whether grammar or rules change them: for most rows these are it, and nothing waits for the entry.
     logit = tl.load(row_ptr + ids, mask=inside & emitting, other=float("-inf"))
     if emitting:
         first_id = chunk * VOCAB_CHUNK

@@ -1,46 +1,38 @@
-"""Matrix products by NumPy on a team's threads, in pieces of bounded time."""
+"""Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more."""
 
 import numpy as np
 
+from blinkpy.models.arrays.row_passes import address, function_of
 from blinkpy.models.arrays.thread_team import ThreadTeam
+from blinkpy.models.cpu.compiled_product import ARGUMENTS, compiled_product
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.step_progress import PIECE, StepProgress
 from blinkpy.models.weights.array_weights import Float32
 
-FEW_TOKENS = 4  # are multiplied one by one: a matrix product would first copy the weights into another order
-BLOCK_BYTES = 1 << 20  # of the weights, which stay in the cache meanwhile
-MANY_BLOCK_BYTES = 4 << 20  # for more tokens: a fifth faster than all outputs of a large vocabulary at once
 UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
 UNITS = 4  # of a product for each thread, so that none waits long for another
-
-
-def _multiply(x: Float32, weight: Float32, out: Float32) -> None:
-    """out = x weight^T, on this thread."""
-    if len(x) > FEW_TOKENS:
-        outputs = max(1, MANY_BLOCK_BYTES // max(weight[:1].nbytes, 1))
-        for first in range(0, len(weight), outputs):
-            np.matmul(x, weight[first : first + outputs].T, out=out[:, first : first + outputs])
-        return
-    outputs = len(weight) if len(x) == 1 else max(1, BLOCK_BYTES // max(weight[:1].nbytes, 1))
-    for first in range(0, len(weight), outputs):
-        some = weight[first : first + outputs]
-        for row, result in zip(x, out, strict=True):
-            np.matmul(some, row, out=result[first : first + outputs])
+TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 
 
 def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> None:
-    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]."""
-    units = min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK))
-    if units < 2 or team.size == 1:
-        _multiply(x, weight, out)
+    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All contiguous."""
+    if not (x.flags.c_contiguous and weight.flags.c_contiguous and out.flags.c_contiguous):
+        raise ValueError("a product of arrays that are not contiguous")
+    units = max(1, min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
+    size = -(-len(weight) // units)  # outputs of a unit
+    if len(x) == 1:
+
+        def do(unit: int) -> None:
+            some = slice(unit * size, (unit + 1) * size)
+            np.matmul(weight[some], x[0], out=out[0, some])
+
+        team.share(do, -(-len(weight) // size))
         return
-    outputs = -(-len(weight) // units)
-
-    def do(unit: int) -> None:
-        some = slice(unit * outputs, (unit + 1) * outputs)
-        _multiply(x, weight[some], out[:, some])
-
-    team.share(do, -(-len(weight) // outputs))
+    size = -(-size // 4) * 4
+    arguments, function = np.zeros(1, ARGUMENTS), function_of(compiled_product())
+    place = address(arguments)
+    arguments[0] = (address(x), address(weight), address(out), place + TAKEN, 0, *x.shape, len(weight), size)
+    team.run(lambda: function(place), -(-len(weight) // size))
 
 
 class NumpyProgress(StepProgress):

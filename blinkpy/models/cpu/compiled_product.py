@@ -1,0 +1,60 @@
+"""The matrix product of the decoder that works on NumPy arrays, for two tokens and more, compiled by Numba. float32.
+
+Four tokens and four outputs at a time: their sixteen sums stay in registers, and each number that is loaded is used four times. The
+weights are read as they lie, while a library's product first copies them into another order, which costs more than few tokens need.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+
+from blinkpy.device.compile_cache import cached_cfunc
+from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
+
+ARGUMENTS = np.dtype(
+    [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "size")], align=True
+)
+"""x, weight, out: addresses of float32 [tokens, inputs], [outputs, inputs], [tokens, outputs], contiguous. begun: address of
+`taken`, units that have begun, 0 before. size: outputs of a unit."""
+TOKEN_BLOCK_ITEMS = 1 << 16  # of x, which stay in the second-level cache while weights pass
+
+
+def _product(arguments):  # type: ignore[no-untyped-def]
+    """out = x weight^T. Beyond the last token or output the last one is computed again."""
+    a = carray(arguments, (1,), ARGUMENTS)[0]
+    tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
+    x, out = carray(pointer_to(a.x), (tokens, inputs), np.float32), carray(pointer_to(a.out), (tokens, outputs), np.float32)
+    weight = carray(pointer_to(a.weight), (outputs, inputs), np.float32)
+    block = max(TOKEN_BLOCK_ITEMS // inputs // 4 * 4, 4)
+    units = (outputs + a.size - 1) // a.size
+    unit = take_number(a.begun)
+    while unit < units:
+        for first in range(0, tokens, block):
+            for n in range(unit * a.size, min((unit + 1) * a.size, outputs), 4):
+                n1, n2, n3 = min(n + 1, outputs - 1), min(n + 2, outputs - 1), min(n + 3, outputs - 1)
+                w0, w1, w2, w3 = weight[n], weight[n1], weight[n2], weight[n3]
+                for t in range(first, min(first + block, tokens), 4):
+                    t1, t2, t3 = min(t + 1, tokens - 1), min(t + 2, tokens - 1), min(t + 3, tokens - 1)
+                    x0, x1, x2, x3 = x[t], x[t1], x[t2], x[t3]
+                    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = np.float32(0)
+                    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = np.float32(0)
+                    for k in range(inputs):
+                        v0, v1, v2, v3 = w0[k], w1[k], w2[k], w3[k]
+                        y0, y1, y2, y3 = x0[k], x1[k], x2[k], x3[k]
+                        s00, s01, s02, s03 = s00 + y0 * v0, s01 + y0 * v1, s02 + y0 * v2, s03 + y0 * v3
+                        s10, s11, s12, s13 = s10 + y1 * v0, s11 + y1 * v1, s12 + y1 * v2, s13 + y1 * v3
+                        s20, s21, s22, s23 = s20 + y2 * v0, s21 + y2 * v1, s22 + y2 * v2, s23 + y2 * v3
+                        s30, s31, s32, s33 = s30 + y3 * v0, s31 + y3 * v1, s32 + y3 * v2, s33 + y3 * v3
+                    out[t, n], out[t, n1], out[t, n2], out[t, n3] = s00, s01, s02, s03
+                    out[t1, n], out[t1, n1], out[t1, n2], out[t1, n3] = s10, s11, s12, s13
+                    out[t2, n], out[t2, n1], out[t2, n2], out[t2, n3] = s20, s21, s22, s23
+                    out[t3, n], out[t3, n1], out[t3, n2], out[t3, n3] = s30, s31, s32, s33
+        unit = take_number(a.begun)
+
+
+@functools.cache
+def compiled_product() -> Any:
+    """Numba's CFunc void(ARGUMENTS *), which owns the code at its `address`. Threads of a team call it together."""
+    return cached_cfunc(_product, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST)

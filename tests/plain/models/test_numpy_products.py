@@ -1,0 +1,37 @@
+"""Products of the decoder that works on NumPy arrays, against float64."""
+
+import numpy as np
+import pytest
+
+from blinkpy.models.arrays.numpy_products import multiply
+from blinkpy.models.arrays.thread_team import ThreadTeam
+
+SIZES = [(1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600, 70), (3, 1500, 900), (1, 1500, 900)]
+"""Tokens, inputs, outputs: below and beyond a tile, a block of tokens, and what one thread computes."""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Generator) -> None:
+    tokens, inputs, outputs = sizes
+    x = rng.standard_normal((tokens + 2, inputs), np.float32)[1:-1]
+    weight = rng.standard_normal((outputs + 2, inputs), np.float32)[1:-1]
+    around = np.full((tokens + 2, outputs), np.nan, np.float32)
+    multiply(ThreadTeam(threads), x, weight, around[1:-1])
+    assert np.allclose(around[1:-1], x.astype(np.float64) @ weight.T.astype(np.float64), atol=3e-5 * inputs**0.5)
+    assert np.isnan(around[[0, -1]]).all()
+
+
+def test_a_token_does_not_depend_on_the_others(rng: np.random.Generator) -> None:
+    x, weight, team = rng.standard_normal((23, 301), np.float32), rng.standard_normal((77, 301), np.float32), ThreadTeam(2)
+    together, apart = np.empty((23, 77), np.float32), np.empty((2, 77), np.float32)
+    multiply(team, x, weight, together)
+    for first in range(22):
+        multiply(team, np.ascontiguousarray(x[first : first + 2]), weight, apart)
+        assert (apart == together[first : first + 2]).all()
+
+
+def test_arrays_with_gaps_are_refused(rng: np.random.Generator) -> None:
+    x, weight = rng.standard_normal((4, 8), np.float32), rng.standard_normal((6, 8), np.float32)
+    with pytest.raises(ValueError, match="contiguous"):
+        multiply(ThreadTeam(1), x[::2], weight, np.empty((2, 6), np.float32))
