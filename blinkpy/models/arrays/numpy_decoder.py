@@ -1,7 +1,7 @@
 """The decoder on the CPU without torch: one forward pass over a batch that mixes decode tokens and prefill chunks, float32.
 
-Products are NumPy's, all else is compiled by Numba. It knows the blocks of its table with the fields that it names; models that
-need others are the torch decoder's.
+Numba compiles all but products with one token, which are NumPy's. It knows the blocks of its table with the fields that it names;
+models that need others are the torch decoder's.
 """
 
 from typing import Any
