@@ -15,6 +15,7 @@ from pathlib import Path
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -42,7 +43,8 @@ class Part:
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
     weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
     one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
-    packed: bytes of MXFP4, blocks or scales, not numbers.
+    packed: bytes of MXFP4, blocks or scales, not numbers. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here);
+    None: it is a tensor.
     """
 
     field: str
@@ -54,6 +56,14 @@ class Part:
     transposed: bool = False
     interleaved: bool = False
     packed: bool = False
+    quantization: Quantization | None = None
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Of an FP8 matrix."""
+        if self.quantization is None or self.quantization.scales != Scales.BLOCK:
+            return self.shape[:-1]
+        return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))
 
     @property
     def parameters(self) -> int:
@@ -61,7 +71,9 @@ class Part:
         return 0 if self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
-        """Its memory. itemsize: of weights that are neither packed nor wide."""
+        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.quantization is not None:
+            return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
         return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
 
 
@@ -179,7 +191,7 @@ def weight_elements(model: DecoderDescription) -> int:
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
-    """Memory of all weights, of which those that are neither packed nor wide have `itemsize` bytes."""
+    """Memory of all weights, of which those that are neither FP8, packed nor wide have `itemsize` bytes."""
     return sum(part.nbytes(itemsize) for part in all_parts(model))
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
 from blinkpy.models.weights.tensor_loader import load_tensors
 from blinkpy.models.weights.weight_dtypes import dtype_name
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Matrix = torch.Tensor | Fp8Matrix
 
 LARGEST_FP4 = 6.0
 DUMMY_RANGE = 1e-3
@@ -28,13 +31,14 @@ class LayerWeights:
     An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension for the expert;
     those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has two weights, the first one in its
     lower half; their last dimension is half as long. A scale is a power of two with an offset of 127. Norms that a model lacks
-    are None; all are float32 where an offset was added to them.
+    are None; all are float32 where an offset was added to them. k_scale, v_scale: what an FP8 cache's keys and values are
+    multiplied by; None where the checkpoint does not say.
     """
 
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    o: torch.Tensor  # [hidden, heads * head_dim]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
-    down: torch.Tensor  # [hidden, intermediate] or [experts, hidden, expert_size]
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: Matrix  # [hidden, heads * head_dim]
+    gate_up: Matrix  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: Matrix  # [hidden, intermediate] or [experts, hidden, expert_size]
     input_norm: torch.Tensor | None = None  # [hidden] before attention
     attention_out_norm: torch.Tensor | None = None  # [hidden] behind it
     post_norm: torch.Tensor | None = None  # [hidden] before the MLP
@@ -48,12 +52,14 @@ class LayerWeights:
     router: torch.Tensor | None = None  # [experts, hidden]
     router_bias: torch.Tensor | None = None  # [experts]
     selection_bias: torch.Tensor | None = None  # float32 [experts]
-    shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
-    shared_down: torch.Tensor | None = None  # [hidden, shared]
+    shared_gate_up: Matrix | None = None  # [2 * shared, hidden]
+    shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
     sinks: torch.Tensor | None = None  # [heads]
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
+    k_scale: float | None = None
+    v_scale: float | None = None
 
 
 @dataclass
