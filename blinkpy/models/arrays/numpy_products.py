@@ -1,11 +1,14 @@
 """Matrix products by NumPy on a team's threads, in pieces of bounded time."""
 
+from functools import partial
+
 import numpy as np
 
+from blinkpy.models.arrays.numpy_fp8 import multiply_fp8
 from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.step_progress import PIECE, StepProgress
-from blinkpy.models.weights.array_weights import Float32
+from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32
 
 FEW_TOKENS = 4  # are multiplied one by one: a matrix product would first copy the weights into another order
 BLOCK_BYTES = 1 << 20  # of the weights, which stay in the cache meanwhile
@@ -50,16 +53,20 @@ class NumpyProgress(StepProgress):
         super().__init__(piece, invariant=invariant)
         self.team = team or ThreadTeam()
 
-    def linear(self, x: Float32, weight: Float32, bias: Float32 | None = None) -> Float32:
+    def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
-        out = np.empty((len(x), len(weight)), np.float32)
-        for part in self.pieces(len(x), weight.size):
-            multiply(self.team, x[part], weight, out[part])
+        numbers = weight.values if isinstance(weight, ArrayFp8) else weight
+        out = np.empty((len(x), len(numbers)), np.float32)
+        for part in self.pieces(len(x), numbers.size):
+            if isinstance(weight, ArrayFp8):
+                multiply_fp8(partial(multiply, self.team), x[part], weight, out[part])
+            else:
+                multiply(self.team, x[part], weight, out[part])
         if bias is not None:
             out += bias
         return out
 
-    def add_linear(self, x: Float32, inner: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+    def add_linear(self, x: Float32, inner: Float32, weight: ArrayMatrix, bias: Float32 | None) -> Float32:
         """x + inner weight^T + bias, in the memory of x. x: [tokens, out]. inner: [tokens, in]."""
         x += self.linear(inner, weight, bias)
         return x

@@ -19,7 +19,7 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Quantization:
-    """FP8 (E4M3) weights in the linear layers of all layers, experts included: see blinkpy.kernels.fp8_matrix for what is computed.
+    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_matrix says what is computed.
 
     static: the checkpoint has a scale for the inputs of each matrix; else each input gets its own, or one for 128 columns where
     weights have one for each block. stored: the checkpoint has FP8 weights; else they are quantised as they are loaded. scale,
@@ -30,8 +30,8 @@ class Quantization:
     scales: Scales = Scales.ROW
     static: bool = False
     stored: bool = True
-    scale: tuple[str, ...] = ("weight_scale",)
-    input_scale: tuple[str, ...] = ("input_scale",)
+    scale: tuple[str, ...] = ("weight_scale", "weight_scale_inv")
+    input_scale: tuple[str, ...] = ("input_scale", "activation_scale")
     ignored: tuple[str, ...] = ()
     ignored_ends: tuple[str, ...] = ()
 
@@ -44,13 +44,18 @@ class Quantization:
 
     def keeps(self, name: str) -> bool:
         """Whether a matrix stays as it is. name: without ".weight"."""
-        return name.endswith(self.ignored_ends) or (bool(self.ignored) and _joined(self.ignored).match(name) is not None)
+        return name.endswith(self.ignored_ends) or (bool(self.ignored) and _compiled(self.ignored).match(name) is not None)
 
 
 QUANTIZED_ON_LOADING = Quantization(stored=False)
 """What `--quantization fp8` makes of other weights."""
 
 
+def joined(patterns: tuple[str, ...]) -> str:
+    """One regular expression for any of them."""
+    return "|".join(f"(?:{pattern})" for pattern in patterns)
+
+
 @lru_cache(maxsize=16)
-def _joined(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(joined(patterns))
