@@ -176,6 +176,10 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
         raise ConfigError(f"{kept[0]} is not quantised, and {other} is: they are one matrix here, which is not supported")
     if part.transposed:
         raise ConfigError(f"{names[0]} has the matrices of all experts, which is not supported as FP8")
+    if (
+        part.field == "shared_down" and kind.static and model.experts.shared_gated
+    ):  # its inputs are gated here, and not its results
+        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes gated ones here")
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and ragged:
         raise ConfigError(

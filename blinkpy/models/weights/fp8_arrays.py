@@ -23,4 +23,5 @@ def quantize_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Floa
         scales[scales == 0] = 1
     else:
         scales = np.full(x.shape[:-1], scale, np.float32)
-    return round_to_fp8(x / scales[..., None]), scales
+    with np.errstate(invalid="ignore"):  # of numbers that are not finite, which stay so
+        return round_to_fp8(x / scales[..., None]), scales

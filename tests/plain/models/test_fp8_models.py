@@ -15,6 +15,7 @@ from support.models.fp8_checkpoints import BLOCKS, SCHEMES, FakeFp8, by_rows, qu
 from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, make_model, save_model
 from support.models.paged_batch import PagedBatches
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_matrix import Fp8Matrix, quantize_rows
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.arrays.numpy_products import NumpyProgress
@@ -31,7 +32,8 @@ from blinkpy.models.weights.decoder_weights import Weights, dummy_weights, load_
 from blinkpy.models.weights.tensor_loader import QuantizedRows, load_tensors
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss") and name != "phi4-mini-long"]  # which needs long texts
-SMALL_HEADS = ("phi4-mini-short",)  # for which its factors were made
+NO_BLOCKS = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
+GATED = ("qwen2-moe", "qwen2-moe-mixed")
 ROWS, LENGTH = 16, 4
 KEPT = {  # of each layout, what leaves layer 1 and all output projections as they are
     "compressed-tensors": {"ignore": ["lm_head", r"re:.*layers\.1\.", *(f"model.layers.{i}.self_attn.o_proj" for i in range(3))]},
@@ -86,7 +88,12 @@ def check(folder: Path, made: tuple[torch.nn.Module, FakeFp8], rng: np.random.Ge
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    schemes = [scheme for scheme in SCHEMES if SCHEMES[scheme][1] != "block" or name not in SMALL_HEADS]
+    schemes = [scheme for scheme in SCHEMES if SCHEMES[scheme][1] != "block" or name not in NO_BLOCKS]
+    if name in GATED:
+        with pytest.raises(ConfigError, match=r"static scales of inputs is not supported: .*shared_expert.down_proj takes gated"):
+            save_fp8(name, tmp_path, 1, "modelopt")
+            describe_model(tmp_path)
+        schemes = [scheme for scheme in schemes if not SCHEMES[scheme][3]]
     scheme = schemes[int(rng.integers(len(schemes)))]
     sizes = BLOCKS if SCHEMES[scheme][1] == "block" else {}
     print(scheme)

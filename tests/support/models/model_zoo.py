@@ -159,10 +159,11 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more:
 
 
 def save_model(
-    name: str, folder: Path, seed: int, *, sharded: bool = False, dtype: torch.dtype = torch.float32
+    name: str, folder: Path, seed: int, *, sharded: bool = False, dtype: torch.dtype = torch.float32, **more: Any
 ) -> transformers.PreTrainedModel:
-    """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files."""
-    model = make_model(name, seed, dtype)
+    """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files. more: further changes of
+    BASE."""
+    model = make_model(name, seed, dtype, **more)
     if name.endswith("mxfp4"):
         save_mxfp4(model, folder)
         return model
