@@ -75,6 +75,11 @@ class ModelOptions:
     model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
     served_model_name: str = option("", "name in the API (default: the model argument)", commands=FRONT)
     dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
+    quantization: str = option(
+        "auto",
+        "what the checkpoint says (auto), or linear layers in 8-bit floats, quantised as they are loaded (fp8; docs/models.md)",
+        choices=("auto", "fp8"),
+    )
     load_format: str = option(
         "auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy")
     )

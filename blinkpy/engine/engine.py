@@ -78,7 +78,7 @@ class Engine:
         report("reading the model")
         weights = device.reads_weights and self.config.model.load_format != "dummy"
         folder = resolve_model(self.config.model.model, weights=weights, tokenizer=False)
-        model = describe_model(folder)
+        model = describe_model(folder, self.config.model.quantization)
         if weights:
             model = with_stored_head(model, folder)
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:

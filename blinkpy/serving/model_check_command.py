@@ -10,7 +10,7 @@ from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.serving.model_check_options import CheckModelOptions
 from blinkpy.serving.model_facts import GPUS, ModelFacts, as_json, model_facts
 
-SERVER_OPTIONS = ("dtype", "max_model_len", "gpu_memory_utilization", "slots", "window_cache")
+SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache")
 
 
 def run_check_model(options: CheckModelOptions) -> int:

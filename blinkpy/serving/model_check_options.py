@@ -11,6 +11,7 @@ class CheckModelOptions:
 
     model: str = option("demo", "model folder, or Hugging Face hub id: then only its small files are fetched")
     dtype: str = option("auto", "as the server's option of this name", choices=("auto", "float32", "bfloat16"))
+    quantization: str = option("auto", "as the server's option of this name", choices=("auto", "fp8"))
     max_model_len: int = option(0, "as the server's option of this name", low=0, high=1 << 22)
     gpu_memory_utilization: float = option(0.9, "as the server's option of this name", low=0.05, high=0.98)
     slots: int = option(256, "as the server's option of this name", low=1, high=65535)

@@ -71,8 +71,10 @@ def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, in
     if quantized is not None:
         facts.quantization = str(quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized)[:80]
     with _collected(facts.notes):
-        model = _tried(facts, lambda: describe_model(folder))
+        model = _tried(facts, lambda: describe_model(folder, config.model.quantization))
         if model is not None:
+            if model.quantization is not None:
+                facts.quantization = model.quantization.text
             _add_model(facts, model, config, gpus)
             if local:
                 _tried(facts, lambda: open_checkpoint(model, folder))

@@ -17,7 +17,7 @@ from blinkpy.models.arrays.row_passes import RowPasses
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ArrayCache
-from blinkpy.models.weights.array_weights import ArrayLayer, ArrayWeights, Float32
+from blinkpy.models.weights.array_weights import ArrayLayer, ArrayMatrix, ArrayWeights, Float32
 
 
 class NumpyDecoder:
@@ -98,7 +98,7 @@ class NumpyDecoder:
             x += results[:, place] * shares[:, place, None]
         return x
 
-    def _gated(self, x: Float32, gate_up: Float32, bias: Float32 | None, activation: Activation) -> Float32:
+    def _gated(self, x: Float32, gate_up: ArrayMatrix, bias: Float32 | None, activation: Activation) -> Float32:
         """activation(gate) * up, where both come from one product."""
         return BLOCKS[activation](self.passes, self.progress.linear(x, gate_up, bias))
 

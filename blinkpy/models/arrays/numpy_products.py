@@ -1,13 +1,16 @@
 """Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more."""
 
+from functools import partial
+
 import numpy as np
 
+from blinkpy.models.arrays.numpy_fp8 import multiply_fp8
 from blinkpy.models.arrays.row_passes import address, function_of
 from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.cpu.compiled_product import ARGUMENTS, compiled_product
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.step_progress import PIECE, StepProgress
-from blinkpy.models.weights.array_weights import Float32
+from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32
 
 UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
 UNITS = 4  # of a product for each thread, so that none waits long for another
@@ -42,16 +45,20 @@ class NumpyProgress(StepProgress):
         super().__init__(piece, invariant=invariant)
         self.team = team or ThreadTeam()
 
-    def linear(self, x: Float32, weight: Float32, bias: Float32 | None = None) -> Float32:
+    def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
-        out = np.empty((len(x), len(weight)), np.float32)
-        for part in self.pieces(len(x), weight.size):
-            multiply(self.team, x[part], weight, out[part])
+        numbers = weight.values if isinstance(weight, ArrayFp8) else weight
+        out = np.empty((len(x), len(numbers)), np.float32)
+        for part in self.pieces(len(x), numbers.size):
+            if isinstance(weight, ArrayFp8):
+                multiply_fp8(partial(multiply, self.team), x[part], weight, out[part])
+            else:
+                multiply(self.team, x[part], weight, out[part])
         if bias is not None:
             out += bias
         return out
 
-    def add_linear(self, x: Float32, inner: Float32, weight: Float32, bias: Float32 | None) -> Float32:
+    def add_linear(self, x: Float32, inner: Float32, weight: ArrayMatrix, bias: Float32 | None) -> Float32:
         """x + inner weight^T + bias, in the memory of x. x: [tokens, out]. inner: [tokens, in]."""
         x += self.linear(inner, weight, bias)
         return x

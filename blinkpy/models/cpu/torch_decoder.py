@@ -1,5 +1,6 @@
 """The decoder on the CPU: one forward pass over a batch that mixes decode tokens and prefill chunks, in torch."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
@@ -16,7 +18,7 @@ from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
+from blinkpy.models.weights.decoder_weights import LayerWeights, Matrix, Weights, embedding_factor
 
 SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may round to 0
 
@@ -68,7 +70,7 @@ class TorchDecoder:
         return x if weight is None else norm(x, weight, self.model.norm.eps)
 
     def _add(
-        self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None
+        self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """x + norm(inner weight^T + bias), or without a norm. x: [tokens, out]. inner: [tokens, in]."""
         if norm is None:
@@ -121,16 +123,19 @@ class TorchDecoder:
         return self.progress.add_linear(x, inner, layer.shared_down, None)
 
     def _of_expert(
-        self, expert: int, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, expert: int, weight: Matrix, scales: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[Matrix, torch.Tensor | None]:
         """Matrix and bias of one expert."""
-        matrix = weight[expert] if scales is None else unpack_mxfp4(weight[expert], scales[expert], dtype, self.progress)
+        if isinstance(weight, Fp8Matrix):
+            matrix: Matrix = replace(weight, values=weight.values[expert], scales=weight.scales[expert])
+        else:
+            matrix = weight[expert] if scales is None else unpack_mxfp4(weight[expert], scales[expert], dtype, self.progress)
         return matrix, None if bias is None else bias[expert]
 
     def _gated(
         self,
         x: torch.Tensor,
-        gate_up: torch.Tensor,
+        gate_up: Matrix,
         bias: torch.Tensor | None,
         activation: Activation,
         clamp: Clamp | None = None,

@@ -3,24 +3,40 @@
 import torch
 import torch.nn.functional as F
 
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.models.cpu.cpu_fp8 import fp8_linear
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.weights.decoder_weights import Matrix
 
 
 class TorchProgress(StepProgress):
     """Products of which none takes more than a piece."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
+        if isinstance(weight, Fp8Matrix):
+            found = self._fp8_linear(x, weight)
+            return (found if bias is None else found.add_(bias)).to(x.dtype)
         parts = [F.linear(x[part], weight, bias) for part in self.pieces(len(x), weight.numel())]
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x.new_empty(0, len(weight))
 
-    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def add_linear(self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x + inner weight^T + bias. x: [tokens, out]. inner: [tokens, in]."""
+        if isinstance(weight, Fp8Matrix):
+            found = self._fp8_linear(inner, weight).add_(x)
+            return (found if bias is None else found.add_(bias)).to(x.dtype)
         out = torch.empty_like(x)
         for part in self.pieces(len(x), weight.numel()):
             torch.addmm(x[part], inner[part], weight.t(), out=out[part])
         return out if bias is None else out.add_(bias)
+
+    def _fp8_linear(self, x: torch.Tensor, weight: Fp8Matrix) -> torch.Tensor:
+        """float32 [tokens, out]."""
+        out = torch.empty(len(x), len(weight.values))
+        for part in self.pieces(len(x), weight.values.numel()):
+            out[part] = fp8_linear(x[part], weight)
+        return out
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import NO_FACTORS, Attention, BlockType, Experts, Factors, Layer, Mlp, Norm, NormPlacement
+from blinkpy.models.description.quantization import Quantization
 from blinkpy.models.description.rope_tables import Rope
 
 
@@ -42,6 +43,10 @@ class TensorNames(NamedTuple):
     renamed: tuple[tuple[str, str], ...] = ()
     spare: tuple[str, ...] = ()
 
+    def spellings(self, name: str) -> list[str]:
+        """A name, and what a checkpoint may have instead."""
+        return [name] + [old + name[len(new) :] for old, new in self.renamed if name.startswith(new)]
+
 
 HF_NAMES = TensorNames()
 
@@ -51,7 +56,8 @@ class DecoderDescription:
     """What both decoders interpret: the torch decoder and the GPU's. Layers differ in windows, in their rotary
     embedding, and in whether they have experts.
 
-    name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint.
+    name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint,
+    but for FP8 weights, which `quantization` describes.
     """
 
     name: str
@@ -65,6 +71,7 @@ class DecoderDescription:
     dtype: str
     tensors: TensorNames = HF_NAMES
     factors: Factors = NO_FACTORS
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope

@@ -2,26 +2,44 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
+from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.quantization import QUANTIZED_ON_LOADING
 from blinkpy.models.families.family import family_of
+from blinkpy.models.weights.checkpoint import all_parts
 
 
-def describe_config(values: Mapping[str, Any]) -> DecoderDescription:
-    """Description of a config.json that was read. Raises ConfigError for all that is unsupported, missing or impossible."""
+def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> DecoderDescription:
+    """Description of a config.json that was read. quantization: value of --quantization. Raises ConfigError for all that is
+    unsupported, missing or impossible."""
     family = family_of(values)
     config = HfConfig(family.name, values, {**DEFAULTS, **family.defaults})
     model = family.describe(config)
+    if not model.experts.mxfp4:  # which the family has read
+        model = replace(model, quantization=read_quantization(config))
     config.check_rest(family.ignores)
+    return _as_asked(model, quantization)
+
+
+def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescription:
+    """quantization: value of --quantization."""
+    if quantization == "fp8" and model.experts.mxfp4:
+        raise ConfigError("--quantization fp8 is not supported here: the experts of the checkpoint are MXFP4")
+    if quantization == "fp8" and model.quantization is None:
+        model = replace(model, quantization=QUANTIZED_ON_LOADING)
+    if model.quantization is not None:
+        all_parts(model)  # refuses matrices that can't be FP8
     return model
 
 
-def describe_model(folder: str | Path) -> DecoderDescription:
-    """Description of the model in a folder, from its config.json. Raises ConfigError."""
+def describe_model(folder: str | Path, quantization: str = "auto") -> DecoderDescription:
+    """Description of the model in a folder, from its config.json. quantization: value of --quantization. Raises ConfigError."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -32,6 +50,6 @@ def describe_model(folder: str | Path) -> DecoderDescription:
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold an object, not {type(config).__name__}")
     try:
-        return describe_config(config)
+        return describe_config(config, quantization)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from None

@@ -63,11 +63,12 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     """Upper bound of the decoder's buffers and workspaces for the largest step."""
     expert_width = model.experts.top_k * (3 * model.experts.size + model.hidden_size)
     width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.mlp_size + expert_width
+    quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
     logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
     rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
-    return (tokens * width + last) * itemsize + logits + min(decode, 1 << 30) + rope + (64 << 20)
+    return (tokens * width + last) * itemsize + quantised + logits + min(decode, 1 << 30) + rope + (64 << 20)
 
 
 def state_bytes(slots: int, max_model_len: int, page_size: int, pages: int) -> int:

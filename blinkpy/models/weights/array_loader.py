@@ -11,12 +11,24 @@ from io import FileIO
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.models.weights.checkpoint import ITEM_BYTES, StoredTensor
+from blinkpy.models.weights.checkpoint import StoredTensor
 from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 4
 PIECE_ITEMS = 4 << 20
-STORED_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+STORED_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8}
+
+
+def _fp8_numbers() -> NDArray[np.float32]:
+    """float32 [256]: what each byte stands for as E4M3 without infinities (OCP 8-bit Floating Point, version 1.0)."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    numbers = np.ldexp(np.where(exponent == 0, fraction, 8 + fraction), np.maximum(exponent, 1) - 10)
+    numbers[byte & 127 == 127] = np.nan
+    return np.where(byte < 128, numbers, -numbers).astype(np.float32)
+
+
+FP8_NUMBERS = _fp8_numbers()
 
 
 def load_arrays(
@@ -39,8 +51,8 @@ def load_arrays(
             flat, offset = target.reshape(-1), stored.offset
             for first in range(0, flat.size, piece_items):
                 part = flat[first : first + piece_items]
-                pieces.append((part.size, pool.submit(_load_piece, files[stored.path], name, stored.dtype, offset, part)))
-                offset += part.size * ITEM_BYTES[stored.dtype]
+                pieces.append((part.size, pool.submit(load_piece, files[stored.path], name, stored.dtype, offset, part)))
+                offset += part.size * np.dtype(STORED_DTYPES[stored.dtype]).itemsize
         total, done, told = sum(size for size, _ in pieces), 0, 0.0
         for size, piece in pieces:
             piece.result()
@@ -50,10 +62,13 @@ def load_arrays(
                 progress(told)
 
 
-def _load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
+def load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
+    """Fill a contiguous array with as many numbers that lie in a file from `offset` on, stored as a dtype of safetensors."""
     stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
     read_into(stored.view(np.uint8).data, file, offset, name)
     if dtype == "BF16":  # the upper half of a float32
         np.left_shift(stored, 16, out=target.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    elif dtype == "F8_E4M3":
+        np.take(FP8_NUMBERS, stored.view(np.uint8), out=target)
     elif stored is not target:
         target[:] = stored

@@ -8,14 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, Norm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import load_arrays
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.fp8_arrays import LARGEST, quantize_rows, round_to_fp8
+from blinkpy.models.weights.stored_scales import read_scales
 
 Float32 = NDArray[np.float32]
-DUMMY_RANGE = 1e-3  # as of decoder_weights.py
+DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as of decoder_weights.py
+QUANTISED_ROWS = 1024  # at a time
 DRAWN = 1 << 20  # random numbers at a time
+
+
+@dataclass(frozen=True)
+class ArrayFp8:
+    """blinkpy.kernels.fp8_matrix.Fp8Matrix; the FP8 numbers are kept as float32, which is how NumPy multiplies them."""
+
+    values: Float32  # [N, K], or [experts, N, K]
+    scales: Float32  # [N], or [ceil(N / 128), ceil(K / 128)]; of experts with them as first dimension
+    input_scale: float | None = None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether each block has a scale, and not each row."""
+        return self.scales.ndim == self.values.ndim
+
+    def __getitem__(self, expert: int) -> "ArrayFp8":
+        return ArrayFp8(self.values[expert], self.scales[expert], self.input_scale)
+
+
+ArrayMatrix = Float32 | ArrayFp8
 
 
 @dataclass
@@ -23,11 +47,11 @@ class ArrayLayer:
     """Weights of one layer: see decoder_weights.LayerWeights."""
 
     input_norm: Float32  # [hidden]
-    qkv: Float32  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    o: Float32  # [hidden, heads * head_dim]
+    qkv: ArrayMatrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: ArrayMatrix  # [hidden, heads * head_dim]
     post_norm: Float32  # [hidden]
-    gate_up: Float32  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
-    down: Float32  # [hidden, intermediate] or [experts, hidden, expert_size]
+    gate_up: ArrayMatrix  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: ArrayMatrix  # [hidden, intermediate] or [experts, hidden, expert_size]
     qkv_bias: Float32 | None = None
     o_bias: Float32 | None = None
     gate_up_bias: Float32 | None = None
@@ -35,6 +59,8 @@ class ArrayLayer:
     q_norm: Float32 | None = None  # [head_dim]
     k_norm: Float32 | None = None  # [head_dim]
     router: Float32 | None = None  # [experts, hidden]
+    k_scale: float | None = None
+    v_scale: float | None = None
 
 
 @dataclass
@@ -53,10 +79,10 @@ KNOWN: dict[type, frozenset[str]] = {
     Factors: frozenset({"embedding", "residual", "logits"}),
     Mlp: frozenset({"size", "activation", "bias"}),
     Experts: frozenset({"number", "top_k", "size", "router", "activation", "normalize"}),
-    Part: frozenset({"field", "shape", "sources", "factor"}),
+    Part: frozenset({"field", "shape", "sources", "factor", "quantization"}),
     DecoderDescription: frozenset(
         {"name", "vocab_size", "hidden_size", "layers", "norm", "placement", "max_position", "tied_embeddings", "dtype"}
-        | {"tensors", "factors"}
+        | {"tensors", "factors", "quantization"}
     ),
 }
 """Fields that the decoder over these arrays computes with. Others may exist for other decoders, and must have their defaults."""
@@ -88,9 +114,19 @@ def unknown_parts(model: DecoderDescription) -> list[str]:
     return sorted(found)
 
 
-def _assemble(model: DecoderDescription, make: Callable[[Part], Float32]) -> ArrayWeights:
-    outer = {part.field: make(part) for part in outer_parts(model)}
-    layers = [ArrayLayer(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(len(model.layers))]
+def _assemble(
+    model: DecoderDescription,
+    make: Callable[[Part], Float32],
+    make_fp8: Callable[[Part], ArrayFp8],
+    cache_scales: list[dict[str, float]] | None = None,
+) -> ArrayWeights:
+    """make, make_fp8: make a weight, as the part says. cache_scales: of each layer."""
+    outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
+    for layer in range(len(model.layers)):
+        weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
+        for part in layer_parts(model, layer):
+            weights[part.field] = make(part) if part.quantization is None else make_fp8(part)
+        layers.append(ArrayLayer(**weights))
     return ArrayWeights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
 
@@ -103,19 +139,43 @@ def load_array_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places, scaled = [], list[tuple[Float32, float]]()
+    scales = read_scales(model, stored)
+    places, scaled, quantised = [], list[tuple[Float32, float]](), list[tuple[Part, ArrayFp8]]()
 
-    def make(part: Part) -> Float32:
-        result = np.empty(part.shape, np.float32)
+    def place(part: Part, result: Float32) -> None:
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
+
+    def make(part: Part) -> Float32:
+        result = np.empty(part.shape, np.float32)
+        place(part, result)
         if part.factor != 1:
             scaled.append((result, part.factor))
         return result
 
-    weights = _assemble(model, make)
+    def make_fp8(part: Part) -> ArrayFp8:
+        found = scales.of_parts.get(part.sources[0][0])
+        values = np.empty(part.shape, np.float32)
+        place(part, values)
+        if found is None:
+            result = ArrayFp8(values, np.empty(part.scale_shape, np.float32))
+            quantised.append((part, result))
+        else:
+            result = ArrayFp8(values, found.weights, found.inputs)
+        if part.factor != 1:
+            scaled.append((result.scales, part.factor))
+        return result
+
+    weights = _assemble(model, make, make_fp8, scales.of_cache)
     load_arrays(places, progress)
+    for part, matrix in quantised:
+        rows, own = matrix.values.reshape(-1, part.shape[-1]), matrix.scales.reshape(-1)
+        for first in range(0, len(rows), QUANTISED_ROWS):
+            some = slice(first, first + QUANTISED_ROWS)
+            rows[some], own[some] = quantize_rows(rows[some])
+        if not np.isfinite(own).all():
+            raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
     for array, factor in scaled:
         array *= np.float32(factor)
     return weights
@@ -126,14 +186,25 @@ def dummy_array_weights(model: DecoderDescription, seed: int, spread: float = DU
     in [0, 1) of the low 24 bits of a word."""
     generator = np.random.MT19937()
     generator._legacy_seeding(seed & 0xFFFFFFFF)  # torch takes as much of it
-    width = np.float64(np.float32(spread) - np.float32(-spread))
+
+    def draw(result: Float32, spread: float) -> None:
+        width = np.float64(np.float32(spread) - np.float32(-spread))
+        for some in np.split(result.reshape(-1), range(DRAWN, result.size, DRAWN)):
+            numbers = (generator.random_raw(len(some)) & 0xFFFFFF) * 2.0**-24
+            some[:] = numbers * width - np.float32(spread)  # rounded once, as by a fused multiply-add
 
     def make(part: Part) -> Float32:
         result = np.ones(part.shape, np.float32)
         if not part.field.endswith("norm"):
-            for some in np.split(result.reshape(-1), range(DRAWN, result.size, DRAWN)):
-                numbers = (generator.random_raw(len(some)) & 0xFFFFFF) * 2.0**-24
-                some[:] = numbers * width - np.float32(spread)  # rounded once, as by a fused multiply-add
+            draw(result, spread)
         return result
 
-    return _assemble(model, make)
+    def make_fp8(part: Part) -> ArrayFp8:
+        values = np.empty(part.shape, np.float32)
+        draw(values, LARGEST)
+        for some in np.split(values.reshape(-1), range(DRAWN, values.size, DRAWN)):
+            some[:] = round_to_fp8(some)
+        inputs = DUMMY_INPUT_SCALE if part.quantization and part.quantization.static else None
+        return ArrayFp8(values, np.full(part.scale_shape, np.float32(spread / LARGEST)), inputs)
+
+    return _assemble(model, make, make_fp8)

@@ -11,14 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
 
 MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+NUMBERS = tuple(ITEM_BYTES)
 PACKED = "U8"  # dtype of MXFP4's blocks and scales
+FP8 = "F8_E4M3"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
@@ -28,10 +32,21 @@ NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
     NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
 }
+LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that FP8 models have as such
+CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
+UNUSED_SCALES = (".q_scale", ".prob_output_scale", ".output_scale")  # of attention in 8 bits
+SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
 COMPARED_BYTES = 16 << 20  # at a time
 MXFP4_BLOCK = 32  # weights that share a scale
 logger = logging.getLogger("blinkpy.engine")
 Source = tuple[str, tuple[int, ...], int, int]
+
+
+class ScaleTensor(NamedTuple):
+    """A tensor with scales that a checkpoint has to hold, under one of these names and with one of these shapes."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,8 @@ class Part:
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
     weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
     one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
-    packed: bytes of MXFP4, blocks or scales, not numbers.
+    packed: bytes of MXFP4, blocks or scales, not numbers. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here);
+    None: it is a tensor.
     """
 
     field: str
@@ -54,6 +70,37 @@ class Part:
     transposed: bool = False
     interleaved: bool = False
     packed: bool = False
+    quantization: Quantization | None = None
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Of an FP8 matrix."""
+        if self.quantization is None or self.quantization.scales != Scales.BLOCK:
+            return self.shape[:-1]
+        return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))
+
+    @property
+    def stored_scales(self) -> list[ScaleTensor]:
+        """Of an FP8 matrix that is stored as such: for each source one of its weights."""
+        found, kind = list[ScaleTensor](), self.quantization
+        if kind is None or not kind.stored:
+            return found
+        for name, (rows, *width), _, _ in self.sources:
+            shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
+                Scales.MATRIX: SCALAR,
+                Scales.ROW: ((rows, 1), (rows,)),
+                Scales.BLOCK: (tuple(-(-size // BLOCK) for size in (rows, *width)),),
+            }
+            found.append(ScaleTensor(_beside(name, kind.scale), shapes[kind.scales]))
+        return found
+
+    @property
+    def stored_input_scales(self) -> list[ScaleTensor]:
+        """For each source the one of its inputs, if these are stored."""
+        kind = self.quantization
+        if kind is None or not kind.static:
+            return []
+        return [ScaleTensor(_beside(name, kind.input_scale), SCALAR) for name, _, _, _ in self.sources]
 
     @property
     def parameters(self) -> int:
@@ -61,8 +108,15 @@ class Part:
         return 0 if self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
-        """Its memory. itemsize: of weights that are neither packed nor wide."""
+        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.quantization is not None:
+            return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
         return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
+
+
+def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
+    """Names of what belongs to a weight."""
+    return tuple(weight.removesuffix("weight") + end for end in ends)
 
 
 def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
@@ -106,7 +160,33 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
     parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
+    if model.quantization is not None:
+        parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
     return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
+
+
+def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
+    """A matrix of an FP8 model, which keeps some as they are. Raises ConfigError for one that can't be FP8."""
+    names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
+    kept = [name for name in names if any(kind.keeps(spelling) for spelling in model.tensors.spellings(name))]
+    if len(kept) == len(names):
+        return part
+    if kept:
+        other = next(name for name in names if name not in kept)
+        raise ConfigError(f"{kept[0]} is not quantised, and {other} is: they are one matrix here, which is not supported")
+    if part.transposed:
+        raise ConfigError(f"{names[0]} has the matrices of all experts, which is not supported as FP8")
+    if (
+        part.field == "shared_down" and kind.static and model.experts.shared_gated
+    ):  # its inputs are gated here, and not its results
+        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes gated ones here")
+    ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
+    if kind.scales == Scales.BLOCK and ragged:
+        raise ConfigError(
+            f"{ragged[0]} does not begin at a multiple of {BLOCK} rows of the matrix that it is a part of here: FP8 with a scale "
+            f"for each block is not supported for {model.name} of this size"
+        )
+    return replace(part, quantization=kind)
 
 
 def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
@@ -173,13 +253,21 @@ def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
     return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
 
 
+def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTensor]]:
+    """Scales of an FP8 cache that a checkpoint may have: layer, field of LayerWeights, tensor."""
+    for layer in range(len(model.layers)):
+        prefix = model.tensors.layer.format(layer=layer) + model.tensors.o.rpartition(".")[0]
+        for field, names in CACHE_SCALES.items():
+            yield layer, field, ScaleTensor(tuple(f"{prefix}.{name}" for name in names), SCALAR)
+
+
 def weight_elements(model: DecoderDescription) -> int:
     """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
     return sum(part.parameters for part in all_parts(model))
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
-    """Memory of all weights, of which those that are neither packed nor wide have `itemsize` bytes."""
+    """Memory of all weights, of which those that are neither FP8, packed nor wide have `itemsize` bytes."""
     return sum(part.nbytes(itemsize) for part in all_parts(model))
 
 
@@ -216,7 +304,7 @@ def _read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
-        itemsize = 1 if dtype == PACKED else ITEM_BYTES.get(dtype)
+        itemsize = 1 if dtype in (PACKED, FP8) else ITEM_BYTES.get(dtype)
         if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
             raise ConfigError(f"{path}: {name} has {end - start} bytes, which don't make {dtype} {list(shape)}")
         if 8 + length + end > size:
@@ -259,6 +347,7 @@ def _spare(name: str, model: DecoderDescription) -> bool:
     number = name.removeprefix(layers).split(".")[0]
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
     outside = name.startswith((*SPARE, *model.tensors.spare))
+    outside = outside or name.endswith(UNUSED_SCALES)
     return beyond or outside or (stem != name and f"{stem}.weight" in expected_tensors(model))
 
 
@@ -306,31 +395,56 @@ def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDe
 def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
     """All tensors of a checkpoint by name, after checking that they are just those that the model needs.
 
-    Reads headers alone. Raises ConfigError that says which tensor is missing, surplus, misshapen or of another type, and
-    which file is truncated or malformed.
+    Scales have the first of the names that they may have. Reads headers alone. Raises ConfigError that says which tensor is
+    missing, surplus, misshapen or of another type, and which file is truncated or malformed.
     """
-    found, expected = _stored_tensors(model, folder), expected_tensors(model)
+    found, parts, expected = _stored_tensors(model, folder), all_parts(model), expected_tensors(model)
     silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see with_stored_head
+    scales = _find_scales(model, parts, found)
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in found] + [name for name, stored in scales.items() if not stored]
     if missing:
         raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json")
-    surplus = [name for name in found if name not in expected and name not in silent and not name.endswith(FREQUENCIES)]
+    known = expected.keys() | silent | set(scales.values())
+    surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
     foreign = [name for name in surplus if not _spare(name, model)]
     if foreign:
         raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:
         logger.warning("%s: tensors without a use are left out: %s", folder, listed(surplus))
-    packed = {name for part in all_parts(model) if part.packed for name, _, _, _ in part.sources}
+    kinds = {name: _stored_dtypes(part) for part in parts for name, _, _, _ in part.sources}
     for name, shape in expected.items():
         tensor = found[name]
         if tensor.shape != shape:
             raise ConfigError(f"{tensor.path}: {name} has shape {list(tensor.shape)}, but config.json makes it {list(shape)}")
-        supported = (PACKED,) if name in packed else ITEM_BYTES
-        if tensor.dtype not in supported:
-            allowed = f"{', '.join(supported)}{'' if name in packed else ' (no quantization)'}"
+        if tensor.dtype not in kinds[name]:
+            allowed = f"{', '.join(kinds[name])}{' (no quantization)' if kinds[name] == NUMBERS else ''}"
             raise ConfigError(f"{tensor.path}: {name} is {tensor.dtype}; supported: {allowed}")
-    return {name: found[name] for name in expected}
+    return {name: found[name] for name in expected} | {name: found[stored] for name, stored in scales.items()}
+
+
+def _stored_dtypes(part: Part) -> tuple[str, ...]:
+    if part.quantization is not None and part.quantization.stored:
+        return (FP8,)
+    return (PACKED,) if part.packed else NUMBERS
+
+
+def _find_scales(model: DecoderDescription, parts: list[Part], found: dict[str, StoredTensor]) -> dict[str, str]:
+    """The first of a scale's names -> the one that it is stored under, "" where it is missing; of a cache's those that are there.
+    Raises ConfigError for a wrong shape or type."""
+    needed = [tensor for part in parts for tensor in (*part.stored_scales, *part.stored_input_scales)]
+    of_cache = [tensor for _, _, tensor in cache_scales(model)]
+    result = {}
+    for tensor in (*needed, *of_cache):
+        name = next((name for name in tensor.names if name in found), "")
+        if name and found[name].shape not in tensor.shapes:
+            shapes, stored = " or ".join(str(list(shape)) for shape in tensor.shapes), found[name]
+            raise ConfigError(f"{stored.path}: {name} has shape {list(stored.shape)}, but config.json makes it {shapes}")
+        if name and found[name].dtype not in ITEM_BYTES:
+            raise ConfigError(f"{found[name].path}: {name} is {found[name].dtype}; supported: {', '.join(NUMBERS)}")
+        result[tensor.names[0]] = name
+    optional = {tensor.names[0] for tensor in of_cache}
+    return {name: stored for name, stored in result.items() if stored or name not in optional}

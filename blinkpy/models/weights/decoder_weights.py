@@ -4,21 +4,31 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from blinkpy.config import ConfigError
+from blinkpy.kernels.fp8_matrix import LARGEST, Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
-from blinkpy.models.weights.tensor_loader import load_tensors
+from blinkpy.models.weights.checkpoint import Part, StoredTensor, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.stored_scales import read_scales
+from blinkpy.models.weights.tensor_loader import QuantizedRows, Target, load_tensors
 from blinkpy.models.weights.weight_dtypes import dtype_name
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Matrix = torch.Tensor | Fp8Matrix
 
 LARGEST_FP4 = 6.0
 DUMMY_RANGE = 1e-3
 """Of weights for measurements, to either side: that of vLLM and SGLang, so that the GPU flips as many bits for each, and draws as
 much power. At its power limit that decides its clock, too."""
+DUMMY_INPUT_SCALE = 2.0**-5
+"""Of static schemes: normed inputs are seldom above 14."""
+DRAWN = 1 << 24
+"""FP8 numbers at a time."""
 
 
 @dataclass
@@ -28,13 +38,14 @@ class LayerWeights:
     An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension for the expert;
     those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has two weights, the first one in its
     lower half; their last dimension is half as long. A scale is a power of two with an offset of 127. Norms that a model lacks
-    are None; all are float32 where an offset was added to them.
+    are None; all are float32 where an offset was added to them. k_scale, v_scale: what an FP8 cache's keys and values are
+    multiplied by; None where the checkpoint does not say.
     """
 
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    o: torch.Tensor  # [hidden, heads * head_dim]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
-    down: torch.Tensor  # [hidden, intermediate] or [experts, hidden, expert_size]
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
+    o: Matrix  # [hidden, heads * head_dim]
+    gate_up: Matrix  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
+    down: Matrix  # [hidden, intermediate] or [experts, hidden, expert_size]
     input_norm: torch.Tensor | None = None  # [hidden] before attention
     attention_out_norm: torch.Tensor | None = None  # [hidden] behind it
     post_norm: torch.Tensor | None = None  # [hidden] before the MLP
@@ -48,12 +59,14 @@ class LayerWeights:
     router: torch.Tensor | None = None  # [experts, hidden]
     router_bias: torch.Tensor | None = None  # [experts]
     selection_bias: torch.Tensor | None = None  # float32 [experts]
-    shared_gate_up: torch.Tensor | None = None  # [2 * shared, hidden]
-    shared_down: torch.Tensor | None = None  # [hidden, shared]
+    shared_gate_up: Matrix | None = None  # [2 * shared, hidden]
+    shared_down: Matrix | None = None  # [hidden, shared]
     shared_gate: torch.Tensor | None = None  # [1, hidden]
     sinks: torch.Tensor | None = None  # [heads]
     gate_up_scales: torch.Tensor | None = None  # [experts, 2 * expert_size, hidden / 32]
     down_scales: torch.Tensor | None = None  # [experts, hidden, expert_size / 32]
+    k_scale: float | None = None
+    v_scale: float | None = None
 
 
 @dataclass
@@ -90,11 +103,19 @@ def own_dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
     return torch.uint8 if part.packed else torch.float32 if part.wide else dtype
 
 
-def _assemble(model: DecoderDescription, make: Callable[[Part], torch.Tensor]) -> Weights:
-    outer = {part.field: make(part) for part in outer_parts(model)}
-    layers = [
-        LayerWeights(**{part.field: make(part) for part in layer_parts(model, layer)}) for layer in range(len(model.layers))
-    ]
+def _assemble(
+    model: DecoderDescription,
+    make: Callable[[Part], torch.Tensor],
+    make_fp8: Callable[[Part], Fp8Matrix],
+    cache_scales: list[dict[str, float]] | None = None,
+) -> Weights:
+    """make, make_fp8: make a weight, as the part says. cache_scales: of each layer."""
+    outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
+    for layer in range(len(model.layers)):
+        weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])
+        for part in layer_parts(model, layer):
+            weights[part.field] = make(part) if part.quantization is None else make_fp8(part)
+        layers.append(LayerWeights(**weights))
     return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
 
 
@@ -111,7 +132,10 @@ def load_weights(
     ConfigError (see open_checkpoint), also for a file that can't be read to its end.
     """
     stored = open_checkpoint(model, folder)
-    places, arranged, changed = [], list[tuple[torch.Tensor, Part]](), list[tuple[torch.Tensor, float, float]]()
+    scales = read_scales(model, stored)
+    places: list[tuple[str, StoredTensor, Target]] = []
+    arranged, changed = list[tuple[torch.Tensor, Part]](), list[tuple[torch.Tensor, float, float]]()
+    quantised: list[tuple[Part, Fp8Matrix]] = []
 
     def make(part: Part) -> torch.Tensor:
         result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
@@ -124,13 +148,36 @@ def load_weights(
             changed.append((result, part.offset, part.factor))
         return result
 
-    weights = _assemble(model, make)
+    def make_fp8(part: Part) -> Fp8Matrix:
+        found = scales.of_parts.get(part.sources[0][0])
+        result = _empty_fp8(part, device, None if found is None else found.inputs)
+        if found is not None:
+            result.scales.copy_(torch.from_numpy(found.weights))
+        else:
+            quantised.append((part, result))
+        for name, shape, expert, row in part.sources:
+            values, own = (result.values, result.scales) if expert < 0 else (result.values[expert], result.scales[expert])
+            rows = slice(row, row + shape[0])
+            places.append((name, stored[name], QuantizedRows(values[rows], own[rows]) if found is None else values[rows]))
+        if part.factor != 1:
+            changed.append((result.scales, 0, part.factor))
+        return result
+
+    weights = _assemble(model, make, make_fp8, scales.of_cache)
     load_tensors(places, torch.device(device), progress)
+    for part, matrix in quantised:
+        if not bool(matrix.scales.isfinite().all()):
+            raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
     for tensor, part in arranged:
         arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
     return weights
+
+
+def _empty_fp8(part: Part, device: str, input_scale: float | None) -> Fp8Matrix:
+    values = torch.empty(part.shape, dtype=torch.float8_e4m3fn, device=device)
+    return Fp8Matrix(values, torch.empty(part.scale_shape, dtype=torch.float32, device=device), input_scale)
 
 
 def arrange_experts(weight: torch.Tensor, part: Part) -> None:
@@ -149,7 +196,7 @@ def dummy_weights(
     model: DecoderDescription, seed: int, dtype: torch.dtype, device: str = "cpu", spread: float = DUMMY_RANGE
 ) -> Weights:
     """Weights without a checkpoint (`--load-format dummy`): uniform in [-spread, spread), norms 1. The same for the same seed.
-    MXFP4: random bits, with the scale that keeps them within the spread."""
+    MXFP4: random bits, with the scale that keeps them within the spread. FP8: uniform, too; all scales are equal."""
     generator = torch.Generator(device).manual_seed(int(np.int64(seed)))
 
     def make(part: Part) -> torch.Tensor:
@@ -162,4 +209,12 @@ def dummy_weights(
             return result.fill_(1)
         return result.uniform_(-spread, spread, generator=generator)
 
-    return _assemble(model, make)
+    def make_fp8(part: Part) -> Fp8Matrix:
+        result = _empty_fp8(part, device, DUMMY_INPUT_SCALE if part.quantization and part.quantization.static else None)
+        result.scales.fill_(spread / LARGEST)
+        for some in result.values.view(-1).split(DRAWN):
+            numbers = torch.empty(len(some), dtype=torch.float32, device=device)
+            some.copy_(numbers.uniform_(-LARGEST, LARGEST, generator=generator))
+        return result
+
+    return _assemble(model, make, make_fp8)

@@ -9,15 +9,51 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from io import FileIO
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import torch
 
+from blinkpy.config import ConfigError
+from blinkpy.kernels.fp8_matrix import quantize_rows
 from blinkpy.models.weights.checkpoint import StoredTensor
 from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 8
 PIECE_BYTES = 16 << 20
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
+STORED_DTYPES |= {"F8_E4M3": torch.float8_e4m3fn}
+
+
+class QuantizedRows(NamedTuple):
+    """Rows of a matrix that become FP8 as they are loaded."""
+
+    values: torch.Tensor  # float8_e4m3fn [rows, columns]
+    scales: torch.Tensor  # float32 [rows]
+
+    def fill(self, source: torch.Tensor) -> None:
+        """source: as many numbers of any type."""
+        values, scales = quantize_rows(source.view(self.values.shape))
+        self.values.copy_(values)
+        self.scales.copy_(scales)
+
+    def pieces(self, numbers: int) -> list["QuantizedRows"]:
+        """Of whole rows, each with at most so many numbers."""
+        rows = numbers // self.values.shape[1]
+        if rows == 0:
+            raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long to be quantised as they are loaded")
+        return [QuantizedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
+
+
+Target = torch.Tensor | QuantizedRows
+
+
+def _split(target: Target, numbers: int) -> list[Target]:
+    """Parts of a target, each with at most so many numbers."""
+    return [*target.pieces(numbers)] if isinstance(target, QuantizedRows) else [*target.view(-1).split(numbers)]
+
+
+def _numel(target: Target) -> int:
+    return target.values.numel() if isinstance(target, QuantizedRows) else target.numel()
 
 
 class Staging:
@@ -34,25 +70,28 @@ class Staging:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def copy(self, count: int, dtype: torch.dtype, target: torch.Tensor) -> None:
-        """Begin to copy the first `count` elements of a dtype to a tensor of as many elements, of any dtype."""
-        source = self.tensor[: count * dtype.itemsize].view(dtype)
+    def copy(self, dtype: torch.dtype, target: Target) -> None:
+        """Begin to copy as many elements of a dtype as the target has, which may have another one."""
+        source = self.tensor[: _numel(target) * dtype.itemsize].view(dtype)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            if target.is_cuda and target.dtype != dtype:
-                source = source.to(target.device, non_blocking=True)  # the GPU converts faster
-            target.copy_(source, non_blocking=True)
+            if isinstance(target, QuantizedRows):
+                target.fill(source.to(target.values.device, non_blocking=True))
+            elif target.is_cuda and target.dtype != dtype:
+                target.copy_(source.to(target.device, non_blocking=True))  # the GPU converts faster
+            else:
+                target.copy_(source, non_blocking=True)
             if self._copied is not None:
                 self._copied.record(self._stream)
 
 
 def load_tensors(
-    places: list[tuple[str, StoredTensor, torch.Tensor]],
+    places: list[tuple[str, StoredTensor, Target]],
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and by where they lie, each into one of as many elements: contiguous, of any float dtype.
+    """Load tensors, given by name and by where they lie, each into a target of as many elements: contiguous, of any float dtype.
 
     progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy. Raises
     ConfigError when a file can't be read to the end, and abandons what is left then.
@@ -71,8 +110,8 @@ def load_tensors(
         pieces = []
         for name, stored, target in places:
             dtype, offset = STORED_DTYPES[stored.dtype], stored.offset
-            for part in target.view(-1).split(piece_bytes // dtype.itemsize):
-                size = part.numel() * dtype.itemsize
+            for part in _split(target, piece_bytes // dtype.itemsize):
+                size = _numel(part) * dtype.itemsize
                 pieces.append((size, pool.submit(_load_piece, free, files[stored.path], name, offset, dtype, part)))
                 offset += size
         total, done, told = sum(size for size, _ in pieces), 0, 0.0
@@ -84,13 +123,11 @@ def load_tensors(
                 progress(told)
 
 
-def _load_piece(
-    free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: torch.Tensor
-) -> None:
+def _load_piece(free: SimpleQueue[Staging], file: FileIO, name: str, offset: int, dtype: torch.dtype, target: Target) -> None:
     staging = free.get()
     try:
         staging.wait()
-        read_into(staging.memory[: target.numel() * dtype.itemsize], file, offset, name)
-        staging.copy(target.numel(), dtype, target)
+        read_into(staging.memory[: _numel(target) * dtype.itemsize], file, offset, name)
+        staging.copy(dtype, target)
     finally:
         free.put(staging)

@@ -20,6 +20,7 @@ TARGETS = {  # of a smoke run
     "parts.cpu_engine": 2,
     "parts.front_end_cpu": 1,
     "parts.grammar_compile": 1,
+    "parts.quantised_perplexity": 2,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
     "parts.window_cache": 1,

@@ -134,7 +134,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
         ("model.layers.0.self_attn.q_proj.scale", {}, r"has model\.layers\.0\.self_attn\.q_proj\.scale, unknown to LlamaForC"),
         ("model.layers.0.self_attn.q_norm.bias", {}, r"has model\.layers\.0\.self_attn\.q_norm\.bias, unknown to LlamaForC"),
         ("model.layers.2.extra.weight", {}, r"has model\.layers\.2\.extra\.weight, unknown"),
-        ("model.norm.weight", {"dtype": "F8_E4M3"}, r"model\.norm\.weight is F8_E4M3"),
+        ("model.norm.weight", {"dtype": "F8_E5M2"}, r"model\.norm\.weight is F8_E5M2"),
         ("model.norm.weight", {"dtype": 7}, "7"),
         ("model.norm.weight", {"shape": [-1, 64]}, "bytes"),
         ("model.norm.weight", {"shape": [64, "x"]}, "malformed"),

@@ -132,10 +132,10 @@ def auto_class(name: str) -> Any:
     return transformers.AutoModelForImageTextToText if ZOO[name][0] in NESTED else transformers.AutoModelForCausalLM
 
 
-def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
-    """The transformers model, with random weights."""
+def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> transformers.PreTrainedModel:
+    """The transformers model, with random weights. more: further changes of BASE."""
     kind, changes = ZOO[name]
-    values = {**BASE, **changes}
+    values = {**BASE, **changes, **more}
     if kind in NESTED:
         vision = SMALL_VISION if kind == "Mistral3Config" else {**SMALL_VISION, "model_type": "siglip_vision_model"}
         values = {"text_config": values, "vision_config": vision, "tie_word_embeddings": kind == "Gemma3Config"}
@@ -159,10 +159,11 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> tran
 
 
 def save_model(
-    name: str, folder: Path, seed: int, *, sharded: bool = False, dtype: torch.dtype = torch.float32
+    name: str, folder: Path, seed: int, *, sharded: bool = False, dtype: torch.dtype = torch.float32, **more: Any
 ) -> transformers.PreTrainedModel:
-    """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files."""
-    model = make_model(name, seed, dtype)
+    """Save a model of the zoo as a checkpoint folder; returns the model. sharded: over several files. more: further changes of
+    BASE."""
+    model = make_model(name, seed, dtype, **more)
     if name.endswith("mxfp4"):
         save_mxfp4(model, folder)
         return model
