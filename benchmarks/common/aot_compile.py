@@ -31,7 +31,7 @@ from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
@@ -211,13 +211,22 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
     make: dict[str, Any] = {"dtype": shape.dtype}
     x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
-    bias, scales = (meta(size, **make) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
+    around: dict[str, Any] = {"dtype": shape.out_dtype if shape.fp8 else shape.dtype}
+    bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
     split = (config.split_k,) if shape.partials else ()
-    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
-    workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
+    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
+    workspace = LinearWorkspace.allocate("meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
     call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
+    call = replace(call, scales=meta_scales(shape) if shape.fp8 else None)
     return partial(linear, call, config)
+
+
+def meta_scales(shape: LinearShape) -> Scales:
+    groups, wide = -(-shape.k // 128), shape.weight_rows
+    sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
+    x, weight = (meta(*size, dtype=torch.float32) for size in sizes)
+    return Scales(x, weight)
 
 
 def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:

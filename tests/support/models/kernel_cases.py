@@ -15,13 +15,14 @@ from support.models.paged_batch import PagedBatches
 from support.models.random_grammars import RandomGrammars
 from torch import Tensor
 
-from blinkpy.kernels.activation import softcap, swiglu
+from blinkpy.kernels.activation import quantised_swiglu, softcap, swiglu
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.gather import embed, last_tokens
+from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
@@ -348,6 +349,59 @@ def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, token
         swiglu(x, header(tokens, tokens, 0, device), out, gelu=gelu)
         close(out[:tokens], kernel_reference.swiglu(x[:tokens], gelu), dtype, f"gelu {gelu}")
         untouched(out[tokens:], "swiglu")
+
+
+def quantised_rows(x: Tensor, blocks: bool, given: float | None) -> tuple[Tensor, Tensor]:
+    """float32 numbers x / scale, rounded to FP8, and the scales: row by row and group by group."""
+    values, scales = torch.zeros_like(x, dtype=torch.float32), []
+    for row, line in enumerate(x.float()):
+        for first in range(0, len(line), 128 if blocks else len(line)):
+            part = line[first : first + (128 if blocks else len(line))]
+            scales.append(torch.tensor(given) if given else part.abs().max().clamp_min(2.0**-100).cpu() / 448)
+            quotient = (part / scales[-1].to(part.device)).clamp(-448, 448)
+            values[row, first : first + len(part)] = quotient.to(torch.float8_e4m3fn).float()
+    return values, torch.stack(scales).view((len(x), -1) if blocks else (len(x),)).to(x.device)
+
+
+def quantised_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool, given: float | None
+) -> None:
+    """Rows as they are, and what the norm and SwiGLU make, with large numbers, some far apart, and a row of zeros."""
+    counts, groups = header(tokens, tokens, 0, device), -(-width // 128)
+    x, gate_up = (draw(rng, bucket, size, dtype=dtype, device=device, scale=3.0) for size in (width + 8, 2 * width))
+    x, weight = x[:, :width], draw(rng, width, dtype=dtype, device=device)
+    x[:tokens:3, :: max(1, width // 3)] *= 300.0
+    x[tokens - 1], gate_up[tokens - 1] = 0.0, 0.0
+
+    def empty() -> Fp8Rows:
+        values = torch.full((bucket, width), 0x7F, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        return Fp8Rows(values, poison(*((bucket, groups) if blocks else (bucket,)), dtype=torch.float32, device=device))
+
+    def check(found: Fp8Rows, source: Tensor, share: float, what: str) -> None:
+        values, scales = quantised_rows(source[:tokens], blocks, given)
+        same = (found.values[:tokens].float() == values).float().mean()
+        assert same >= 1 - share, f"{what}: {1 - same:.2%} of the values differ"
+        close(found.scales[:tokens], scales, torch.float32 if share == 0 else torch.bfloat16, f"{what}: scales")
+        untouched(found.scales[tokens:], what)
+        assert bool((found.values[tokens:].view(torch.uint8) == 0x7F).all()), f"{what}: padding was written"
+
+    out, normed, inner = empty(), poison(bucket, width, dtype=dtype, device=device), poison(bucket, width, dtype=dtype, device=device)
+    quantise_rows(x, counts, out, given)
+    check(out, x, 0.0, "rows")
+    for keep in (False, True):
+        out = empty()
+        rms_norm(x, weight, 1e-5, counts, normed, quantised=(out, given), keep=keep)
+        if keep:
+            close(normed[:tokens], kernel_reference.rms_norm(x[:tokens], weight, 1e-5), dtype, "norm")
+        else:
+            untouched(normed, "norm")
+            rms_norm(x, weight, 1e-5, counts, normed)
+        check(out, normed, 1e-3, f"norm, kept {keep}")
+    for gelu in (False, True):
+        out = empty()
+        quantised_swiglu(gate_up, counts, out, given, gelu=gelu)
+        swiglu(gate_up, counts, inner, gelu=gelu)
+        check(out, inner, 1e-2, "swiglu")
 
 
 def softcap_case(rng: np.random.Generator, device: str, rows: int, bucket: int, vocabulary: int) -> None:
