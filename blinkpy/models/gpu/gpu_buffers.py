@@ -1,14 +1,18 @@
 """The memory that the steps of the GPU's decoder work in: allocated once for the largest, shared by all."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
 from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.decoder_weights import Weights
 
 
 class Buffers:
@@ -29,6 +33,13 @@ class Buffers:
         self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
 
 
+def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:
+    """For the quantised inputs of any FP8 matrix that tokens go through; None where a model has none."""
+    fields = [getattr(layer, field.name) for layer in weights.layers for field in dataclasses.fields(layer)]
+    widths = [matrix.values.shape[-1] for matrix in fields if isinstance(matrix, Fp8Matrix)]
+    return Fp8Rows.allocate(tokens, max(widths), str(weights.device)) if widths else None
+
+
 @dataclass
 class ResidualStream:
     """The residual stream while a step is launched: a row for each token or, once only the rows' last
@@ -36,7 +47,7 @@ class ResidualStream:
 
     hidden: torch.Tensor  # [M, hidden]
     counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
-    partials: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
+    partials: torch.Tensor | None = None  # what hidden still lacks: float32 [parts, M, hidden] to be added up, or [M, hidden]
 
     @property
     def rows(self) -> int:
