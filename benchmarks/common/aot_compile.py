@@ -215,18 +215,20 @@ def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], obje
     bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
     split = (config.split_k,) if shape.partials else ()
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
-    workspace = LinearWorkspace.allocate("meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
+    workspace = LinearWorkspace.allocate(
+        "meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows)
+    )
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
     call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
-    call = replace(call, scales=meta_scales(shape) if shape.fp8 else None)
+    call = replace(call, scales=ones_for(shape, "meta") if shape.fp8 else None)
     return partial(linear, call, config)
 
 
-def meta_scales(shape: LinearShape) -> Scales:
+def ones_for(shape: LinearShape, device: str) -> Scales:
+    """Scales of FP8 operands."""
     groups, wide = -(-shape.k // 128), shape.weight_rows
     sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
-    x, weight = (meta(*size, dtype=torch.float32) for size in sizes)
-    return Scales(x, weight)
+    return Scales(*(torch.ones(size, device=device) for size in sizes))
 
 
 def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:

@@ -1,7 +1,7 @@
 """Rows that are quantised to FP8: inputs of products with an `Fp8Matrix`.
 
-Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; what several programs make (attention, a fused
-SwiGLU) is quantised by a kernel of its own.
+Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; what several programs make (attention, a
+fused SwiGLU) is quantised by a kernel of its own.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Fp8Rows:
 
 @triton.jit
 def store_quantised(
-    x,  # float32 [BLOCK] a row's values, or a part of it with BLOCK_SCALES or STATIC; rounded to the storage dtype; 0 beyond WIDTH
+    x,  # float32 [BLOCK] a row, or a part with BLOCK_SCALES or STATIC, as rounded to the storage dtype; 0 beyond WIDTH
     values_ptr,  # float8 [T, WIDTH]
     scales_ptr,  # float32 [T], or [T, GROUPS]
     row, first,  # row, and the part's first column

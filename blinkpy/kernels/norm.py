@@ -93,8 +93,8 @@ def rms_norm(
     T, hidden], the parts of a sum that `blinkpy.kernels.linear.linear` left; weight: [hidden] of any storage dtype; counts: int64
     [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row
     depends on itself alone. last_tokens_of: only the last token of each emitting row of this batch, gathered: out [B, hidden],
-    whose other rows stay as they are. add: out += norm(x) * weight. quantised: where the norm, rounded to out's dtype, goes as FP8, and
-    the scale of all rows, or None; without `keep`, out stays as it is then.
+    whose other rows stay as they are. add: out += norm(x) * weight. quantised: where the norm, rounded to out's dtype, goes as
+    FP8, and the scale of all rows, or None; without `keep`, out stays as it is then.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:
@@ -115,9 +115,10 @@ def rms_norm(
     if quantised is not None:
         (fp8, input_scale), block = quantised, row_block(hidden)
     _rms_norm[(rows,)](
-        x, x if residual is None else residual, weight, out, out if fp8 is None else fp8.values, out if fp8 is None else fp8.scales,
-        counts, counts if batch is None else batch.query_starts,
-        counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps, input_scale or 0.0,
-        HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1, RESIDUAL=residual is not None,
-        STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind, STATIC=input_scale is not None, ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block), **launch.options(pdl),
+        x, x if residual is None else residual, weight, out, *((out, out) if fp8 is None else (fp8.values, fp8.scales)), counts,
+        counts if batch is None else batch.query_starts, counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
+        input_scale or 0.0, HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1,
+        RESIDUAL=residual is not None, STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind,
+        STATIC=input_scale is not None, ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block),
+        **launch.options(pdl),
     )  # fmt: skip

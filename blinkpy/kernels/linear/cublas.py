@@ -37,7 +37,14 @@ def fp8_product(call: LinearCall, scales: Scales) -> None:
     product = out if residual is None else call.workspace.rows[: out.numel()].view_as(out)
     by_row, by_column = scales.x[:, None], scales.weight[None, :]
     torch._scaled_mm(
-        call.x, call.weight.T, scale_a=by_row, scale_b=by_column, bias=call.bias, out_dtype=out.dtype, use_fast_accum=True, out=product
+        call.x,
+        call.weight.T,
+        scale_a=by_row,
+        scale_b=by_column,
+        bias=call.bias,
+        out_dtype=out.dtype,
+        use_fast_accum=True,
+        out=product,
     )
     if residual is not None:
         torch.add(residual, product, out=out)
@@ -45,7 +52,9 @@ def fp8_product(call: LinearCall, scales: Scales) -> None:
 
 def supports(shape: LinearShape) -> bool:
     """Of FP8: scales for rows, and sizes that the product takes."""
-    return not shape.fp8 or not (shape.norm or shape.blocks or shape.out_dtype != torch.bfloat16 or shape.weight_rows % 16 or shape.k % 16)
+    return not shape.fp8 or not (
+        shape.norm or shape.blocks or shape.out_dtype != torch.bfloat16 or shape.weight_rows % 16 or shape.k % 16
+    )
 
 
 def cublas_halves(call: LinearCall, config: LinearConfig) -> None:

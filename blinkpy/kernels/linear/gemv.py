@@ -131,14 +131,14 @@ def supports(shape: LinearShape) -> bool:
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; and, elementwise, of some that suit registers."""
+    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
     halves = 2 if shape.swiglu else 1
     for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4), (4, 8)):
         if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * 32:
             yield LinearConfig("gemv", 16, block_n, block_k, 1, warps, elementwise=True)
     for block_k in (256, 512, 1024, 2048, 4096):
         beyond = -shape.k % block_k
-        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
+        for kilobytes, warps in ((8, 4), (16, 8)) if shape.fp8 else ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
             block_n = kilobytes * (1024 if shape.fp8 else 512) // block_k // halves
             if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
@@ -157,9 +157,13 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 4, 64, elementwise=True), LinearShape(1, 45, 150, norm=True, swiglu=True)),
         LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, residual=True)),
         LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 45, 150, bias=True, residual=True, dtype=FP8)),
-        LinearCase(LinearConfig("gemv", 16, 2, 128, elementwise=True), LinearShape(1, 128, 300, swiglu=True, blocks=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("gemv", 16, 2, 128, elementwise=True), LinearShape(1, 128, 300, swiglu=True, blocks=True, dtype=FP8)
+        ),
         LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 150, 150, blocks=True, dtype=FP8)),
-        LinearCase(LinearConfig("gemv", 16, 8, 256), LinearShape(1, 130, 700, swiglu=True, gelu=True, dtype=FP8, result=torch.float32)),
+        LinearCase(
+            LinearConfig("gemv", 16, 8, 256), LinearShape(1, 130, 700, swiglu=True, gelu=True, dtype=FP8, result=torch.float32)
+        ),
         LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, dtype=FP8)),
     ),
     (_gemv,),

@@ -46,9 +46,9 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     """Raise ValueError or TypeError unless the tensors fit together and the variant computes this."""
     x, out, bias, norm, residual = call.x, call.out, call.bias, call.norm, call.residual
     (rows, k), n, shape = x.shape, out.shape[-1], call.shape
-    stored, dtypes, results = STORAGE_DTYPES, (x.dtype,), (x.dtype, torch.float32)
-    if call.scales is not None:
-        stored, dtypes, results = (FP8,), STORAGE_DTYPES, STORAGE_DTYPES
+    fp8 = call.scales is not None
+    stored, dtypes = ((FP8,), STORAGE_DTYPES) if fp8 else (STORAGE_DTYPES, (x.dtype,))
+    results = STORAGE_DTYPES if fp8 else (x.dtype, torch.float32)
     check_tensors(
         (x, "x", (None, None), stored, True),
         *declared_scales(call),
@@ -77,11 +77,12 @@ def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:
     """For `check_tensors`."""
     if call.scales is None:
         return []
-    (rows, k), outputs, sizes = call.x.shape, len(call.weight), [(len(call.x),), (len(call.weight),)]
-    if call.scales_kind == BLOCK_SCALES.value:
-        sizes = [(rows, -(-k // BLOCK)), (-(-outputs // BLOCK), -(-k // BLOCK))]
-    names = zip(call.scales, ("scales of x", "scales of weight"), sizes, strict=True)
-    return [(tensor, name, size, torch.float32) for tensor, name, size in names]
+    rows, outputs, groups = len(call.x), len(call.weight), -(-call.x.shape[1] // BLOCK)
+    by_block = call.scales_kind == BLOCK_SCALES.value
+    return [
+        (call.scales.x, "scales of x", (rows, groups) if by_block else (rows,), torch.float32),
+        (call.scales.weight, "scales of weight", (-(-outputs // BLOCK), groups) if by_block else (outputs,), torch.float32),
+    ]
 
 
 def check_config(config: LinearConfig) -> None:

@@ -14,7 +14,7 @@ from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear import check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
 
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
 """Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
 
 JSON_KEYS = {"variant": "kind", "weights_first": "swap", "early_trigger": "early"}
@@ -23,8 +23,8 @@ FIELDS = {JSON_KEYS.get(field.name, field.name): field.name for field in fields(
 
 
 def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False) -> LinearConfig:
-    """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket. dtype: of the weights;
-    blocks: of FP8, a scale for each block."""
+    """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket. dtype: of the
+    weights; blocks: of FP8, a scale for each block."""
     if dtype == FP8:
         return default_fp8_config(n, k, rows, swiglu, blocks)
     if rows > 64:

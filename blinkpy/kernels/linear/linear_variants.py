@@ -93,7 +93,9 @@ class LinearCall:
 
     x: torch.Tensor  # [M, K], rows of any stride, of a storage dtype or FP8
     weight: torch.Tensor  # [N, K], in x's dtype; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
-    out: torch.Tensor  # [M, N] in x's dtype or float32 (of FP8: a storage dtype); or float32 [split_k, M, N], whose sum over the splits is the result
+    out: torch.Tensor
+    """[M, N] in x's dtype or float32, of FP8 in a storage dtype; or float32 [split_k, M, N], whose sum over the splits is the
+    result."""
     workspace: LinearWorkspace
     counts: torch.Tensor  # int64 [8] batch header
     bias: torch.Tensor | None = None  # [rows of weight]

@@ -171,8 +171,9 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         out if call.residual is None else call.residual, out, partial, arrivals, rows, x.stride(0),
         N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
         BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate, WEIGHTS_FIRST=config.weights_first,
-        KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), SCALES=call.scales_kind, EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
+        KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), SCALES=call.scales_kind,
+        EARLY_TRIGGER=config.early_trigger, PDL=call.pdl, num_warps=config.warps, num_stages=config.stages,
+        **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -270,7 +271,9 @@ VARIANT = LinearVariant(
             LinearConfig("triton", 16, 32, 128, 2, weights_first=True),
             LinearShape(7, 128, 400, swiglu=True, gelu=True, blocks=True, bias=True, dtype=FP8),
         ),
-        LinearCase(LinearConfig("triton", 16, 64, 256, 4, weights_first=True), LinearShape(16, 4096, 4096, partials=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("triton", 16, 64, 256, 4, weights_first=True), LinearShape(16, 4096, 4096, partials=True, dtype=FP8)
+        ),
         LinearCase(LinearConfig("triton", 64, 64, 128, weights_first=True), LinearShape(64, 7168, 4096, swiglu=True, dtype=FP8)),
         LinearCase(LinearConfig("triton", 64, 64, 128, weights_first=True), LinearShape(64, 4096, 4096, blocks=True, dtype=FP8)),
     ),

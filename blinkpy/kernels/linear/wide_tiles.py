@@ -181,19 +181,20 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
         return TensorDescriptor(weight, [halves, n, k], [n * k, k, 1], [halves, width or widths[0], config.block_k])
 
     _linear_tma[(triton.cdiv(rows, config.block_m), triton.cdiv(n, config.block_n), config.split_k)](
-        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]), *map(weights_by, widths), *call.scale_tensors,
-        x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, rows,
+        TensorDescriptor(x, [rows, k], [x.stride(0), 1], [config.block_m, config.block_k]), *map(weights_by, widths),
+        *call.scale_tensors, x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, rows,
         N=n, K=k, BLOCK_M=config.block_m, WIDTH_0=widths[0], WIDTH_1=widths[1], WIDTH_2=widths[2], BLOCK_K=config.block_k,
         SPLIT_K=config.split_k, BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
-        WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, SCALES=call.scales_kind, EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
+        WEIGHTS_FIRST=config.weights_first, KEEP_PARTIALS=call.partials, SCALES=call.scales_kind,
+        EARLY_TRIGGER=config.early_trigger, PDL=call.pdl, num_warps=config.warps, num_stages=config.stages,
+        **launch.options(call.pdl),
     )  # fmt: skip
 
 
 def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """Items are half as long, and scales of blocks need registers for a second sum."""
-    splits = (1,) if shape.swiglu else (1, 2, 4)
-    for block_m, block_n, weights_first, split_k in product((64, 128), (64, 96, 112, 128, 256), (False, True), splits):
+    splits = (1,) if shape.swiglu else (1, 2)
+    for block_m, block_n, weights_first, split_k in product((64, 128), (64, 112, 128, 256), (False, True), splits):
         width, tiles = block_n * (2 if shape.swiglu else 1), -(-shape.rows // block_m) * -(-shape.n // block_n) * split_k
         waves, sums = tiles / sm_count, block_m * width * (2 if shape.blocks else 1)
         if block_m > shape.rows or width > 256 or shape.k % (128 * split_k) or (weights_first and width & (width - 1)):
@@ -203,7 +204,9 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             continue
         stages = min(8, 222_000 // ((block_m + width) * 128))
         if stages >= 3:
-            yield LinearConfig("tma", block_m, block_n, 128, split_k, 8 if sums > 64 * 128 else 4, stages, weights_first, early_trigger=True)
+            yield LinearConfig(
+                "tma", block_m, block_n, 128, split_k, 8 if sums > 64 * 128 else 4, stages, weights_first, early_trigger=True
+            )
 
 
 def supports(shape: LinearShape) -> bool:
@@ -248,11 +251,17 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("tma", 128, 112, 64, warps=8), LinearShape(200, 14_336, 4096, norm=True, swiglu=True)),
         LinearCase(LinearConfig("tma", 64, 64, 64, weights_first=True), LinearShape(64, 4096, 4096, residual=True)),
         LinearCase(LinearConfig("tma", 16, 48, 64, 2), LinearShape(19, 70, 208, bias=True, partials=True, dtype=FP8)),
-        LinearCase(LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 80, swiglu=True, gelu=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("tma", 16, 112, 32, weights_first=True), LinearShape(7, 120, 80, swiglu=True, gelu=True, dtype=FP8)
+        ),
         LinearCase(LinearConfig("tma", 16, 80, 128), LinearShape(18, 150, 336, blocks=True, bias=True, residual=True, dtype=FP8)),
-        LinearCase(LinearConfig("tma", 16, 48, 64, weights_first=True), LinearShape(7, 128, 288, swiglu=True, blocks=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("tma", 16, 48, 64, weights_first=True), LinearShape(7, 128, 288, swiglu=True, blocks=True, dtype=FP8)
+        ),
         LinearCase(LinearConfig("tma", 128, 112, 128, warps=8), LinearShape(200, 14_336, 4096, swiglu=True, dtype=FP8)),
-        LinearCase(LinearConfig("tma", 128, 128, 128, warps=8), LinearShape(256, 4096, 4096, residual=True, blocks=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("tma", 128, 128, 128, warps=8), LinearShape(256, 4096, 4096, residual=True, blocks=True, dtype=FP8)
+        ),
     ),
     (_linear_tma,),
     supports=supports,

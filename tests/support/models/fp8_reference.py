@@ -14,8 +14,9 @@ MATRICES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """x [..., k] as FP8 numbers and their scales [..., groups]: of so many columns each."""
-    parts = [part / part.abs().amax(-1, keepdim=True).clamp_min(2.0**-100).mul(1 / 448) for part in x.float().split(group, -1)]
-    scales = [part.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 448 for part in x.float().split(group, -1)]
+    groups = x.float().split(group, -1)
+    scales = [part.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 448 for part in groups]
+    parts = [part / scale for part, scale in zip(groups, scales, strict=True)]
     return torch.cat(parts, -1).clamp(-448, 448).to(torch.float8_e4m3fn), torch.cat(scales, -1)
 
 
@@ -24,18 +25,18 @@ def fp8_matrix(weight: Tensor, blocks: bool, input_scale: float | None = None) -
     if not blocks:
         values, scales = quantised(weight, weight.shape[-1])
         return Fp8Matrix(values, scales.squeeze(-1).contiguous(), input_scale)
-    values, scales = torch.zeros_like(weight, dtype=torch.uint8).view(torch.float8_e4m3fn), []
+    values, parts = torch.zeros_like(weight, dtype=torch.uint8).view(torch.float8_e4m3fn), list[Tensor]()
     n, k = weight.shape[-2:]
     for row in range(0, n, 128):
         for column in range(0, k, 128):
             block = weight[..., row : row + 128, column : column + 128].float()
-            scales.append(block.abs().amax((-2, -1)) / 448)
-            values[..., row : row + 128, column : column + 128] = (block / scales[-1][..., None, None]).to(values.dtype)
-    return Fp8Matrix(values, torch.stack(scales, -1).view(*weight.shape[:-2], -(-n // 128), -(-k // 128)).contiguous())
+            parts.append(block.abs().amax((-2, -1)) / 448)
+            values[..., row : row + 128, column : column + 128] = (block / parts[-1][..., None, None]).to(values.dtype)
+    return Fp8Matrix(values, torch.stack(parts, -1).view(*weight.shape[:-2], -(-n // 128), -(-k // 128)).contiguous())
 
 
 def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False, kept: tuple[str, ...] = ()) -> Weights:
-    """The same model with FP8 matrices but for those kept. static: inputs have one scale, so large that few are over 448 times it."""
+    """The same model with FP8 matrices but for those kept. static: inputs have one scale."""
 
     def layer(of: LayerWeights) -> LayerWeights:
         given = {name: getattr(of, name) for name in MATRICES if name not in kept}

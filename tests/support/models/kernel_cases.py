@@ -21,8 +21,8 @@ from blinkpy.kernels.attention.attention_variants import AttentionCall, NewToken
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
+from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
@@ -364,8 +364,9 @@ def quantised_rows(x: Tensor, blocks: bool, given: float | None) -> tuple[Tensor
 
 
 def quantised_case(
-    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool, given: float | None
-) -> None:
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool,
+    given: float | None,
+) -> None:  # fmt: skip
     """Rows as they are, and what the norm and SwiGLU make, with large numbers, some far apart, and a row of zeros."""
     counts, groups = header(tokens, tokens, 0, device), -(-width // 128)
     x, gate_up = (draw(rng, bucket, size, dtype=dtype, device=device, scale=3.0) for size in (width + 8, 2 * width))
@@ -385,7 +386,7 @@ def quantised_case(
         untouched(found.scales[tokens:], what)
         assert bool((found.values[tokens:].view(torch.uint8) == 0x7F).all()), f"{what}: padding was written"
 
-    out, normed, inner = empty(), poison(bucket, width, dtype=dtype, device=device), poison(bucket, width, dtype=dtype, device=device)
+    out, (normed, inner) = empty(), (poison(bucket, width, dtype=dtype, device=device) for _ in range(2))
     quantise_rows(x, counts, out, given)
     check(out, x, 0.0, "rows")
     for keep in (False, True):
@@ -428,7 +429,9 @@ def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, to
     assert not out[0].any()
 
 
-def quantised_operands(rng: np.random.Generator, device: str, shape: LinearShape) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
+def quantised_operands(
+    rng: np.random.Generator, device: str, shape: LinearShape
+) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
     """Values of x and weight, their scales, and float64 values times scales. Weights beside scales far apart: the one must not
     take another's."""
     m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
@@ -448,7 +451,8 @@ def quantised_operands(rng: np.random.Generator, device: str, shape: LinearShape
 
 def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
     m, n, k, dtype = shape.rows, shape.n, shape.k, torch.bfloat16 if shape.fp8 else shape.dtype
-    wide, result, make = shape.weight_rows, torch.float32 if shape.partials else shape.out_dtype, {"dtype": dtype, "device": device}
+    wide, make = shape.weight_rows, {"dtype": dtype, "device": device}
+    result = torch.float32 if shape.partials else shape.out_dtype
     if shape.fp8:
         x, weight, operand_scales, exact_x, exact_weight = quantised_operands(rng, device, shape)
     else:

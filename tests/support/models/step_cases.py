@@ -28,6 +28,10 @@ from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
+# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then.
+CACHE_LIMITS = {
+    (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 3e-2, (torch.bfloat16, True): 0.15,
+}  # fmt: skip
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
 
 
@@ -120,7 +124,7 @@ def step_case(
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step. quantise: makes matrices FP8, where tokens are not compared either: what rounds the other way is far off.
+    rows: of the largest step. quantise: makes matrices FP8; tokens are not compared then either.
     """
     exact = dtype == torch.float32 and quantise is None
     on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise)
@@ -173,7 +177,7 @@ def step_case(
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
     if exact or not any(model.expert_layers):
-        _compare_caches(cpu.cache, on.cache, running, dtype if quantise is None else torch.bfloat16)
+        _compare_caches(cpu.cache, on.cache, running, CACHE_LIMITS[dtype, quantise is not None])
     return worst
 
 
@@ -263,7 +267,7 @@ def _check_records(
         np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
 
 
-def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:
+def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], limit: float) -> None:
     """Keys and values of all computed tokens."""
     for sequence in sequences:
         pages = sequence.pages[: -(-sequence.computed // PAGE)]
@@ -273,4 +277,4 @@ def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dty
                     t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
                 )
                 error = kernel_reference.relative_error(second, first)
-                assert error < (1e-4 if dtype == torch.float32 else 3e-2), f"cache differs by {error:.2e}"
+                assert error < limit, f"cache differs by {error:.2e}"

@@ -4,8 +4,8 @@ does.
 What is wrong in Triton 3.6 and mended here by `install()`:
 - `range(0, tensor)` fails on NumPy 2.4 and newer, because a one-element array no longer converts to an index;
 - float32 -> bfloat16 cuts bits off where the GPU rounds to nearest even;
-- float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU (cvt.rn.satfinite)
-  rounds to nearest even and takes the largest number: torch's conversion does that, once what is larger is clamped;
+- float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
+  (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.

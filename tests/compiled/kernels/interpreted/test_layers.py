@@ -32,7 +32,9 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
 
 
 @both_dtypes
-@pytest.mark.parametrize(("width", "blocks", "given"), [(200, False, None), (96, True, None), (2500, True, None), (300, False, 0.02)])
+@pytest.mark.parametrize(
+    ("width", "blocks", "given"), [(200, False, None), (96, True, None), (2500, True, None), (300, False, 0.02)]
+)
 def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
     cases.quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
 
@@ -76,12 +78,6 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
         tiles=VARIANTS["tiles"].plans(dtype)[1],
         **shape,  # type: ignore[arg-type]
     )
-
-
-@both_dtypes
-@pytest.mark.parametrize(("width", "blocks", "given"), [(200, False, None), (96, True, None), (2500, True, None), (300, False, 0.02)])
-def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
-    cases.quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
 
 
 @both_dtypes
