@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,8 @@ from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
 from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -154,8 +157,13 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
-    """The steps of a model on the GPU, but on meta tensors."""
+def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
+    n, k = weight.shape
+    return Fp8Matrix(meta(n, k, dtype=FP8), meta(*((-(-n // 128), -(-k // 128)) if blocks else (n,)), dtype=torch.float32))
+
+
+def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = "") -> GpuStep:
+    """The steps of a model on the GPU, but on meta tensors. fp8: matrices of layers have a scale for each of "rows" or "blocks"."""
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
 
@@ -164,6 +172,9 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
+    if fp8:
+        matrices = ("qkv", "o", "gate_up", "down")
+        layers = [replace(of, **{name: meta_fp8(getattr(of, name), fp8 == "blocks") for name in matrices}) for of in layers]
     weights = Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
     batch: Any = SimpleNamespace(
         **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
@@ -291,6 +302,8 @@ def compile_all() -> list[Variant]:
                     f"{name} T={shape.tokens}{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}",
                     partial(step.launch, shape),
                 )
+    for fp8, shape in product(("rows", "blocks"), (ONE, MANY, MIXED, INVARIANT[1])):
+        gate.run(f"FP8 {fp8} T={shape.tokens}", partial(meta_step(SHAPES["llama-3-8b"], shape, True, fp8).launch, shape))
     for label, launch in case_launches():
         gate.run(label, launch)
     return list(gate.variants.values())
