@@ -158,12 +158,13 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
-    n, k = weight.shape
-    return Fp8Matrix(meta(n, k, dtype=FP8), meta(*((-(-n // 128), -(-k // 128)) if blocks else (n,)), dtype=torch.float32))
+    *experts, n, k = weight.shape
+    sizes = (*experts, -(-n // 128), -(-k // 128)) if blocks else (*experts, n)
+    return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
 
 
 def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = "") -> GpuStep:
-    """The steps of a model on the GPU, but on meta tensors. fp8: matrices of layers have a scale for each of "rows" or "blocks"."""
+    """The steps of a model on the GPU, but on meta tensors. fp8: matrices of layers are, with a scale for "rows" or "blocks"."""
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
 
@@ -173,8 +174,9 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = ""
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
     if fp8:
-        matrices = ("qkv", "o", "gate_up", "down")
-        layers = [replace(of, **{name: meta_fp8(getattr(of, name), fp8 == "blocks") for name in matrices}) for of in layers]
+        for layer in layers:
+            for name in ("qkv", "o", "gate_up", "down"):
+                setattr(layer, name, meta_fp8(getattr(layer, name), fp8 == "blocks"))
     weights = Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
     batch: Any = SimpleNamespace(
         **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
@@ -256,6 +258,9 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
     call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
     call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
+    if shape.fp8:
+        matrices = [meta_fp8(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
+        call = replace(call, gate_up=matrices[0].values, down=matrices[1].values, fp8=(matrices[0], matrices[1]))
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 

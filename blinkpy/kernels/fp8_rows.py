@@ -99,22 +99,24 @@ def _quantise_rows(
     counts_ptr,  # int64 [8] batch header
     x_stride,  # elements
     input_scale,  # of all rows (STATIC only)
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
+    EACH: tl.constexpr,  # rows of a token
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     first = tl.program_id(1) * BLOCK
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    if row < tl.load(counts_ptr + COUNT_TOKENS):
+    if row < tl.load(counts_ptr + COUNT_TOKENS) * EACH:
         column = first + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row.to(tl.int64) * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
         store_quantised(x, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
 
 
 def quantise_rows(
-    x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None = None, *, pdl: bool = False
+    x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None = None, *, each: int = 1, pdl: bool = False
 ) -> None:
-    """Quantise the first counts[TOKENS] rows of x [T, width], in a storage dtype and of any row stride."""
+    """Quantise the first counts[TOKENS] * each rows of x [T * each, width], in a storage dtype and of any row stride."""
     rows, width = x.shape
     check_width(width)
     header = (counts, "counts", *launch.HEADER)
@@ -123,8 +125,8 @@ def quantise_rows(
     block = row_block(width) if whole else min(2048, row_block(width))
     _quantise_rows[(rows, triton.cdiv(width, block))](
         x, out.values, out.scales, counts, x.stride(0), input_scale or 0.0,
-        WIDTH=width, BLOCK=block, SCALES=out.kind, STATIC=input_scale is not None, PDL=pdl, num_warps=row_warps(block),
-        **launch.options(pdl),
+        WIDTH=width, BLOCK=block, SCALES=out.kind, STATIC=input_scale is not None, EACH=each, PDL=pdl,
+        num_warps=row_warps(block), **launch.options(pdl),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
@@ -60,17 +61,30 @@ class ResidualStream:
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
+def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
+    """`ExpertShape.fp8`. Raises ConfigError where only some experts are FP8, or not all in one way."""
+    kinds = set()
+    for layer, experts in zip(weights.layers, model.expert_layers, strict=True):
+        if experts:
+            of = (layer.gate_up, layer.down)
+            kinds |= {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in of}
+    if len(kinds) > 1:
+        raise ConfigError("the GPU's decoder needs all experts of a model in FP8 with one kind of scales, or none")
+    return kinds.pop() if kinds else ""
+
+
 class ExpertBuffers:
     """What expert layers need besides. rows: all numbers of rows that the residual stream can have. invariant: all have the same
     order of sums."""
 
-    def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str, *, invariant: bool):
+    def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], *, invariant: bool):
+        dtype, device = weights.dtype, str(weights.device)
         table, variant, block = ExpertTable(), None, model.experts
         if invariant:
             table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
         elif device.startswith("cuda"):
             table = ExpertTable.load(torch.cuda.get_device_name(device))
-        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
+        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8_experts(model, weights))
         self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

@@ -98,7 +98,7 @@ class GpuDecoder:
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
         self.experts = None
         if any(model.expert_layers):
-            self.experts = ExpertBuffers(model, rows_of_stream, dtype, device, invariant=invariant)
+            self.experts = ExpertBuffers(model, weights, rows_of_stream, invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
         """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError where the cache's rings are
@@ -228,9 +228,16 @@ class GpuDecoder:
         selection = BLOCKS[block.router](block, layer.selection_bias)._replace(factor=block.factor)
         workspace, clamp = scratch.workspace, SILU if block.clamp is None else Clamp(*block.clamp)
         extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
-        weights, sizes = (layer.gate_up, layer.down), (block.top_k, selection)
-        call = ExpertCall(normed, logits, *weights, counts, hidden, workspace, *sizes, pdl, *extra)
-        experts(call, scratch.plans[rows])
+        gate_up, down, fp8 = layer.gate_up, layer.down, None
+        if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
+            gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
+        if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
+            raise TypeError("experts of which half is FP8")  # ExpertBuffers refuses them
+        clamp_and_biases, mxfp4 = extra[:2], extra[2]
+        call = ExpertCall(
+            normed, logits, gate_up, down, counts, hidden, workspace, block.top_k, selection, pdl, *clamp_and_biases
+        )
+        experts(replace(call, scales=mxfp4, fp8=fp8), scratch.plans[rows])
         if layer.shared_gate_up is not None and layer.shared_down is not None:
             inner = self.buffers.inner.view(-1)[: rows * block.shared].view(rows, block.shared)
             self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])

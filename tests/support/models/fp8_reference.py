@@ -35,6 +35,21 @@ def fp8_matrix(weight: Tensor, blocks: bool, input_scale: float | None = None) -
     return Fp8Matrix(values, torch.stack(parts, -1).view(*weight.shape[:-2], -(-n // 128), -(-k // 128)).contiguous())
 
 
+def exact(matrix: Fp8Matrix) -> Tensor:
+    """float64 values times scales."""
+    n, k = matrix.values.shape[-2:]
+    by = matrix.scales.double()
+    by = by.repeat_interleave(128, -2)[..., :n, :].repeat_interleave(128, -1)[..., :k] if matrix.blocks else by[..., None]
+    return matrix.values.double() * by
+
+
+def rounded(x: Tensor, blocks: bool, dtype: torch.dtype) -> Tensor:
+    """float64 x as it is once rounded to a storage dtype and quantised."""
+    group = 128 if blocks else x.shape[-1]
+    values, scales = quantised(x.to(dtype), group)
+    return values.double() * scales.double().repeat_interleave(group, -1)[..., : x.shape[-1]]
+
+
 def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False, kept: tuple[str, ...] = ()) -> Weights:
     """The same model with FP8 matrices but for those kept. static: inputs have one scale."""
 
@@ -46,22 +61,27 @@ def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False,
     return replace(weights, layers=[layer(of) for of in weights.layers])
 
 
+def expert_matrix(
+    expert: int, weight: Tensor | Fp8Matrix, scales: None, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
+    """In place of TorchDecoder._of_expert."""
+    own = None if bias is None else bias[expert]
+    if isinstance(weight, Tensor):
+        return weight[expert], own
+    return Fp8Matrix(weight.values[expert], weight.scales[expert], weight.input_scale), own
+
+
 class Products(TorchProgress):
     """Of the CPU's decoder, with inputs quantised as the matrix says."""
 
     def linear(self, x: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, Tensor):
             return super().linear(x, weight, bias)
-        n, k = weight.values.shape
         if weight.input_scale is not None:
-            rounded = (x.float() / weight.input_scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * weight.input_scale
+            inputs = (x.float() / weight.input_scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * weight.input_scale
         else:
-            group = 128 if weight.blocks else k
-            values, scales = quantised(x, group)
-            rounded = values.double() * scales.double().repeat_interleave(group, -1)[..., :k]
-        by = weight.scales.double()
-        by = by.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k] if weight.blocks else by[:, None]
-        out = rounded @ (weight.values.double() * by).T
+            inputs = rounded(x, weight.blocks, x.dtype)
+        out = inputs @ exact(weight).T
         return (out if bias is None else out + bias.double()).to(x.dtype)
 
     def add_linear(self, x: Tensor, inner: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None) -> Tensor:

@@ -135,6 +135,7 @@ def step_case(
     cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
     if quantise is not None:
         cpu.decoder.progress = fp8_reference.Products()
+        cpu.decoder._of_expert = fp8_reference.expert_matrix
     waiting = []
     for i, n in enumerate([1, 40, 17, 23, 5]):
         chosen = parameters(rng, i) if sampled and exact else {}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.models import fp8_reference, logits, model_zoo, step_cases
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.gather import last_tokens
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
@@ -69,6 +70,19 @@ def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
     assert step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how) < 1e-2
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
+    """Of two tokens only: with many, one that goes to other experts would be far off."""
+    quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
+    assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, quantise=quantise, rows=3) < 1e-2
+
+
+def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    quantise = partial(fp8_reference.fp8_weights, kept=("down",))
+    with pytest.raises(ConfigError, match="all experts"):
+        step_cases.step_case(rng, "cpu", "qwen3-moe", tmp_path, torch.float32, steps=1, quantise=quantise)
 
 
 def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
