@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,11 +28,13 @@ from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
 from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
@@ -154,8 +157,14 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
-    """The steps of a model on the GPU, but on meta tensors."""
+def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
+    *experts, n, k = weight.shape
+    sizes = (*experts, -(-n // 128), -(-k // 128)) if blocks else (*experts, n)
+    return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
+
+
+def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = "") -> GpuStep:
+    """The steps of a model on the GPU, but on meta tensors. fp8: matrices of layers are, with a scale for "rows" or "blocks"."""
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
 
@@ -164,6 +173,10 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
 
     outer = parts(outer_parts(model))
     layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(LAYERS)]
+    if fp8:
+        for layer in layers:
+            for name in ("qkv", "o", "gate_up", "down"):
+                setattr(layer, name, meta_fp8(getattr(layer, name), fp8 == "blocks"))
     weights = Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
     batch: Any = SimpleNamespace(
         **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
@@ -211,13 +224,24 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
     make: dict[str, Any] = {"dtype": shape.dtype}
     x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
-    bias, scales = (meta(size, **make) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
+    around: dict[str, Any] = {"dtype": shape.out_dtype if shape.fp8 else shape.dtype}
+    bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
     split = (config.split_k,) if shape.partials else ()
-    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.result or shape.dtype)
-    workspace = LinearWorkspace.allocate("meta", shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows))
+    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
+    workspace = LinearWorkspace.allocate(
+        "meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows)
+    )
     norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
     call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
+    call = replace(call, scales=ones_for(shape, "meta") if shape.fp8 else None)
     return partial(linear, call, config)
+
+
+def ones_for(shape: LinearShape, device: str) -> Scales:
+    """Scales of FP8 operands."""
+    groups, wide = -(-shape.k // 128), shape.weight_rows
+    sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
+    return Scales(*(torch.ones(size, device=device) for size in sizes))
 
 
 def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
@@ -234,6 +258,9 @@ def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat
     call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
     call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
     call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
+    if shape.fp8:
+        matrices = [meta_fp8(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
+        call = replace(call, gate_up=matrices[0].values, down=matrices[1].values, fp8=(matrices[0], matrices[1]))
     return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
 
 
@@ -280,6 +307,8 @@ def compile_all() -> list[Variant]:
                     f"{name} T={shape.tokens}{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}",
                     partial(step.launch, shape),
                 )
+    for fp8, shape in product(("rows", "blocks"), (ONE, MANY, MIXED, INVARIANT[1])):
+        gate.run(f"FP8 {fp8} T={shape.tokens}", partial(meta_step(SHAPES["llama-3-8b"], shape, True, fp8).launch, shape))
     for label, launch in case_launches():
         gate.run(label, launch)
     return list(gate.variants.values())

@@ -22,27 +22,39 @@ from triton.testing import do_bench_cudagraph
 
 from benchmarks.common import aot_compile
 from benchmarks.common.model_shapes import SHAPES
-from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.weights.checkpoint import layer_parts, outer_parts
 
-MEASURED_ROWS = {1: (1,), 16: (2, 4, 8, 16), 32: (32,), 64: (64,), 128: (128,), 256: (256,), 448: (448,)}  # to rows of the table
+MEASURED_ROWS = {
+    1: (1,),
+    16: (2, 4, 8, 16),
+    32: (32,),
+    64: (64,),
+    128: (128,),
+    256: (256,),
+    448: (448,),
+    2048: (1024, 2048),
+}  # to rows of the table
 CACHE_BYTES = 300_000_000
 CUBLAS = LinearConfig("cublas")
 PRINTED = 3  # best candidates
 MARGIN = 1.02  # by which a variant without kernels of ours must be faster: it does not fuse what is around the layer
 
 
-def prepare(shape: LinearShape, device: str, pdl: bool) -> tuple[Callable[[LinearConfig], None], int]:
-    """A function that runs the layer over several copies of its weights, more than the cache holds; and their number."""
+def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tuple[Callable[[LinearConfig], None], int]:
+    """A function that runs the layer over copies of its weights, unless given more than the cache holds; and their number. A
+    shape with partials may leave them."""
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
-    copies = 1 if device == "meta" else max(2, CACHE_BYTES // (shape.weight_rows * shape.k * 2))
-    weights = [torch.empty(shape.weight_rows, shape.k, **make).normal_(std=shape.k**-0.5) for _ in range(copies)]
-    x, scale = torch.empty(shape.rows, shape.k, **make).normal_(), torch.ones(shape.k, **make)
-    out = torch.zeros(shape.rows, shape.n, dtype=shape.result, device=device)
+    copies = 1 if device == "meta" else copies or max(2, CACHE_BYTES // weight_bytes(shape))
+    sizes, dtype = (shape.weight_rows, shape.k), shape.dtype
+    weights = [torch.empty(*sizes, **make).normal_(std=shape.k**-0.5).to(dtype) for _ in range(copies)]
+    x, scale = torch.empty(shape.rows, shape.k, **make).normal_().to(shape.dtype), torch.ones(shape.k, **make)
+    scales = aot_compile.ones_for(shape, device) if shape.fp8 else None
+    out = torch.zeros(shape.rows, shape.n, dtype=shape.out_dtype, device=device)
     counts = torch.zeros(8, dtype=torch.int64, device=device)
     scratch = shape.rows * (shape.k + shape.weight_rows)
     workspace = LinearWorkspace.allocate(device, torch.bfloat16, partial=2**24, rows=scratch)
@@ -50,12 +62,18 @@ def prepare(shape: LinearShape, device: str, pdl: bool) -> tuple[Callable[[Linea
 
     def run(config: LinearConfig) -> None:
         result = out
-        if leaves_partials(config):  # the next norm adds them up
+        if leaves_partials(config) or (shape.partials and can_leave_partials(config)):  # the next norm adds them up
             result = workspace.partial[: config.split_k * out.numel()].view(config.split_k, *out.shape)
         for weight in weights:
-            linear(LinearCall(x, weight, result, workspace, counts, norm=norm, swiglu=shape.swiglu, pdl=pdl), config)
+            linear(
+                LinearCall(x, weight, result, workspace, counts, norm=norm, swiglu=shape.swiglu, pdl=pdl, scales=scales), config
+            )
 
     return run, copies
+
+
+def weight_bytes(shape: LinearShape) -> int:
+    return shape.weight_rows * shape.k * shape.dtype.itemsize
 
 
 def compile_candidate(job: tuple[LinearShape, LinearConfig, bool]) -> bool:
@@ -71,9 +89,9 @@ def compiled(compile_one: Callable[[Any], bool], candidates: list[Any]) -> list[
         return list(compress(candidates, pool.map(compile_one, candidates, chunksize=8)))
 
 
-def layer_us(launch: Callable[[], object], layers: int) -> float:
+def layer_us(launch: Callable[[], object], layers: int, rep_ms: int = 20) -> float:
     """Microseconds of one of the layers that this launches."""
-    return float(do_bench_cudagraph(launch, return_mode="median")) * 1e3 / layers
+    return float(do_bench_cudagraph(launch, rep=rep_ms, return_mode="median")) * 1e3 / layers
 
 
 def about_tables() -> dict[str, str | None]:
@@ -82,8 +100,8 @@ def about_tables() -> dict[str, str | None]:
     return {**versions, "date": datetime.date.today().isoformat()}
 
 
-def layer_shapes(models: list[str], rows_wanted: list[int]) -> list[LinearShape]:
-    """The linear layers of models, each once, at each row count."""
+def layer_shapes(models: list[str], rows_wanted: list[int], fp8: str = "") -> list[LinearShape]:
+    """The linear layers of models, each once, at each row count. fp8: those that are FP8, with scales for "rows" or "blocks"."""
     found = set()
     for described in (describe_config(SHAPES[name]) for name in models):
         for part in [*layer_parts(described, 0), *outer_parts(described)]:
@@ -91,7 +109,12 @@ def layer_shapes(models: list[str], rows_wanted: list[int]) -> list[LinearShape]
                 n, k = part.shape
                 norm, swiglu = part.field in ("qkv", "gate_up"), part.field == "gate_up"
                 result = torch.float32 if part.field in ("lm_head", "router") else torch.bfloat16
-                found |= {LinearShape(m, n // (1 + swiglu), k, norm, swiglu=swiglu, result=result) for m in rows_wanted}
+                partials = bool(fp8) and part.field in ("o", "down")
+                how: dict[str, Any] = {"swiglu": swiglu, "partials": partials, "result": result}
+                found |= {LinearShape(m, n // (1 + swiglu), k, norm, **how) for m in rows_wanted}
+    if fp8:
+        how = {"norm": False, "dtype": torch.float8_e4m3fn, "result": None, "blocks": fp8 == "blocks"}
+        found = {shape._replace(**how) for shape in found if shape.result != torch.float32}
     return sorted(found, key=str)
 
 
@@ -99,7 +122,8 @@ def main() -> None:
     """Measure every linear layer. The table's entries of other shapes are kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["llama-3-8b", "qwen3-30b-a3b", "phi-4"], choices=list(SHAPES))
-    parser.add_argument("--rows", type=int, nargs="+", choices=MEASURED_ROWS, default=list(MEASURED_ROWS), help="row counts")
+    parser.add_argument("--rows", type=int, nargs="+", choices=MEASURED_ROWS, default=list(MEASURED_ROWS)[:-1], help="row counts")
+    parser.add_argument("--fp8", choices=["rows", "blocks"], default="", help="FP8 operands, and what has a scale")
     parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
     options = parser.parse_args()
     gpu = torch.cuda.get_device_name()
@@ -107,7 +131,7 @@ def main() -> None:
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     jobs = [
         (shape, config, options.pdl)
-        for shape in layer_shapes(options.models, options.rows)
+        for shape in layer_shapes(options.models, options.rows, options.fp8)
         for variant in VARIANTS.values()
         if variant.supports(shape)
         for config in variant.candidates(shape, sm_count)
@@ -117,7 +141,7 @@ def main() -> None:
     for shape in dict.fromkeys(shape for shape, *_ in jobs):
         best = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
         for row_count in MEASURED_ROWS[shape.rows]:
-            table.entries[key(shape.n, shape.k, row_count, torch.bfloat16, shape.swiglu)] = best
+            table.entries[key(shape.n, shape.k, row_count, shape.dtype, shape.swiglu, shape.blocks)] = best
     print("wrote", table.save(gpu, about_tables() | {"dependent_launches": options.pdl}))
 
 
@@ -125,9 +149,9 @@ def measure(shape: LinearShape, configs: list[LinearConfig], pdl: bool) -> Linea
     """The best configuration of a layer; prints the best few."""
     run, copies = prepare(shape, "cuda", pdl)
     times = {config: layer_us(partial(run, config), copies) for config in configs}
-    size = shape.weight_rows * shape.k * 2
+    size = weight_bytes(shape)
     ranked = sorted(times, key=lambda config: times[config] * (1 if VARIANTS[config.variant].kernels else MARGIN))
-    print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {times[CUBLAS]:.1f} us")
+    print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {times.get(CUBLAS, float('nan')):.1f} us")
     for config in ranked[:PRINTED]:
         print(f"{times[config]:9.1f} us {size / times[config] / 1e3:6.0f} GB/s  {config}", flush=True)
     return ranked[0]

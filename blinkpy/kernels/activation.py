@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.fp8_rows import ROW_SCALES, Fp8Rows, check_width, row_block, row_warps, store_quantised
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 GEGLU = tl.constexpr(2)
@@ -59,6 +60,45 @@ def _swiglu(
         up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)
         out = gated(gate, up, SWIGLU).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + token.to(tl.int64) * WIDTH + column, out, mask=column < WIDTH)
+
+
+@triton.jit
+def _swiglu_rows(
+    x_ptr,  # [T, 2 * WIDTH] gate, then up
+    values_ptr,  # float8 [T, WIDTH]
+    scales_ptr,  # float32 [T], or [T, GROUPS]
+    counts_ptr,  # int64 [8] batch header
+    input_scale,  # of all rows (STATIC only)
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SWIGLU: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    first = tl.program_id(1) * BLOCK
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if row < tl.load(counts_ptr + COUNT_TOKENS):
+        column = first + tl.arange(0, BLOCK)
+        at = x_ptr + row.to(tl.int64) * (2 * WIDTH) + column
+        gate = tl.load(at, mask=column < WIDTH, other=0.0).to(tl.float32)
+        up = tl.load(at + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)
+        inner = gated(gate, up, SWIGLU).to(x_ptr.dtype.element_ty).to(tl.float32)
+        store_quantised(inner, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+
+
+def quantised_swiglu(
+    x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None, *, gelu: bool = False, pdl: bool = False
+) -> None:
+    """`swiglu`, rounded to x's dtype and then quantised; input_scale: of all rows, or None."""
+    tokens, width = len(x), x.shape[1] // 2
+    check_width(width)
+    header = (counts, "counts", *launch.HEADER)
+    launch.check_tensors((x, "x", (tokens, 2 * width)), header, *out.declared(tokens, width))
+    whole = out.kind == ROW_SCALES.value and input_scale is None
+    block = row_block(width) if whole else min(2048, row_block(width))
+    _swiglu_rows[(tokens, triton.cdiv(width, block))](
+        x, out.values, out.scales, counts, input_scale or 0.0,
+        WIDTH=width, BLOCK=block, SWIGLU=GEGLU.value if gelu else True, SCALES=out.kind, STATIC=input_scale is not None, PDL=pdl,
+        num_warps=row_warps(block), **launch.options(pdl),
+    )  # fmt: skip
 
 
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = False) -> None:

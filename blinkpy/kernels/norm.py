@@ -6,6 +6,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_rows import Fp8Rows, row_block, row_warps, store_quantised
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 MAX_HIDDEN = 32_768
@@ -17,16 +18,22 @@ def _rms_norm(
     x_ptr,  # [PARTS, T, HIDDEN] input, rows x_stride elements apart, whose parts are added up
     residual_ptr,  # [T, HIDDEN] read and replaced by x + residual (RESIDUAL only)
     weight_ptr,  # [HIDDEN]
-    out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]; rows OUT_STRIDE elements apart
+    out_ptr,  # [T, HIDDEN] or, with LAST_TOKENS, [B, HIDDEN]; rows OUT_STRIDE elements apart. Its dtype is that of the result
+    values_ptr,  # float8 [T, HIDDEN] the norm, quantised (SCALES only)
+    scales_ptr,  # float32 [T], or [T, GROUPS] (SCALES only)
     counts_ptr,  # int64 [8] batch header
     query_starts_ptr,  # int32 [B + 1] first token of each row (LAST_TOKENS only)
     emits_ptr,  # int32 [B] 1 where the row's last token is sampled (LAST_TOKENS only)
     part_stride,  # elements between the parts
     x_stride,  # elements
     eps,  # float, added to the mean square
+    input_scale,  # of the quantised norm (STATIC only)
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= HIDDEN
     OUT_STRIDE: tl.constexpr, PARTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    STORE: tl.constexpr,  # the norm is stored in out
+    SCALES: tl.constexpr,  # it is quantised: ROW_SCALES or BLOCK_SCALES; 0: it is not
+    STATIC: tl.constexpr,
     ADD: tl.constexpr,  # the norm is added to what out holds
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
@@ -58,7 +65,12 @@ def _rms_norm(
         out_at = out_ptr + row.to(tl.int64) * OUT_STRIDE + columns
         if ADD:
             out += tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)
+        rounded = out.to(out_ptr.dtype.element_ty)
+        if STORE:
+            tl.store(out_at, rounded, mask=inside)
+        if SCALES:
+            norm = rounded.to(tl.float32)
+            store_quantised(norm, values_ptr, scales_ptr, row, 0, input_scale, HIDDEN, BLOCK, SCALES, STATIC)
 
 
 def rms_norm(
@@ -71,6 +83,8 @@ def rms_norm(
     *,
     last_tokens_of: BatchView | None = None,
     add: bool = False,
+    quantised: tuple[Fp8Rows, float | None] | None = None,
+    keep: bool = True,
     pdl: bool = False,
 ) -> None:
     """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) * weight.
@@ -79,7 +93,8 @@ def rms_norm(
     T, hidden], the parts of a sum that `blinkpy.kernels.linear.linear` left; weight: [hidden] of any storage dtype; counts: int64
     [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row
     depends on itself alone. last_tokens_of: only the last token of each emitting row of this batch, gathered: out [B, hidden],
-    whose other rows stay as they are. add: out += norm(x) * weight.
+    whose other rows stay as they are. add: out += norm(x) * weight. quantised: where the norm, rounded to out's dtype, goes as
+    FP8, and the scale of all rows, or None; without `keep`, out stays as it is then.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:
@@ -92,11 +107,18 @@ def rms_norm(
         (counts, "counts", *launch.HEADER),
         (residual, "residual", (x.shape[-2], hidden), out.dtype),
         *([] if batch is None else batch.declared(rows, "query_starts", "emits")),
+        *([] if quantised is None else quantised[0].declared(rows, hidden)),
     )
-    block = triton.next_power_of_2(hidden)
+    if add and quantised is not None:
+        raise ValueError("a norm that is added to something is not quantised")
+    block, fp8, input_scale = triton.next_power_of_2(hidden), None, None
+    if quantised is not None:
+        (fp8, input_scale), block = quantised, row_block(hidden)
     _rms_norm[(rows,)](
-        x, x if residual is None else residual, weight, out, counts, counts if batch is None else batch.query_starts,
-        counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
-        HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1, RESIDUAL=residual is not None,
-        ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=min(16, max(1, block // 512)), **launch.options(pdl),
+        x, x if residual is None else residual, weight, out, *((out, out) if fp8 is None else (fp8.values, fp8.scales)), counts,
+        counts if batch is None else batch.query_starts, counts if batch is None else batch.emits, x.stride(0), x.stride(-2), eps,
+        input_scale or 0.0, HIDDEN=hidden, BLOCK=block, OUT_STRIDE=out.stride(0), PARTS=len(x) if partials else 1,
+        RESIDUAL=residual is not None, STORE=keep or fp8 is None, SCALES=0 if fp8 is None else fp8.kind,
+        STATIC=input_scale is not None, ADD=add, LAST_TOKENS=batch is not None, PDL=pdl, num_warps=row_warps(block),
+        **launch.options(pdl),
     )  # fmt: skip

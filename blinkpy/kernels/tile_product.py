@@ -27,6 +27,16 @@ def multiply(x, w, accumulator, WEIGHTS_FIRST: tl.constexpr, PRECISION: tl.const
 
 
 @triton.jit
+def scaled(sums, x_scale, w_scale, WEIGHTS_FIRST: tl.constexpr):
+    """Sums of `multiply` for FP8 operands times their scales, float32 [BLOCK_M] and [BLOCK_N]."""
+    if WEIGHTS_FIRST:
+        sums *= w_scale[:, None] * x_scale[None, :]
+    else:
+        sums *= x_scale[:, None] * w_scale[None, :]
+    return sums
+
+
+@triton.jit
 def finish_tile(
     y,  # float32 [rows, columns] sums; with SWIGLU of the gate
     up,  # the same of the other half (SWIGLU only)

@@ -1,5 +1,6 @@
 """Whole steps on the GPU, launched and as captured graphs, against the CPU engine's step: every family of models."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cuda.bindings import driver, runtime
-from support.models import model_zoo, step_cases
+from support.models import fp8_reference, model_zoo, step_cases
 
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
@@ -28,6 +29,24 @@ STEPS = [
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
     assert error < (1e-4 if dtype == torch.float32 else 3e-2)
+
+
+FP8_STEPS = [
+    ("llama-biased-mqa", torch.float32, {}, {}),
+    ("llama-biased-mqa", torch.float32, {"blocks": True, "kept": ("gate_up",)}, {"table": step_cases.SPLIT_TABLE}),
+    ("qwen3", torch.float32, {"static": True}, {"invariant": True}),
+    ("llama3", torch.bfloat16, {}, GRAPHS),
+    ("gemma2", torch.bfloat16, {"kept": ("down",)}, GRAPHS),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "quantised", "options"), FP8_STEPS)
+def test_fp8_steps(
+    rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, quantised: dict[str, Any], options: dict[str, Any]
+) -> None:
+    quantise = partial(fp8_reference.fp8_weights, **quantised)
+    error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, quantise=quantise, **options)
+    assert error < (2e-2 if dtype == torch.float32 else 0.15)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])

@@ -140,6 +140,37 @@ def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype,
             cases.linear_case(rng, CUDA, case.config, shape)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_fp8_cases_of_a_linear_variant(rng: np.random.Generator, name: str) -> None:
+    for case in VARIANTS[name].cases:
+        if case.shape.fp8:
+            cases.linear_case(rng, CUDA, case.config, case.shape)
+
+
+FP8_LAYERS = [layer._replace(norm=False, dtype=torch.float8_e4m3fn) for layer in LAYERS]
+FP8_LAYERS += [layer._replace(blocks=True) for layer in FP8_LAYERS]
+
+
+@pytest.mark.parametrize("layer", FP8_LAYERS, ids=str)
+@pytest.mark.parametrize("m", [1, 3, 16, 31, 64, 200, 1500])
+def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> None:
+    """With the default, and with what the GPU's table has."""
+    shape, table = layer._replace(rows=m), LinearTable.load(torch.cuda.get_device_name())
+    sizes, how = (shape.n, shape.k, m, shape.dtype), {"swiglu": shape.swiglu, "blocks": shape.blocks}
+    for config in {default_config(*sizes, **how), table.config(*sizes, **how)}:
+        if leaves_partials(config):
+            cases.linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
+        else:
+            cases.linear_case(rng, CUDA, config, shape)
+
+
+@both_dtypes
+@pytest.mark.parametrize("width", [4096, 14_336, 5120, 250])
+@pytest.mark.parametrize(("blocks", "given"), [(False, None), (True, None), (False, 0.02)])
+def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
+    cases.quantised_case(rng, CUDA, dtype, tokens=29, bucket=32, width=width, blocks=blocks, given=given)
+
+
 def test_logits(rng: np.random.Generator) -> None:
     for m in (1, 17, 128):
         config = default_config(128_256, 1024, m, torch.bfloat16)

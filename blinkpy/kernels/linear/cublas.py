@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
+from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, Scales
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
     """One product, with the bias or the residual added by it."""
     x, weight, out, bias, residual = call.x, call.weight, call.out, call.bias, call.residual
-    if out.dtype != x.dtype:
+    if call.scales is not None:
+        fp8_product(call, call.scales)
+    elif out.dtype != x.dtype:
         if bias is not None or residual is not None:
             raise ValueError("a bias or residual with a float32 result of bfloat16 inputs needs a Triton configuration")
         torch.mm(x, weight.T, out_dtype=out.dtype, out=out)
@@ -24,6 +27,34 @@ def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
         torch.addmm(bias, x, weight.T, out=out)
     else:
         torch.mm(x, weight.T, out=out)
+
+
+def fp8_product(call: LinearCall, scales: Scales) -> None:
+    """With a scale for each row. What is added is a pass of its own: the product takes nothing but a bias."""
+    if call.x.is_meta:  # where kernels are only compiled: here are none of ours
+        return
+    out, residual = call.out, call.residual
+    product = out if residual is None else call.workspace.rows[: out.numel()].view_as(out)
+    by_row, by_column = scales.x[:, None], scales.weight[None, :]
+    torch._scaled_mm(
+        call.x,
+        call.weight.T,
+        scale_a=by_row,
+        scale_b=by_column,
+        bias=call.bias,
+        out_dtype=out.dtype,
+        use_fast_accum=True,
+        out=product,
+    )
+    if residual is not None:
+        torch.add(residual, product, out=out)
+
+
+def supports(shape: LinearShape) -> bool:
+    """Of FP8: scales for rows, and sizes that the product takes."""
+    return not shape.fp8 or not (
+        shape.norm or shape.blocks or shape.out_dtype != torch.bfloat16 or shape.weight_rows % 16 or shape.k % 16
+    )
 
 
 def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
@@ -47,7 +78,13 @@ VARIANTS = (
         CUBLAS.variant,
         cublas_linear,
         frozenset({"bias", "residual"}),
-        tuple(LinearCase(CUBLAS, LinearShape(9, 24, 40, **around)) for around in AROUND),
+        (
+            *(LinearCase(CUBLAS, LinearShape(9, 24, 40, **around)) for around in AROUND),
+            LinearCase(CUBLAS, LinearShape(9, 48, 80, dtype=FP8)),
+            LinearCase(CUBLAS, LinearShape(9, 48, 80, dtype=FP8, bias=True, residual=True)),
+            LinearCase(CUBLAS, LinearShape(9, 48, 80, dtype=FP8, swiglu=True, gelu=True, bias=True)),
+        ),
+        supports=supports,
         candidates=lambda shape, sm_count: iter((CUBLAS,)),
     ),
     LinearVariant(
@@ -55,6 +92,6 @@ VARIANTS = (
         cublas_halves,
         frozenset({"bias", "residual"}),
         tuple(LinearCase(HALVES, LinearShape(9, 24, 40, **around)) for around in AROUND),
-        candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 else ()),
+        candidates=lambda shape, sm_count: iter((HALVES,) if shape.swiglu and shape.rows > 64 and not shape.fp8 else ()),
     ),
 )

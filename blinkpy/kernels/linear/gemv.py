@@ -8,6 +8,7 @@ fused in: with a single row none of them costs a pass.
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import torch
 import triton
@@ -15,29 +16,46 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import gated
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.tile_product import weight_tile
 
 
 @triton.jit
-def lane_sums(products, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
-    """[BLOCK_N, BLOCK_K / VECTOR] sums of VECTOR neighbours, which one thread holds."""
-    return tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // VECTOR, VECTOR]), 2)
+def add_products(total, w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr):
+    """[BLOCK_N, BLOCK_K / VECTOR] totals, and to each the products of VECTOR neighbours, which one thread holds."""
+    products = w.to(tl.float32) * x[None, :]
+    if VECTOR > 1:
+        products = tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // VECTOR, VECTOR]), 2)
+    return total + products
+
+
+@triton.jit
+def block_scales(x_scale_ptr, w_scale_ptr, n, k, K: tl.constexpr):
+    """float32 [BLOCK_K]: x's scale times that of the block of weights, for a tile whose columns from n on are in one block."""
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+    x_scale = tl.load(x_scale_ptr + k // GROUP, mask=k < K, other=0.0)
+    return x_scale * tl.load(w_scale_ptr + n // GROUP * GROUPS + k // GROUP, mask=k < K, other=0.0)
 
 
 @triton.jit
 def _gemv(
     x_ptr,  # [K]
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
+    x_scale_ptr,  # float32 [1], or [GROUPS] (FP8 only)
+    w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
     residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [N]
     eps,  # float, of the RMSNorm
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    VECTOR: tl.constexpr,  # elements of one 16-byte load
-    BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, PDL: tl.constexpr,
+    VECTOR: tl.constexpr,  # elements of one 16-byte load, or 1: products are added up one by one
+    BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_N divides 128 and N with SWIGLU
+    PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     VECTORS: tl.constexpr = BLOCK_K // VECTOR
@@ -58,11 +76,16 @@ def _gemv(
         k = first + lane
         x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         if NORM:
-            squares += tl.sum(tl.reshape(x * x, [VECTORS, VECTOR]), 1)
+            squares += tl.sum(tl.reshape(x * x, [VECTORS, VECTOR]), 1) if VECTOR > 1 else x * x
             x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-        total += lane_sums(w.to(tl.float32) * x[None, :], BLOCK_N, BLOCK_K, VECTOR)
+        x_upper = x
+        if SCALES == BLOCK_SCALES:
+            x *= block_scales(x_scale_ptr, w_scale_ptr, tl.program_id(0) * BLOCK_N, k, K)
+            if SWIGLU:
+                x_upper *= block_scales(x_scale_ptr, w_scale_ptr, N + tl.program_id(0) * BLOCK_N, k, K)
+        total = add_products(total, w, x, BLOCK_N, BLOCK_K, VECTOR)
         if SWIGLU:
-            upper += lane_sums(w_upper.to(tl.float32) * x[None, :], BLOCK_N, BLOCK_K, VECTOR)
+            upper = add_products(upper, w_upper, x_upper, BLOCK_N, BLOCK_K, VECTOR)
         if first + BLOCK_K < K:
             w = weight_tile(w_ptr, n, k + BLOCK_K, N, K, EVEN, EVEN)
             if SWIGLU:
@@ -73,6 +96,11 @@ def _gemv(
         scale = tl.math.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= scale
         y_upper *= scale
+    if SCALES == ROW_SCALES:
+        x_scale = tl.load(x_scale_ptr)
+        y *= x_scale * tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
+        if SWIGLU:
+            y_upper *= x_scale * tl.load(w_scale_ptr + N + n, mask=n < N, other=0.0)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     if SWIGLU:
@@ -89,20 +117,29 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
     x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
     norm, eps = call.norm or (x, 0.0)
     _gemv[(triton.cdiv(n, config.block_n),)](
-        x, call.weight, x if call.bias is None else call.bias, norm, out if call.residual is None else call.residual, out, eps,
-        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=16 // x.element_size(), BIAS=call.bias is not None,
-        NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
-        PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
+        x, call.weight, *call.scale_tensors, x if call.bias is None else call.bias, norm,
+        out if call.residual is None else call.residual, out, eps,
+        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=1 if config.elementwise else 16 // x.element_size(),
+        BIAS=call.bias is not None, NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
+        SCALES=call.scales_kind, PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
     )  # fmt: skip
 
 
+def supports(shape: LinearShape) -> bool:
+    """One row. With a scale for each block, a tile must be within one."""
+    return shape.rows == 1 and not (shape.fp8 and shape.norm) and not (shape.blocks and shape.swiglu and shape.n % BLOCK)
+
+
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input."""
+    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
     halves = 2 if shape.swiglu else 1
+    for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4), (4, 8)):
+        if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * 32:
+            yield LinearConfig("gemv", 16, block_n, block_k, 1, warps, elementwise=True)
     for block_k in (256, 512, 1024, 2048, 4096):
         beyond = -shape.k % block_k
-        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
-            block_n = kilobytes * 512 // block_k // halves
+        for kilobytes, warps in ((8, 4), (16, 8)) if shape.fp8 else ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
+            block_n = kilobytes * (1024 if shape.fp8 else 512) // block_k // halves
             if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
@@ -117,9 +154,20 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 8, 32), LinearShape(1, 45, 150, norm=True, swiglu=True, residual=True)),
         LinearCase(LinearConfig("gemv", 16, 2, 64), LinearShape(1, 9, 64, swiglu=True, gelu=True, bias=True)),
         LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
+        LinearCase(LinearConfig("gemv", 16, 4, 64, elementwise=True), LinearShape(1, 45, 150, norm=True, swiglu=True)),
+        LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, residual=True)),
+        LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 45, 150, bias=True, residual=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("gemv", 16, 2, 128, elementwise=True), LinearShape(1, 128, 300, swiglu=True, blocks=True, dtype=FP8)
+        ),
+        LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 150, 150, blocks=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("gemv", 16, 8, 256), LinearShape(1, 130, 700, swiglu=True, gelu=True, dtype=FP8, result=torch.float32)
+        ),
+        LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, dtype=FP8)),
     ),
     (_gemv,),
-    supports=lambda shape: shape.rows == 1,
+    supports=supports,
     check=partial(check_sizes, block_n=1),
     candidates=candidates,
 )

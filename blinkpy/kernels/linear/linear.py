@@ -4,11 +4,14 @@ A configuration says which of VARIANTS computes a layer. A row's result depends 
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import swiglu
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors
 from blinkpy.kernels.linear import cublas, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -32,7 +35,7 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
         rms_norm(call.x, *call.norm, call.counts, normed, pdl=call.pdl)
         call = replace(call, x=normed, norm=None)
     if call.swiglu and "swiglu" not in variant.fuses:
-        gate_up, _ = take(scratch, call.x, call.weight.shape[0])
+        gate_up, _ = take(scratch, call.out, call.weight.shape[0])
         variant.launch(replace(call, out=gate_up, swiglu=False), config)
         swiglu(gate_up, call.counts, call.out, gelu=call.gelu, pdl=call.pdl)
     else:
@@ -42,19 +45,23 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
 def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -> None:
     """Raise ValueError or TypeError unless the tensors fit together and the variant computes this."""
     x, out, bias, norm, residual = call.x, call.out, call.bias, call.norm, call.residual
-    (rows, k), n, results = x.shape, out.shape[-1], (x.dtype, torch.float32)
+    (rows, k), n, shape = x.shape, out.shape[-1], call.shape
+    fp8 = call.scales is not None
+    stored, dtypes = ((FP8,), STORAGE_DTYPES) if fp8 else (STORAGE_DTYPES, (x.dtype,))
+    results = STORAGE_DTYPES if fp8 else (x.dtype, torch.float32)
     check_tensors(
-        (x, "x", (None, None), STORAGE_DTYPES, True),
-        (call.weight, "weight", (call.shape.weight_rows, k), x.dtype),
+        (x, "x", (None, None), stored, True),
+        *declared_scales(call),
+        (call.weight, "weight", (shape.weight_rows, k), x.dtype),
         (out, "out", (config.split_k, rows, n) if call.partials else (rows, n), torch.float32 if call.partials else results),
-        (bias, "bias", (len(call.weight),), x.dtype),
+        (bias, "bias", (len(call.weight),), dtypes),
         (None if norm is None else norm[0], "norm weight", (k,)),
         (residual, "residual", (rows, n), out.dtype),
         (call.counts, "counts", *HEADER),
         (call.workspace.partial, "partial", (None,), torch.float32),
     )
-    if not variant.supports(call.shape):
-        raise ValueError(f"{config} does not compute {call.shape}")
+    if not variant.supports(shape):
+        raise ValueError(f"{config} does not compute {shape}")
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:
             raise ValueError(f"{config}: not every variant leaves partial sums, and none with swiglu or a residual")
@@ -64,6 +71,18 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
         raise ValueError(f"{config}: the variant takes no bias or no residual")
     if residual is not None and call.swiglu and "swiglu" not in variant.fuses:
         raise ValueError(f"{config}: the variant takes no residual together with swiglu")
+
+
+def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:
+    """For `check_tensors`."""
+    if call.scales is None:
+        return []
+    rows, outputs, groups = len(call.x), len(call.weight), -(-call.x.shape[1] // BLOCK)
+    by_block = call.scales_kind == BLOCK_SCALES.value
+    return [
+        (call.scales.x, "scales of x", (rows, groups) if by_block else (rows,), torch.float32),
+        (call.scales.weight, "scales of weight", (-(-outputs // BLOCK), groups) if by_block else (outputs,), torch.float32),
+    ]
 
 
 def check_config(config: LinearConfig) -> None:

@@ -18,6 +18,7 @@ class LinearConfig:
     warps: int = 4
     stages: int = 4
     weights_first: bool = False  # weights as the first operand of the matrix unit
+    elementwise: bool = False  # gemv: multiply-adds of single elements, and one reduction at the end
     early_trigger: bool = False
     """Release the dependent launch at the start, not after the products. Good where one program fills an SM; otherwise the
     programs of the next layer crowd on the few SMs that get free first."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from blinkpy.kernels.activation import GEGLU
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 
 
@@ -22,13 +24,24 @@ class LinearShape(NamedTuple):
     residual: bool = False
     partials: bool = False  # the result is partial sums
     dtype: torch.dtype = torch.bfloat16  # of x and weights
-    result: torch.dtype | None = None  # None: dtype
+    result: torch.dtype | None = None  # None: dtype; bfloat16 where that is FP8
     gelu: bool = False
+    blocks: bool = False  # of FP8: a scale for each block, and not each row
 
     @property
     def weight_rows(self) -> int:
         """Gate and up are rows of one weight."""
         return 2 * self.n if self.swiglu else self.n
+
+    @property
+    def fp8(self) -> bool:
+        """Whether x and weights are FP8 numbers with scales."""
+        return self.dtype == FP8
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of a result that is not partial sums."""
+        return self.result or (torch.bfloat16 if self.fp8 else self.dtype)
 
 
 class LinearCase(NamedTuple):
@@ -62,13 +75,27 @@ class LinearWorkspace:
         )
 
 
+class Scales(NamedTuple):
+    """Of FP8 operands, as `Fp8Matrix` and `Fp8Rows` have them."""
+
+    x: torch.Tensor  # float32 [M], or [M, ceil(K / 128)]
+    weight: torch.Tensor  # float32 [rows of weight], or [ceil(rows of weight / 128), ceil(K / 128)]
+
+    @property
+    def kind(self) -> int:
+        """The kernels' SCALES."""
+        return ROW_SCALES.value if self.x.dim() == 1 else BLOCK_SCALES.value
+
+
 @dataclass(frozen=True)
 class LinearCall:
     """One linear layer: out = f(norm(x) weight^T + bias) + residual, for all M rows of the bucket."""
 
-    x: torch.Tensor  # [M, K], rows of any stride
-    weight: torch.Tensor  # [N, K]; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
-    out: torch.Tensor  # [M, N] in x's dtype or float32; or float32 [split_k, M, N], whose sum over the splits is the result
+    x: torch.Tensor  # [M, K], rows of any stride, of a storage dtype or FP8
+    weight: torch.Tensor  # [N, K], in x's dtype; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
+    out: torch.Tensor
+    """[M, N] in x's dtype or float32, of FP8 in a storage dtype; or float32 [split_k, M, N], whose sum over the splits is the
+    result."""
     workspace: LinearWorkspace
     counts: torch.Tensor  # int64 [8] batch header
     bias: torch.Tensor | None = None  # [rows of weight]
@@ -77,6 +104,7 @@ class LinearCall:
     swiglu: bool = False
     pdl: bool = False
     gelu: bool = False  # with swiglu: gelu, approximated with tanh, in place of silu
+    scales: Scales | None = None  # where x and weight are FP8; then there is no norm
 
     @property
     def gate(self) -> int:
@@ -92,7 +120,24 @@ class LinearCall:
     def shape(self) -> LinearShape:
         """The sizes of this call."""
         around = (self.norm is not None, self.bias is not None, self.swiglu, self.residual is not None, self.partials)
-        return LinearShape(len(self.x), self.out.shape[-1], self.x.shape[1], *around, self.x.dtype, self.out.dtype, self.gelu)
+        sizes, blocks = (len(self.x), self.out.shape[-1], self.x.shape[1]), self.scales_kind == BLOCK_SCALES.value
+        return LinearShape(*sizes, *around, self.x.dtype, self.out.dtype, self.gelu, blocks)
+
+    @property
+    def scales_kind(self) -> int:
+        """The kernels' SCALES."""
+        return 0 if self.scales is None else self.scales.kind
+
+    @property
+    def scale_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The kernels' scales of x and weight; something else, which is not read, where there are none."""
+        return self.scales or (self.x, self.x)
+
+
+def check_block_k(call: LinearCall, config: LinearConfig) -> None:
+    """Raise ValueError where a step over K would cross from one scale of blocks to the next."""
+    if call.scales_kind == BLOCK_SCALES.value and config.block_k > BLOCK:
+        raise ValueError(f"{config}: with a scale for each block, block_k is at most {BLOCK}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +152,7 @@ class LinearVariant:
     sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
     cases: tuple[LinearCase, ...]  # tests; without them nothing proves a variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
-    supports: Callable[[LinearShape], bool] = lambda shape: True
+    supports: Callable[[LinearShape], bool] = lambda shape: not shape.fp8
     """Whether it computes layers of these rows, sizes and dtype."""
     check: Callable[[LinearConfig], None] = check_sizes
     """Raises ConfigError unless a kernel can be built from the configuration."""

@@ -12,21 +12,26 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
-from blinkpy.kernels.tile_product import finish_tile, multiply, weight_tile
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_k
+from blinkpy.kernels.tile_product import finish_tile, multiply, scaled, weight_tile
 
 
 @triton.jit
 def multiply_split(
     x_ptr,  # [M, K], rows x_stride elements apart
     w_ptr,  # [N, K]; with SWIGLU [2 * N, K]
+    x_scale_ptr,  # float32 [M], or [M, GROUPS] (FP8 only)
+    w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     m, n,  # [BLOCK_M] rows, [BLOCK_N] columns
     begin, end,  # first input of the split, past its last one
     M, x_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     SHAPE_0: tl.constexpr,  # of the sums
     SHAPE_1: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
+    SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
 ):  # fmt: skip
     """float32 [SHAPE_0, SHAPE_1] sums of a tile over one split of K, and those of the up half (SWIGLU, else zeros)."""
     accumulator = tl.zeros([SHAPE_0, SHAPE_1], tl.float32)
@@ -39,10 +44,28 @@ def multiply_split(
             x_inside = (m < M)[:, None] & (k < K)[None, :]
         x = tl.load(x_ptr + m[:, None].to(tl.int64) * x_stride + k[None, :], mask=x_inside, other=0.0)
         w = weight_tile(w_ptr, n, k, N, K, EVEN_N, EVEN_K)
-        accumulator = multiply(x, w, accumulator, WEIGHTS_FIRST, PRECISION)
+        if SCALES == BLOCK_SCALES:
+            GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
+            group = first // GROUP
+            x_scale = tl.load(x_scale_ptr + m.to(tl.int64) * GROUPS + group, mask=m < M, other=0.0)
+            at = w_scale_ptr + n // GROUP * GROUPS + group
+            part = multiply(x, w, tl.zeros([SHAPE_0, SHAPE_1], tl.float32), WEIGHTS_FIRST, PRECISION)
+            accumulator += scaled(part, x_scale, tl.load(at, mask=n < N, other=0.0), WEIGHTS_FIRST)
+        else:
+            accumulator = multiply(x, w, accumulator, WEIGHTS_FIRST, PRECISION)
         if SWIGLU:
             w_upper = weight_tile(w_ptr + N * K, n, k, N, K, EVEN_N, EVEN_K)
-            upper = multiply(x, w_upper, upper, WEIGHTS_FIRST, PRECISION)
+            if SCALES == BLOCK_SCALES:  # gate and up are whole blocks
+                part = multiply(x, w_upper, tl.zeros([SHAPE_0, SHAPE_1], tl.float32), WEIGHTS_FIRST, PRECISION)
+                at = w_scale_ptr + (N + n) // GROUP * GROUPS + group
+                upper += scaled(part, x_scale, tl.load(at, mask=n < N, other=0.0), WEIGHTS_FIRST)
+            else:
+                upper = multiply(x, w_upper, upper, WEIGHTS_FIRST, PRECISION)
+    if SCALES == ROW_SCALES:
+        x_scale = tl.load(x_scale_ptr + m, mask=m < M, other=0.0)
+        accumulator = scaled(accumulator, x_scale, tl.load(w_scale_ptr + n, mask=n < N, other=0.0), WEIGHTS_FIRST)
+        if SWIGLU:
+            upper = scaled(upper, x_scale, tl.load(w_scale_ptr + N + n, mask=n < N, other=0.0), WEIGHTS_FIRST)
     return accumulator, upper
 
 
@@ -81,6 +104,7 @@ def add_splits(
 def _linear(
     x_ptr,  # [M, K] input, rows x_stride elements apart
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
+    x_scale_ptr, w_scale_ptr,  # see multiply_split
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     residual_ptr,  # [M, N] added to the result (RESIDUAL only); may be out
     out_ptr,  # [M, N], or float32 [SPLIT_K, M, N] with KEEP_PARTIALS
@@ -93,6 +117,7 @@ def _linear(
     WEIGHTS_FIRST: tl.constexpr,  # as the first operand of the matrix unit
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result
     PRECISION: tl.constexpr,
+    SCALES: tl.constexpr,  # see multiply_split
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -112,8 +137,8 @@ def _linear(
         launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
     accumulator, upper = multiply_split(
-        x_ptr, w_ptr, m, n, begin, end, M, x_stride, N, K, BLOCK_K, SHAPE_0, SHAPE_1, EVEN_N, EVEN_K, SWIGLU, WEIGHTS_FIRST,
-        PRECISION,
+        x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, m, n, begin, end, M, x_stride, N, K, BLOCK_K, SHAPE_0, SHAPE_1, EVEN_N, EVEN_K,
+        SWIGLU, WEIGHTS_FIRST, PRECISION, SCALES,
     )  # fmt: skip
     if not EARLY_TRIGGER:
         launch.release_successor(PDL)
@@ -132,6 +157,7 @@ def _linear(
 
 def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
     """Launch the kernel: all but the norm fused. Raises ValueError where the workspace is too small."""
+    check_block_k(call, config)
     x, out, rows, n = call.x, call.out, len(call.x), call.out.shape[-1]
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals
@@ -141,12 +167,13 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
         if partial.numel() < needed or arrivals.numel() < column_tiles * row_tiles:
             raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
     _linear[(row_tiles, column_tiles, config.split_k)](
-        x, call.weight, x if call.bias is None else call.bias, out if call.residual is None else call.residual, out, partial,
-        arrivals, rows, x.stride(0),
+        x, call.weight, *call.scale_tensors, x if call.bias is None else call.bias,
+        out if call.residual is None else call.residual, out, partial, arrivals, rows, x.stride(0),
         N=n, K=x.shape[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT_K=config.split_k,
         BIAS=call.bias is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate, WEIGHTS_FIRST=config.weights_first,
-        KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), EARLY_TRIGGER=config.early_trigger,
-        PDL=call.pdl, num_warps=config.warps, num_stages=config.stages, **launch.options(call.pdl),
+        KEEP_PARTIALS=call.partials, PRECISION=launch.dot_precision(x.dtype), SCALES=call.scales_kind,
+        EARLY_TRIGGER=config.early_trigger, PDL=call.pdl, num_warps=config.warps, num_stages=config.stages,
+        **launch.options(call.pdl),
     )  # fmt: skip
 
 
@@ -168,8 +195,39 @@ TILES_OVER_64: Tiles = (
 )  # fmt: skip
 
 
+Fp8Tiles = tuple[tuple[int, int, int, int], ...]  # block_n, block_k, split_k, warps
+FP8_TILES: Fp8Tiles = (
+    (64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 4), (64, 256, 1, 4), (64, 256, 2, 4), (64, 256, 4, 4), (128, 128, 1, 4),
+    (128, 128, 2, 4), (128, 128, 4, 4), (128, 128, 1, 8), (128, 128, 2, 8), (128, 256, 1, 8),
+)  # fmt: skip
+
+
+def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
+    """Weights as the first operand: their tile has 64 rows and more, and x may have as few as there are."""
+    halves = 2 if shape.swiglu else 1
+    for block_m, (block_n, block_k, split_k, warps) in product((16, 32, 64, 128), FP8_TILES):
+        programs = -(-shape.n // block_n) * split_k * -(-shape.rows // block_m)
+        fits = block_m == max(16, min(128, 1 << (shape.rows - 1).bit_length())) and block_m * block_n * halves <= 128 * warps * 32
+        if not fits or (shape.blocks and block_k > BLOCK) or block_k * split_k > shape.k:
+            continue
+        if split_k > 1 and (shape.swiglu or programs > 8 * sm_count):
+            continue
+        for share in (100_000, 200_000):  # bytes of shared memory: two programs on an SM, or one
+            stages = min(8, share // ((block_m + halves * block_n) * block_k))
+            if stages >= 3:
+                yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, weights_first=True)
+
+
+def supports(shape: LinearShape) -> bool:
+    """All, but a norm of rows that are quantised."""
+    return not (shape.fp8 and shape.norm)
+
+
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """A few dozen configurations around what is known to be good."""
+    if shape.fp8:
+        yield from fp8_candidates(shape, sm_count)
+        return
     rows, halves = shape.rows, 2 if shape.swiglu else 1
     if rows > 64:
         block_ms, tiles = (128, 256) if rows == 256 else (128,), TILES_OVER_64
@@ -204,7 +262,22 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("triton", 32, 32, 32, 1), LinearShape(33, 40, 64, norm=True, swiglu=True, bias=True)),
         LinearCase(LinearConfig("triton", 16, 32, 32, 1), LinearShape(2, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("triton", 64, 64, 64, 3, 4, 3, True), LinearShape(64, 4096, 4096, residual=True)),
+        LinearCase(LinearConfig("triton", 16, 32, 32, 3), LinearShape(5, 70, 200, bias=True, residual=True, dtype=FP8)),
+        LinearCase(LinearConfig("triton", 16, 32, 64, 2), LinearShape(19, 45, 150, swiglu=True, bias=True, dtype=FP8)),
+        LinearCase(LinearConfig("triton", 16, 64, 128, 2, weights_first=True), LinearShape(9, 64, 300, partials=True, dtype=FP8)),
+        LinearCase(LinearConfig("triton", 16, 64, 128, weights_first=True), LinearShape(9, 130, 300, blocks=True, dtype=FP8)),
+        LinearCase(LinearConfig("triton", 16, 64, 64, 2), LinearShape(18, 200, 600, blocks=True, residual=True, dtype=FP8)),
+        LinearCase(
+            LinearConfig("triton", 16, 32, 128, 2, weights_first=True),
+            LinearShape(7, 128, 400, swiglu=True, gelu=True, blocks=True, bias=True, dtype=FP8),
+        ),
+        LinearCase(
+            LinearConfig("triton", 16, 64, 256, 4, weights_first=True), LinearShape(16, 4096, 4096, partials=True, dtype=FP8)
+        ),
+        LinearCase(LinearConfig("triton", 64, 64, 128, weights_first=True), LinearShape(64, 7168, 4096, swiglu=True, dtype=FP8)),
+        LinearCase(LinearConfig("triton", 64, 64, 128, weights_first=True), LinearShape(64, 4096, 4096, blocks=True, dtype=FP8)),
     ),
     (_linear,),
+    supports=supports,
     candidates=candidates,
 )

@@ -43,18 +43,21 @@ class ExpertConfig:
 @dataclass(frozen=True)
 class ExpertShape:
     """An expert layer: experts, how many of them a token is assigned to, hidden size, width of an expert; mxfp4: the matrices are
-    MXFP4."""
+    MXFP4. fp8: they are FP8, with a scale for each of the "rows" or "blocks"."""
 
     experts: int
     top_k: int
     hidden: int
     width: int
     mxfp4: bool = False
+    fp8: str = ""
 
     def key(self, dtype: torch.dtype) -> str:
         """Name of its entry in a table."""
         size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
-        return f"{size} {str(dtype).removeprefix('torch.')}{' mxfp4' if self.mxfp4 else ''}"
+        return (
+            f"{size} {str(dtype).removeprefix('torch.')}{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
+        )
 
 
 MXFP4_DEFAULTS = (
@@ -77,7 +80,7 @@ def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -
         return ExpertConfig(16, ExpertTile(32, 128), ExpertTile(64, 128))
     if each <= 32:
         return ExpertConfig(32, ExpertTile(64, 128, stages=3), ExpertTile(64, 128, stages=3))
-    if each <= 64:
+    if each <= 64 or shape.fp8 == "blocks":  # whose second sums need registers
         return ExpertConfig(64, ExpertTile(64, 64, stages=3), ExpertTile(128, 64, stages=3))
     return ExpertConfig(128, ExpertTile(128, 64, warps=8, stages=4), ExpertTile(128, 64, warps=8, stages=3))
 

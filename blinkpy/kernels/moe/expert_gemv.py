@@ -139,7 +139,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
 
 VARIANT = ExpertVariant(
     "gemv",
-    lambda shape, tokens: tokens <= GEMV_TOKENS and not shape.mxfp4,
+    lambda shape, tokens: tokens <= GEMV_TOKENS and not (shape.mxfp4 or shape.fp8),
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.routing import Selection
 
@@ -16,12 +18,16 @@ class ExpertWorkspace:
 
     inner: torch.Tensor  # storage dtype [T * top_k * width] results of gate and up
     results: torch.Tensor  # storage dtype [T * top_k * hidden]
+    quantised: Fp8Rows | None = None  # inputs of FP8 matrices: T * hidden, later T * top_k * width
 
     @classmethod
     def allocate(cls, shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str) -> Self:
         """For up to `tokens` tokens."""
         sizes = (tokens * shape.top_k * shape.width, tokens * shape.top_k * shape.hidden)
-        return cls(*(torch.zeros(size, dtype=dtype, device=device) for size in sizes))
+        inner, results = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
+        widest = max(shape.hidden, shape.width)
+        quantised = Fp8Rows.allocate(tokens * shape.top_k, widest, device) if shape.fp8 else None
+        return cls(inner, results, quantised)
 
 
 class Clamp(NamedTuple):
@@ -56,6 +62,7 @@ class ExpertCall:
     pdl: bool = False
     clamp: Clamp = SILU  # between the products
     biases: tuple[torch.Tensor, torch.Tensor] | None = None  # [E, 2 * width] and [E, hidden]
+    fp8: tuple[Fp8Matrix, Fp8Matrix] | None = None  # of which gate_up and down are the values
     scales: tuple[torch.Tensor, torch.Tensor] | None = None  # uint8 [E, 2 * width, hidden / 32] and [E, hidden, width / 32]
 
     @property
@@ -63,7 +70,8 @@ class ExpertCall:
         """Of the layer."""
         experts, hidden, width = self.down.shape
         mxfp4 = self.scales is not None
-        return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4)
+        fp8 = "" if self.fp8 is None else "blocks" if self.fp8[1].blocks else "rows"
+        return ExpertShape(experts, self.top_k, hidden, width * 2 if mxfp4 else width, mxfp4, fp8)
 
 
 class ExpertCase(NamedTuple):

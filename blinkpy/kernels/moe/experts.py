@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors
 from blinkpy.kernels.moe import expert_gemv, grouped_experts, packed_gemv
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
@@ -55,10 +57,13 @@ def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:
         ("gate_up", call.gate_up, scales[0], biases[0], 2 * shape.width, shape.hidden),
         ("down", call.down, scales[1], biases[1], shape.hidden, shape.width),
     ):
-        stored = (width // 2, torch.uint8) if shape.mxfp4 else (width, dtype)
+        stored = (width // 2, torch.uint8) if shape.mxfp4 else (width, FP8 if shape.fp8 else dtype)
         declared += [
             (weight, name, (experts, rows, stored[0]), stored[1]),
             (scale, f"{name} scales", (experts, rows, width // 32), torch.uint8),
             (bias, f"{name} bias", (experts, rows), dtype),
         ]
+    groups = {"rows": lambda rows, width: (rows,), "blocks": lambda rows, width: (-(-rows // BLOCK), -(-width // BLOCK))}
+    for matrix, rows, width in zip(call.fp8 or (), (2 * shape.width, shape.hidden), (shape.hidden, shape.width), strict=False):
+        declared.append((matrix.scales, "scales of experts", (experts, *groups[shape.fp8](rows, width)), torch.float32))
     return declared

@@ -8,19 +8,23 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertCase, ExpertVariant
 from blinkpy.kernels.moe.mxfp4_tile import LEAST_BLOCK_K
 from blinkpy.kernels.moe.packed_linear import packed_linear
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
-from blinkpy.kernels.tile_product import weight_tile
+from blinkpy.kernels.tile_product import scaled, weight_tile
 
 
 @triton.jit
 def _expert_linear(
     x_ptr,  # [rows, K] inputs, rows x_stride elements apart; the row of a assignment is assignment // DIVIDE
     w_ptr,  # [E, N, K] weights; with SWIGLU [E, 2 * N, K], gate rows then up rows
+    x_scale_ptr,  # float32 [rows], or [rows, GROUPS] (FP8 only)
+    w_scale_ptr,  # float32 [E, N], or [E, N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     bias_ptr,  # [E, N or 2 * N] (BIAS only)
     out_ptr,  # [T * TOP_K, N] results by assignment
     assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
@@ -29,10 +33,12 @@ def _expert_linear(
     N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
+    SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP if SCALES == BLOCK_SCALES else 1
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert
@@ -43,7 +49,10 @@ def _expert_linear(
     assignment = tl.load(assignments_ptr + block * BLOCK_M + tl.arange(0, BLOCK_M))
     if expert >= 0:
         valid = assignment >= 0
-        x_at = tl.where(valid, assignment // DIVIDE, 0).to(tl.int64) * x_stride
+        x_row = tl.where(valid, assignment // DIVIDE, 0).to(tl.int64)
+        x_at = x_row * x_stride
+        SCALE_ROWS: tl.constexpr = (ROWS + GROUP - 1) // GROUP if SCALES == BLOCK_SCALES else ROWS
+        w_scales = w_scale_ptr + expert.to(tl.int64) * (SCALE_ROWS * GROUPS)
         weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
         accumulator = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         upper = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -55,10 +64,25 @@ def _expert_linear(
                 inside = valid[:, None] & (k < K)[None, :]
             x = tl.load(x_ptr + x_at[:, None] + k[None, :], mask=inside, other=0.0)
             w = weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K)
-            accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
+            if SCALES == BLOCK_SCALES:
+                group = first // GROUP
+                x_scale = tl.load(x_scale_ptr + x_row * GROUPS + group, mask=valid, other=0.0)
+                at = w_scales + n // GROUP * GROUPS + group
+                accumulator += scaled(tl.dot(x, tl.trans(w)), x_scale, tl.load(at, mask=n < N, other=0.0), False)
+            else:
+                accumulator = tl.dot(x, tl.trans(w), accumulator, input_precision=PRECISION)
             if SWIGLU:
                 w_upper = weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K)
-                upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
+                if SCALES == BLOCK_SCALES:
+                    at = w_scales + (N + n) // GROUP * GROUPS + group
+                    upper += scaled(tl.dot(x, tl.trans(w_upper)), x_scale, tl.load(at, mask=n < N, other=0.0), False)
+                else:
+                    upper = tl.dot(x, tl.trans(w_upper), upper, input_precision=PRECISION)
+        if SCALES == ROW_SCALES:
+            x_scale = tl.load(x_scale_ptr + x_row, mask=valid, other=0.0)
+            accumulator = scaled(accumulator, x_scale, tl.load(w_scales + n, mask=n < N, other=0.0), False)
+            if SWIGLU:
+                upper = scaled(upper, x_scale, tl.load(w_scales + N + n, mask=n < N, other=0.0), False)
         if BIAS:
             bias = bias_ptr + expert * ROWS + n
             accumulator += tl.load(bias, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -102,6 +126,7 @@ def grouped_linear(
     *,
     bias: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    fp8: tuple[torch.Tensor, torch.Tensor] | None = None,
     clamp: Clamp = SILU,
     swiglu: bool = False,
     pdl: bool = False,
@@ -110,18 +135,20 @@ def grouped_linear(
 
     x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2 * N, K], gate
     then up; out: [T * top_k, N], of which only the rows of routed assignments are written. bias, scales (of MXFP4), clamp (with
-    swiglu): as in ExpertCall.
+    swiglu): as in ExpertCall. fp8: scales of x and weight, which are FP8 then; of blocks, a step over K is within one.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
-    least = LEAST_BLOCK_K if packed else 16
+    kind = 0 if fp8 is None else ROW_SCALES.value if fp8[0].dim() == 1 else BLOCK_SCALES.value
+    least, most = LEAST_BLOCK_K if packed else 32 if fp8 else 16, BLOCK if kind == BLOCK_SCALES.value else tile.block_k
+    operands, how = (packed, {}) if packed else (fp8 or (x, x), {"SCALES": kind})
     kernel = packed_linear if packed else _expert_linear
     kernel[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
-        x, weight.view(torch.int32) if packed else weight, *packed, x if bias is None else bias, out, routing.assignments,
+        x, weight.view(torch.int32) if packed else weight, *operands, x if bias is None else bias, out, routing.assignments,
         routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=max(least, min(tile.block_k, triton.next_power_of_2(k))), BIAS=bias is not None, ALPHA=clamp.alpha,
-        LIMIT=clamp.limit, PRECISION=launch.dot_precision(x.dtype),
+        BLOCK_K=max(least, min(tile.block_k, most, triton.next_power_of_2(k))), BIAS=bias is not None, ALPHA=clamp.alpha,
+        LIMIT=clamp.limit, PRECISION=launch.dot_precision(x.dtype), **how,
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch.options(pdl),
     )  # fmt: skip
 
@@ -143,14 +170,28 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
     biases, scales = call.biases or (None, None), call.scales or (None, None)
     how: dict[str, Any] = {"clamp": call.clamp, "swiglu": True, "pdl": pdl}
-    grouped_linear(call.x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], **how)
-    grouped_linear(inner, call.down, results, routing, config.down, bias=biases[1], scales=scales[1], pdl=pdl)
+    x, of_x = _quantised(call, 0, call.x)
+    grouped_linear(x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], fp8=of_x, **how)
+    x, of_x = _quantised(call, 1, inner)
+    grouped_linear(x, call.down, results, routing, config.down, bias=biases[1], scales=scales[1], fp8=of_x, pdl=pdl)
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
         HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
         PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
+
+
+def _quantised(call: ExpertCall, index: int, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Inputs of the first or second matrices as these take them, and the scales of both."""
+    if call.fp8 is None:
+        return x, None
+    matrix, scratch = call.fp8[index], call.workspace.quantised
+    if scratch is None:
+        raise ValueError("FP8 experts without memory for their inputs")
+    rows = Fp8Rows.within(scratch, matrix, len(x))
+    quantise_rows(x, call.counts, rows, matrix.input_scale, each=len(x) // len(call.x), pdl=call.pdl)
+    return rows.values, (rows.scales, matrix.scales)
 
 
 SMALL = ExpertConfig(16, ExpertTile(32, 32), ExpertTile(16, 32))
@@ -172,6 +213,9 @@ VARIANT = ExpertVariant(
         ExpertCase(5, 6, ExpertShape(7, 3, 48, 40), SMALL, clamp=Clamp(1.702, 1.0), biases=True),
         ExpertCase(5, 6, ExpertShape(7, 3, 96, 64, True), ExpertConfig(16, ExpertTile(32, 64), ExpertTile(16, 32))),
         ExpertCase(20, 20, ExpertShape(4, 2, 32, 96, True), SMALL, clamp=Clamp(1.702, 1.0), biases=True, one_expert=True),
+        *(ExpertCase(5, 6, ExpertShape(6, 3, 160, 144, fp8=kind), SMALL, biases=True) for kind in ("rows", "blocks")),
+        ExpertCase(37, 40, ExpertShape(4, 2, 48, 40, fp8="rows"), SMALL, one_expert=True),
+        *(ExpertCase(n, n, ExpertShape(16, 8, 512, 256, fp8=kind)) for n in (1, 64, 300) for kind in ("rows", "blocks")),
         *(ExpertCase(n, n, OSS, clamp=Clamp(1.702, 7.0), biases=True) for n in (8, 30, 64, 300)),
         *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),
     ),

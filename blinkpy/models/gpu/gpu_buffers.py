@@ -1,14 +1,19 @@
 """The memory that the steps of the GPU's decoder work in: allocated once for the largest, shared by all."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
+from blinkpy.config import ConfigError
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertWorkspace
 from blinkpy.kernels.moe.experts import plan_experts
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.decoder_weights import Weights
 
 
 class Buffers:
@@ -29,6 +34,13 @@ class Buffers:
         self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
 
 
+def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:
+    """For the quantised inputs of any FP8 matrix that tokens go through; None where a model has none."""
+    fields = [getattr(layer, field.name) for layer in weights.layers for field in dataclasses.fields(layer)]
+    widths = [matrix.values.shape[-1] for matrix in fields if isinstance(matrix, Fp8Matrix)]
+    return Fp8Rows.allocate(tokens, max(widths), str(weights.device)) if widths else None
+
+
 @dataclass
 class ResidualStream:
     """The residual stream while a step is launched: a row for each token or, once only the rows' last
@@ -36,7 +48,7 @@ class ResidualStream:
 
     hidden: torch.Tensor  # [M, hidden]
     counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
-    partials: torch.Tensor | None = None  # float32 [parts, M, hidden] what hidden still lacks
+    partials: torch.Tensor | None = None  # what hidden still lacks: float32 [parts, M, hidden] to be added up, or [M, hidden]
 
     @property
     def rows(self) -> int:
@@ -49,17 +61,30 @@ class ResidualStream:
         return (self.hidden, None) if partials is None else (partials, self.hidden)
 
 
+def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
+    """`ExpertShape.fp8`. Raises ConfigError where only some experts are FP8, or not all in one way."""
+    kinds = set()
+    for layer, experts in zip(weights.layers, model.expert_layers, strict=True):
+        if experts:
+            of = (layer.gate_up, layer.down)
+            kinds |= {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in of}
+    if len(kinds) > 1:
+        raise ConfigError("the GPU's decoder needs all experts of a model in FP8 with one kind of scales, or none")
+    return kinds.pop() if kinds else ""
+
+
 class ExpertBuffers:
     """What expert layers need besides. rows: all numbers of rows that the residual stream can have. invariant: all have the same
     order of sums."""
 
-    def __init__(self, model: DecoderDescription, rows: set[int], dtype: torch.dtype, device: str, *, invariant: bool):
+    def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], *, invariant: bool):
+        dtype, device = weights.dtype, str(weights.device)
         table, variant, block = ExpertTable(), None, model.experts
         if invariant:
             table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
         elif device.startswith("cuda"):
             table = ExpertTable.load(torch.cuda.get_device_name(device))
-        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4)
+        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8_experts(model, weights))
         self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

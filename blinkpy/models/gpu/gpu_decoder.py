@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.activation import softcap
+from blinkpy.kernels.activation import quantised_swiglu, softcap
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
@@ -20,11 +20,13 @@ from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
 from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.gather import embed, last_tokens
-from blinkpy.kernels.linear.linear import can_fuse, can_leave_partials, leaves_partials, linear
+from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
@@ -33,7 +35,7 @@ from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream
+from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
@@ -88,12 +90,15 @@ class GpuDecoder:
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
         # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
-        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * 2 * model.mlp_size)
+        # Of FP8 it also needs some for what is added to a product.
+        self.fp8 = fp8_scratch(weights, tokens)
+        scratch = 2 * model.mlp_size if self.fp8 is None else max(2 * model.mlp_size, model.hidden_size)
+        self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * scratch)
         self.rings = self._window_rings(tokens)
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
         self.experts = None
         if any(model.expert_layers):
-            self.experts = ExpertBuffers(model, rows_of_stream, dtype, device, invariant=invariant)
+            self.experts = ExpertBuffers(model, weights, rows_of_stream, invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
         """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError where the cache's rings are
@@ -194,10 +199,18 @@ class GpuDecoder:
         last_tokens(whole.hidden, starts, counts, self.stream.hidden, self.stream.counts, pdl=self.pdl)
 
     def _mlp(self, layer: LayerWeights, mlp: Mlp) -> None:
-        inner = self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
-        gate = BLOCKS[mlp.activation]
-        self._linear(self.stream.hidden, layer.gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
-        self._add_linear(inner, layer.down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
+        gate, gate_up, down = BLOCKS[mlp.activation], layer.gate_up, layer.down
+        rows, inner = self.stream.rows, self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
+        config = self._config(gate_up, rows, swiglu=True)
+        if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu"):
+            both = self.linear_workspace.rows[: rows * 2 * mlp.size].view(rows, 2 * mlp.size)
+            self._linear(self.stream.hidden, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
+            quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
+            quantised_swiglu(both, self.stream.counts, quantised, down.input_scale, gelu=gelu, pdl=self.pdl)
+            self._add_linear(quantised, down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
+        else:
+            self._linear(self.stream.hidden, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
+            self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
         model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
@@ -215,9 +228,16 @@ class GpuDecoder:
         selection = BLOCKS[block.router](block, layer.selection_bias)._replace(factor=block.factor)
         workspace, clamp = scratch.workspace, SILU if block.clamp is None else Clamp(*block.clamp)
         extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
-        weights, sizes = (layer.gate_up, layer.down), (block.top_k, selection)
-        call = ExpertCall(normed, logits, *weights, counts, hidden, workspace, *sizes, pdl, *extra)
-        experts(call, scratch.plans[rows])
+        gate_up, down, fp8 = layer.gate_up, layer.down, None
+        if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
+            gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
+        if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
+            raise TypeError("experts of which half is FP8")  # ExpertBuffers refuses them
+        clamp_and_biases, mxfp4 = extra[:2], extra[2]
+        call = ExpertCall(
+            normed, logits, gate_up, down, counts, hidden, workspace, block.top_k, selection, pdl, *clamp_and_biases
+        )
+        experts(replace(call, scales=mxfp4, fp8=fp8), scratch.plans[rows])
         if layer.shared_gate_up is not None and layer.shared_down is not None:
             inner = self.buffers.inner.view(-1)[: rows * block.shared].view(rows, block.shared)
             self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
@@ -225,46 +245,84 @@ class GpuDecoder:
                 gate_shared(normed, layer.shared_gate, inner, counts, pdl=pdl)
             self._add_linear(inner, layer.shared_down, None, None, norm_follows=True)
 
-    def _norm(self, weight: torch.Tensor) -> torch.Tensor:
-        """The norm of the residual stream, completed first, for what does not take it fused."""
-        normed = self.buffers.normed[: self.stream.rows]
-        source, residual = self.stream.take()
-        rms_norm(source, weight, self.model.norm.eps, self.stream.counts, normed, residual, pdl=self.pdl)
+    def _norm(self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None) -> torch.Tensor:
+        """The norm of the residual stream, completed first, for what does not take it fused. quantised: it goes there instead."""
+        normed, counts = self.buffers.normed[: self.stream.rows], self.stream.counts
+        (source, residual), eps = self.stream.take(), self.model.norm.eps
+        rms_norm(source, weight, eps, counts, normed, residual, quantised=quantised, keep=quantised is None, pdl=self.pdl)
         return normed
+
+    def _rows_of(self, weight: Fp8Matrix, rows: int) -> Fp8Rows:
+        """Where inputs of a matrix are quantised. One is read before the next one is written."""
+        if self.fp8 is None:
+            raise ValueError("an FP8 matrix without memory for its inputs")
+        return Fp8Rows.within(self.fp8, weight, rows)
+
+    def _operands(
+        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | Fp8Matrix, norm: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
+        """x and the matrix as a product takes them. norm: an FP8 matrix gets that of the residual stream, not x."""
+        if isinstance(weight, torch.Tensor):
+            if isinstance(x, Fp8Rows):
+                raise TypeError("quantised rows for a matrix that is not FP8")
+            return x, weight, None
+        if isinstance(x, torch.Tensor):
+            quantised = self._rows_of(weight, len(x))
+            if norm is not None:
+                self._norm(norm, (quantised, weight.input_scale))
+            else:
+                quantise_rows(x, self.stream.counts, quantised, weight.input_scale, pdl=self.pdl)
+            x = quantised
+        return x.values, weight.values, Scales(x.scales, weight.scales)
+
+    def _config(self, weight: torch.Tensor | Fp8Matrix, rows: int, *, swiglu: bool = False) -> LinearConfig:
+        """swiglu: half of the weight's rows are gate, half up."""
+        stored, blocks = (weight.values, weight.blocks) if isinstance(weight, Fp8Matrix) else (weight, False)
+        outputs, width = stored.shape
+        return self.table.config(outputs // 2 if swiglu else outputs, width, rows, stored.dtype, swiglu=swiglu, blocks=blocks)
 
     def _linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | Fp8Matrix,
         out: torch.Tensor,
         *,
         norm: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         swiglu: bool = False,
         gelu: bool = False,
+        config: LinearConfig | None = None,
     ) -> None:
-        """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream."""
-        outputs, width = weight.shape
-        config = self.table.config(outputs // 2 if swiglu else outputs, width, len(x), weight.dtype, swiglu=swiglu)
+        """out = f(norm(x) weight^T + bias); with a norm, x is the residual stream. config: other than that of the table."""
+        config = config or self._config(weight, len(x), swiglu=swiglu)
         if bias is not None and out.dtype != x.dtype and config.variant != "triton":
             config = BIASED_LOGITS
         fused = None
-        if norm is not None and can_fuse(config, "norm") and self.stream.partials is None:
-            fused = (norm, self.model.norm.eps)
-        elif norm is not None:
-            x = self._norm(norm)
+        if isinstance(weight, torch.Tensor) and norm is not None:
+            if can_fuse(config, "norm") and self.stream.partials is None:
+                fused = (norm, self.model.norm.eps)
+            else:
+                x = self._norm(norm)
+        x, matrix, scales = self._operands(x, weight, norm)
         workspace, counts = self.linear_workspace, self.stream.counts
-        linear(LinearCall(x, weight, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl, gelu=gelu), config)
+        call = LinearCall(x, matrix, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl, gelu=gelu, scales=scales)
+        linear(call, config)
 
     def _add_linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None, *, norm_follows: bool
+        self,
+        x: torch.Tensor | Fp8Rows,
+        weight: torch.Tensor | Fp8Matrix,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None,
+        *,
+        norm_follows: bool,
     ) -> None:
         """Add norm(x weight^T + bias) to the residual stream, or that without a norm. Where a norm of it or of the stream
         follows, the partials of split sums are left to that: it reads all of the rows anyway, and here the programs would have to
         wait for each other."""
-        (outputs, width), workspace, hidden, counts = weight.shape, self.linear_workspace, self.stream.hidden, self.stream.counts
-        config = self.table.config(outputs, width, len(x), weight.dtype)
-        call = LinearCall(x, weight, hidden, workspace, counts, bias, residual=hidden, pdl=self.pdl)
+        workspace, hidden, counts = self.linear_workspace, self.stream.hidden, self.stream.counts
+        config, operands = self._config(weight, len(hidden)), self._operands(x, weight)
+        call = LinearCall(*operands[:2], hidden, workspace, counts, bias, residual=hidden, pdl=self.pdl, scales=operands[2])
         if norm is not None:
             call = replace(call, out=self.buffers.normed[: self.stream.rows], residual=None)
         if (norm_follows or norm is not None) and can_leave_partials(config):
@@ -272,8 +330,12 @@ class GpuDecoder:
             partials = workspace.partial[:size].view(config.split_k, *hidden.shape)
             call = replace(call, out=partials, residual=None)
             self.stream.partials = partials if norm is None else None
-        elif leaves_partials(config):
-            config = LinearConfig("cublas")  # nobody would add them up
+        elif norm_follows and norm is None and call.scales is not None and not VARIANTS[config.variant].kernels:
+            # Torch's product would need a pass to add it; the norm adds it anyway.
+            self.stream.partials = self.buffers.normed[: self.stream.rows]
+            call = replace(call, out=self.stream.partials, residual=None)
+        elif leaves_partials(config):  # nobody would add them up
+            config = LinearConfig("cublas") if call.scales is None else replace(config, split_k=1)
         linear(call, config)
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)

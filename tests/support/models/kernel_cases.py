@@ -6,25 +6,27 @@ padding was neither written nor read. A case returns nothing and raises Assertio
 """
 
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from support.models import kernel_reference
+from support.models import fp8_reference, kernel_reference
 from support.models.paged_batch import PagedBatches
 from support.models.random_grammars import RandomGrammars
 from torch import Tensor
 
-from blinkpy.kernels.activation import softcap, swiglu
+from blinkpy.kernels.activation import quantised_swiglu, softcap, swiglu
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.gather import embed, last_tokens
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import experts, plan_experts
@@ -350,6 +352,60 @@ def swiglu_case(rng: np.random.Generator, device: str, dtype: torch.dtype, token
         untouched(out[tokens:], "swiglu")
 
 
+def quantised_rows(x: Tensor, blocks: bool, given: float | None) -> tuple[Tensor, Tensor]:
+    """float32 numbers x / scale, rounded to FP8, and the scales: row by row and group by group."""
+    values, scales = torch.zeros_like(x, dtype=torch.float32), []
+    for row, line in enumerate(x.float()):
+        for first in range(0, len(line), 128 if blocks else len(line)):
+            part = line[first : first + (128 if blocks else len(line))]
+            scales.append(torch.tensor(given) if given else part.abs().max().clamp_min(2.0**-100).cpu() / 448)
+            quotient = (part / scales[-1].to(part.device)).clamp(-448, 448)
+            values[row, first : first + len(part)] = quotient.to(torch.float8_e4m3fn).float()
+    return values, torch.stack(scales).view((len(x), -1) if blocks else (len(x),)).to(x.device)
+
+
+def quantised_case(
+    rng: np.random.Generator, device: str, dtype: torch.dtype, *, tokens: int, bucket: int, width: int, blocks: bool,
+    given: float | None,
+) -> None:  # fmt: skip
+    """Rows as they are, and what the norm and SwiGLU make, with large numbers, some far apart, and a row of zeros."""
+    counts, groups = header(tokens, tokens, 0, device), -(-width // 128)
+    x, gate_up = (draw(rng, bucket, size, dtype=dtype, device=device, scale=3.0) for size in (width + 8, 2 * width))
+    x, weight = x[:, :width], draw(rng, width, dtype=dtype, device=device)
+    x[:tokens:3, :: max(1, width // 3)] *= 300.0
+    x[tokens - 1], gate_up[tokens - 1] = 0.0, 0.0
+
+    def empty() -> Fp8Rows:
+        values = torch.full((bucket, width), 0x7F, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        return Fp8Rows(values, poison(*((bucket, groups) if blocks else (bucket,)), dtype=torch.float32, device=device))
+
+    def check(found: Fp8Rows, source: Tensor, share: float, what: str) -> None:
+        values, scales = quantised_rows(source[:tokens], blocks, given)
+        same = (found.values[:tokens].float() == values).float().mean()
+        assert same >= 1 - share, f"{what}: {1 - same:.2%} of the values differ"
+        close(found.scales[:tokens], scales, torch.float32 if share == 0 else torch.bfloat16, f"{what}: scales")
+        untouched(found.scales[tokens:], what)
+        assert bool((found.values[tokens:].view(torch.uint8) == 0x7F).all()), f"{what}: padding was written"
+
+    out, (normed, inner) = empty(), (poison(bucket, width, dtype=dtype, device=device) for _ in range(2))
+    quantise_rows(x, counts, out, given)
+    check(out, x, 0.0, "rows")
+    for keep in (False, True):
+        out = empty()
+        rms_norm(x, weight, 1e-5, counts, normed, quantised=(out, given), keep=keep)
+        if keep:
+            close(normed[:tokens], kernel_reference.rms_norm(x[:tokens], weight, 1e-5), dtype, "norm")
+        else:
+            untouched(normed, "norm")
+            rms_norm(x, weight, 1e-5, counts, normed)
+        check(out, normed, 1e-3, f"norm, kept {keep}")
+    for gelu in (False, True):
+        out = empty()
+        quantised_swiglu(gate_up, counts, out, given, gelu=gelu)
+        swiglu(gate_up, counts, inner, gelu=gelu)
+        check(out, inner, 1e-2, "swiglu")
+
+
 def softcap_case(rng: np.random.Generator, device: str, rows: int, bucket: int, vocabulary: int) -> None:
     """Logits far below and far above the cap."""
     given, cap = draw(rng, bucket, vocabulary, dtype=torch.float32, device=device, scale=30.0), float(rng.uniform(0.5, 60))
@@ -374,16 +430,40 @@ def embedding_case(rng: np.random.Generator, device: str, dtype: torch.dtype, to
     assert not out[0].any()
 
 
+def quantised_operands(
+    rng: np.random.Generator, device: str, shape: LinearShape
+) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
+    """Values of x and weight, their scales, and float64 values times scales. Weights beside scales far apart: the one must not
+    take another's."""
+    m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
+    x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))
+    groups = -(-k // 128)
+    sizes = ((m, groups), (-(-wide // 128), groups)) if shape.blocks else ((m,), (wide,))
+    x_scale, w_scale = (torch.exp2(draw(rng, *size, **real)) / 3600 for size in sizes)
+    if shape.blocks:
+        by_x = x_scale.repeat_interleave(128, 1)[:, :k]
+        by_w = w_scale.repeat_interleave(128, 0)[:wide].repeat_interleave(128, 1)[:, :k]
+    else:
+        by_x, by_w = x_scale[:, None], w_scale[:, None]
+    strided = torch.zeros(m, k + 16, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)[:, :k]
+    strided.copy_(x)
+    return strided, weight, Scales(x_scale, w_scale), x.double() * by_x, weight.double() * by_w
+
+
 def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
-    m, n, k, dtype, make = shape.rows, shape.n, shape.k, shape.dtype, {"dtype": shape.dtype, "device": device}
-    wide, result = shape.weight_rows, torch.float32 if shape.partials else shape.result or dtype
-    x = draw(rng, m, k + 8, **make)[:, :k]
-    weight = draw(rng, wide, k, scale=k**-0.5, **make)
+    m, n, k, dtype = shape.rows, shape.n, shape.k, torch.bfloat16 if shape.fp8 else shape.dtype
+    wide, make = shape.weight_rows, {"dtype": dtype, "device": device}
+    result = torch.float32 if shape.partials else shape.out_dtype
+    if shape.fp8:
+        x, weight, operand_scales, exact_x, exact_weight = quantised_operands(rng, device, shape)
+    else:
+        x, weight = draw(rng, m, k + 8, **make)[:, :k], draw(rng, wide, k, scale=k**-0.5, **make)
+        operand_scales, exact_x, exact_weight = None, x.double(), weight.double()
     bias = draw(rng, wide, **make) if shape.bias else None
     scales = draw(rng, k, dtype=torch.float32 if rng.integers(2) else dtype, device=device) if shape.norm else None
     added = draw(rng, m, n, dtype=result, device=device) if shape.residual else None
-    expected = x.double() if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
-    expected = kernel_reference.linear(expected, weight, bias)
+    expected = exact_x if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
+    expected = kernel_reference.linear(expected, exact_weight, bias)
     expected = kernel_reference.swiglu(expected, shape.gelu) if shape.swiglu else expected
     expected = expected if added is None else expected + added.double()
     partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
@@ -393,7 +473,8 @@ def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, sha
     for _ in range(2):  # twice, since split sums must leave their counters at zero
         out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
         residual = None if added is None else out
-        linear(LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu), config)
+        call = LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu)
+        linear(replace(call, scales=operand_scales), config)
         assert not workspace.arrivals.any()
         close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
         outs.append(out)
@@ -639,21 +720,29 @@ def experts_case(
     if shape.mxfp4:
         (gate_up, first), (down, second) = (draw_mxfp4(rng, *size, device=device) for size in sizes)
         exact, scales = (kernel_reference.mxfp4(gate_up, first), kernel_reference.mxfp4(down, second)), (first, second)
+    fp8, rounded = None, lambda x: x
+    if shape.fp8:
+        matrices = [fp8_reference.fp8_matrix(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
+        fp8, gate_up, down = (matrices[0], matrices[1]), matrices[0].values, matrices[1].values
+        exact = (fp8_reference.exact(matrices[0]), fp8_reference.exact(matrices[1]))
+        rounded = partial(fp8_reference.rounded, blocks=shape.fp8 == "blocks", dtype=dtype)
     drawn = tuple(draw(rng, *size[:2], **make) for size in sizes)
     biases = (drawn[0], drawn[1]) if case.biases else None
     residual = draw(rng, tokens, shape.hidden, **make)
     outs = []
     for live in (tokens, tokens if tokens == 1 else tokens - 1):
         inner = poison(bucket * shape.top_k * shape.width, **make)
-        workspace = ExpertWorkspace(inner, poison(bucket * shape.top_k * shape.hidden, **make))
+        scratch = ExpertWorkspace.allocate(shape, bucket, dtype, device).quantised
+        workspace = ExpertWorkspace(inner, poison(bucket * shape.top_k * shape.hidden, **make), scratch)
         out = poison(bucket, shape.hidden, **make)
         out[:live] = residual[:live]
         counts = header(tokens, live, 0, device)
         call = ExpertCall(x, logits, gate_up, down, counts, out, workspace, shape.top_k, selection)
-        experts(replace(call, clamp=case.clamp, biases=biases, scales=scales), plan)
+        experts(replace(call, clamp=case.clamp, biases=biases, scales=scales, fp8=fp8), plan)
         untouched(out[live:], "experts")
         untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
         outs.append(out[:live])
     assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
-    expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, biases, case.clamp) + residual.double()
-    close(outs[0], expected, dtype, f"experts by {name}")
+    expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, biases, case.clamp, rounded) + residual.double()
+    # An inner number of bfloat16 that is one step off may round to the next FP8 number.
+    assert kernel_reference.relative_error(outs[0], expected) <= (3e-2 if fp8 else LIMITS[dtype]), f"experts by {name}"

@@ -5,6 +5,7 @@ widened to float64 first; results are float64 (or integers).
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -122,17 +123,18 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 def experts(
     x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, biases: tuple[Tensor, Tensor] | None = None,
-    clamp: tuple[float, float] = (0.0, 0.0),
+    clamp: tuple[float, float] = (0.0, 0.0), rounded: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:  # fmt: skip
     """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
-    biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU."""
+    biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU.
+    rounded: inputs as the matrices take them."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
             first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
-            inner = linear(x[token : token + 1], gate_up[expert], first)
+            inner = linear(rounded(x[token : token + 1]), gate_up[expert], first)
             inner = clamped_swish(inner, *clamp) if clamp[1] else swiglu(inner)
-            out[token] += weight.double() * linear(inner, down[expert], second)[0]
+            out[token] += weight.double() * linear(rounded(inner), down[expert], second)[0]
     return out
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.models import kernel_reference, model_zoo
+from support.models import fp8_reference, kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
 from support.models.ring_storm import ring_storm
@@ -28,6 +28,10 @@ from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
+# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then.
+CACHE_LIMITS = {
+    (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 3e-2, (torch.bfloat16, True): 0.15,
+}  # fmt: skip
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
 
 
@@ -94,8 +98,10 @@ class ChosenTable(LinearTable):
         super().__init__()
         self._choose = choose
 
-    def config(self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False) -> LinearConfig:
-        return self._choose(n, rows) or super().config(n, k, rows, dtype, swiglu=swiglu)
+    def config(
+        self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False
+    ) -> LinearConfig:
+        return self._choose(n, rows) or super().config(n, k, rows, dtype, swiglu=swiglu, blocks=blocks)
 
 
 HIDDEN = model_zoo.BASE["hidden_size"]
@@ -113,18 +119,26 @@ TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
+    quantise: Callable[[Weights], Weights] | None = None,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
     In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step.
+    rows: of the largest step. quantise: makes matrices FP8; tokens are not compared then either.
     """
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant)
+    exact = dtype == torch.float32 and quantise is None
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise)
     model, batches = describe_model(folder), on.batches
-    cpu = CpuStep(model, load_weights(model, folder, dtype), on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
+    weights = load_weights(model, folder, dtype)
+    if quantise is not None:
+        weights = quantise(weights)
+    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
+    if quantise is not None:
+        cpu.decoder.progress = fp8_reference.Products()
+        cpu.decoder._of_expert = fp8_reference.expert_matrix
     waiting = []
     for i, n in enumerate([1, 40, 17, 23, 5]):
-        chosen = parameters(rng, i) if sampled and dtype == torch.float32 else {}
+        chosen = parameters(rng, i) if sampled and exact else {}
         waiting.append(batches.add(rng.integers(0, model.vocab_size, n).tolist(), **chosen))
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
@@ -156,15 +170,15 @@ def step_case(
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
         if len(emitting):
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
-        if dtype == torch.float32:
+        if exact:
             found = on.batch.sampled.cpu().numpy()
             assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
             _check_records(expected, batch, given, batches.requests, on.batch.logprobs.cpu().numpy(), emitting)
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
-    if dtype == torch.float32 or not any(model.expert_layers):
-        _compare_caches(cpu.cache, on.cache, running, dtype)
+    if exact or not any(model.expert_layers):
+        _compare_caches(cpu.cache, on.cache, running, CACHE_LIMITS[dtype, quantise is not None])
     return worst
 
 
@@ -219,12 +233,13 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
-    rows: int = ROWS_AT_MOST, invariant: bool = False,
+    rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
+    weights = weights if quantise is None else quantise(weights)
     return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table, invariant=invariant)
 
 
@@ -253,7 +268,7 @@ def _check_records(
         np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
 
 
-def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:
+def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], limit: float) -> None:
     """Keys and values of all computed tokens."""
     for sequence in sequences:
         pages = sequence.pages[: -(-sequence.computed // PAGE)]
@@ -263,4 +278,4 @@ def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dty
                     t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
                 )
                 error = kernel_reference.relative_error(second, first)
-                assert error < (1e-4 if dtype == torch.float32 else 3e-2), f"cache differs by {error:.2e}"
+                assert error < limit, f"cache differs by {error:.2e}"

@@ -4,6 +4,8 @@ does.
 What is wrong in Triton 3.6 and mended here by `install()`:
 - `range(0, tensor)` fails on NumPy 2.4 and newer, because a one-element array no longer converts to an index;
 - float32 -> bfloat16 cuts bits off where the GPU rounds to nearest even;
+- float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
+  (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
@@ -13,6 +15,7 @@ Programs run one after another, so a kernel must not wait for another program.
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def install() -> None:
@@ -33,6 +36,8 @@ def install() -> None:
             return _round_to_bfloat16(data)
         if source == tl.bfloat16 and target == tl.float32:
             return _widen_bfloat16(data)
+        if source == tl.float32 and target == tl.float8e4nv:
+            return _round_to_float8(data)
         return original_convert(data, source, target, rounding)
 
     builder = interpreter.InterpreterBuilder
@@ -69,6 +74,12 @@ def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     return np.where(np.isnan(data), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _round_to_float8(data: np.ndarray) -> np.ndarray:
+    """float32 -> E4M3 bit patterns (uint8); NaN stays NaN."""
+    numbers = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).clamp(-448, 448)
+    return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
 
 
 def _widen_bfloat16(data: np.ndarray) -> np.ndarray:

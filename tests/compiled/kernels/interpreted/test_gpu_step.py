@@ -1,14 +1,18 @@
 """The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from support.models import logits, step_cases
+from support.models import fp8_reference, logits, model_zoo, step_cases
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.gather import last_tokens
+from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu import gpu_decoder
@@ -48,6 +52,44 @@ def test_mixed_steps(
     monkeypatch.setattr(gpu_decoder, "last_tokens", narrowed)
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=steps, rows=rows) < 1e-4
     assert narrowed.call_count == (steps - 1 if rows < step_cases.TOKENS_AT_MOST else 0)
+
+
+FP8_STEPS = {
+    "rows": ({}, "default", False),
+    "blocks": ({"blocks": True}, "default", False),
+    "static": ({"static": True}, "SPLIT", False),
+    "invariant": ({"kept": ("down",)}, "default", True),
+    "blocks-split": ({"blocks": True, "kept": ("gate_up",)}, "SPLIT", False),
+}
+
+
+@pytest.mark.parametrize("case", FP8_STEPS)
+def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
+    """FP8 matrices, beside others that are kept. A number that rounds the other way moves a token's logits."""
+    quantised, table, invariant = FP8_STEPS[case]
+    quantise = partial(fp8_reference.fp8_weights, **quantised)
+    how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
+    assert step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how) < 1e-2
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
+    """Of two tokens only: with many, one that goes to other experts would be far off."""
+    quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
+    assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, quantise=quantise, rows=3) < 1e-2
+
+
+def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
+    quantise = partial(fp8_reference.fp8_weights, kept=("down",))
+    with pytest.raises(ConfigError, match="all experts"):
+        step_cases.step_case(rng, "cpu", "qwen3-moe", tmp_path, torch.float32, steps=1, quantise=quantise)
+
+
+def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
+    """torch's product, of bfloat16 results: the sums are added by the next norm, and SwiGLU quantises what it makes."""
+    cublas = step_cases.ChosenTable(lambda n, rows: None if n == model_zoo.VOCAB else LinearConfig("cublas"))
+    how: dict[str, Any] = {"table": cublas, "quantise": fp8_reference.fp8_weights, "rows": 3}
+    assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how) < 0.15
 
 
 def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

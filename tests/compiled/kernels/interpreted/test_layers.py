@@ -33,6 +33,14 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
 
 @both_dtypes
 @pytest.mark.parametrize(
+    ("width", "blocks", "given"), [(200, False, None), (96, True, None), (2500, True, None), (300, False, 0.02)]
+)
+def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
+    cases.quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
+
+
+@both_dtypes
+@pytest.mark.parametrize(
     "shape",
     [
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16, "norm": False},

@@ -1,0 +1,144 @@
+"""Rows that are quantised to FP8: inputs of products with an `Fp8Matrix`.
+
+Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; what several programs make (attention, a
+fused SwiGLU) is quantised by a kernel of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+import triton.language as tl
+
+from blinkpy.kernels import launch
+from blinkpy.kernels.fp8_matrix import BLOCK, LARGEST, Fp8Matrix
+from blinkpy.kernels.launch import COUNT_TOKENS
+
+FP8 = torch.float8_e4m3fn
+MAX_WIDTH = 65_536
+"""Widest row: one program holds a row in registers."""
+
+ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
+"""The kernels' SCALES, beside 0 for none: one for each row of inputs and of weights; or one for each 128 inputs of a row, and for
+128 x 128 weights."""
+GROUP = tl.constexpr(BLOCK)
+_LARGEST = tl.constexpr(LARGEST)
+_LEAST = tl.constexpr(2.0**-100)  # a row's maximum is taken as at least this, so that rows of zeros have a scale
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Quantised rows; as Fp8Matrix says, x = values * scales."""
+
+    values: torch.Tensor  # float8_e4m3fn [M, K]
+    scales: torch.Tensor  # float32 [M], or [M, ceil(K / 128)]
+
+    @classmethod
+    def within(cls, scratch: Self, weight: Fp8Matrix, rows: int) -> Self:
+        """Memory of so many inputs of a weight, at the begin of a larger one. Raises ValueError where it is too small."""
+        k = weight.values.shape[-1]
+        groups = -(-k // BLOCK) if weight.blocks else 1
+        if scratch.values.numel() < rows * k or scratch.scales.numel() < rows * groups:
+            raise ValueError(f"{rows} quantised rows of {k} do not fit {scratch.values.numel()} values")
+        scales = scratch.scales.view(-1)[: rows * groups]
+        return cls(scratch.values.view(-1)[: rows * k].view(rows, k), scales.view(rows, groups) if weight.blocks else scales)
+
+    @classmethod
+    def allocate(cls, rows: int, width: int, device: str) -> Self:
+        """Scratch for so many rows of up to this width, with scales of either kind."""
+        values = torch.zeros(rows * width, dtype=torch.uint8, device=device).view(FP8)
+        return cls(values, torch.zeros(rows * -(-width // BLOCK), dtype=torch.float32, device=device))
+
+    @property
+    def kind(self) -> int:
+        """The kernels' SCALES."""
+        return ROW_SCALES.value if self.scales.dim() == 1 else BLOCK_SCALES.value
+
+    def declared(self, rows: int, width: int) -> list[tuple[object, ...]]:
+        """For `check_tensors`."""
+        sizes = (rows,) if self.scales.dim() == 1 else (rows, -(-width // BLOCK))
+        return [(self.values, "quantised values", (rows, width), FP8), (self.scales, "their scales", sizes, torch.float32)]
+
+
+@triton.jit
+def store_quantised(
+    x,  # float32 [BLOCK] a row, or a part with BLOCK_SCALES or STATIC, as rounded to the storage dtype; 0 beyond WIDTH
+    values_ptr,  # float8 [T, WIDTH]
+    scales_ptr,  # float32 [T], or [T, GROUPS]
+    row, first,  # row, and the part's first column
+    input_scale,  # of all rows (STATIC only)
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """Divide by the scale, round to nearest even, and store. The conversion takes what is over the largest number as that."""
+    at = row.to(tl.int64) * WIDTH
+    column = first + tl.arange(0, BLOCK)
+    if SCALES == BLOCK_SCALES:
+        GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
+        groups = tl.reshape(x, [BLOCK // GROUP, GROUP])
+        scale = tl.div_rn(tl.maximum(tl.max(tl.abs(groups), 1), _LEAST), _LARGEST)
+        quantised = tl.reshape(tl.div_rn(groups, tl.broadcast_to(scale[:, None], [BLOCK // GROUP, GROUP])), [BLOCK])
+        group = first // GROUP + tl.arange(0, BLOCK // GROUP)
+        tl.store(scales_ptr + row.to(tl.int64) * GROUPS + group, scale, mask=group < GROUPS)
+    else:
+        if STATIC:
+            scale = input_scale + 0.0
+        else:
+            scale = tl.div_rn(tl.maximum(tl.max(tl.abs(x), 0), _LEAST), _LARGEST)
+        quantised = tl.div_rn(x, scale + tl.zeros([BLOCK], tl.float32))
+        tl.store(scales_ptr + row, scale, mask=first == 0)
+    quantised = tl.clamp(quantised, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(values_ptr + at + column, quantised.to(tl.float8e4nv), mask=column < WIDTH)
+
+
+@triton.jit
+def _quantise_rows(
+    x_ptr,  # [T, WIDTH], rows x_stride elements apart
+    values_ptr,  # float8 [T, WIDTH]
+    scales_ptr,  # float32 [T], or [T, GROUPS]
+    counts_ptr,  # int64 [8] batch header
+    x_stride,  # elements
+    input_scale,  # of all rows (STATIC only)
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALES: tl.constexpr, STATIC: tl.constexpr,
+    EACH: tl.constexpr,  # rows of a token
+    PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    first = tl.program_id(1) * BLOCK
+    launch.release_successor(PDL)
+    launch.wait_for_predecessor(PDL)
+    if row < tl.load(counts_ptr + COUNT_TOKENS) * EACH:
+        column = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row.to(tl.int64) * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        store_quantised(x, values_ptr, scales_ptr, row, first, input_scale, WIDTH, BLOCK, SCALES, STATIC)
+
+
+def quantise_rows(
+    x: torch.Tensor, counts: torch.Tensor, out: Fp8Rows, input_scale: float | None = None, *, each: int = 1, pdl: bool = False
+) -> None:
+    """Quantise the first counts[TOKENS] * each rows of x [T * each, width], in a storage dtype and of any row stride."""
+    rows, width = x.shape
+    check_width(width)
+    header = (counts, "counts", *launch.HEADER)
+    launch.check_tensors((x, "x", (rows, width), launch.STORAGE_DTYPES, True), header, *out.declared(rows, width))
+    whole = out.kind == ROW_SCALES.value and input_scale is None
+    block = row_block(width) if whole else min(2048, row_block(width))
+    _quantise_rows[(rows, triton.cdiv(width, block))](
+        x, out.values, out.scales, counts, x.stride(0), input_scale or 0.0,
+        WIDTH=width, BLOCK=block, SCALES=out.kind, STATIC=input_scale is not None, EACH=each, PDL=pdl,
+        num_warps=row_warps(block), **launch.options(pdl),
+    )  # fmt: skip
+
+
+def row_block(width: int) -> int:
+    """The power of two that holds a row, and whole groups."""
+    return max(BLOCK, triton.next_power_of_2(width))
+
+
+def row_warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+def check_width(width: int) -> None:
+    if width > MAX_WIDTH:
+        raise ValueError(f"a row of {width} is wider than {MAX_WIDTH}, which is what a program quantises")
