@@ -18,8 +18,9 @@ TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 
 
 def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> None:
-    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All contiguous."""
-    if not (x.flags.c_contiguous and weight.flags.c_contiguous and out.flags.c_contiguous):
+    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All contiguous; only
+    between the weight's rows there may be others."""
+    if not (x.flags.c_contiguous and weight.strides[1] == weight.itemsize and out.flags.c_contiguous):
         raise ValueError("a product of arrays that are not contiguous")
     units = max(1, min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
@@ -34,7 +35,17 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> Non
     size = -(-size // 4) * 4
     arguments, function = np.zeros(1, ARGUMENTS), function_of(compiled_product())
     place = address(arguments)
-    arguments[0] = (address(x), address(weight), address(out), place + TAKEN, 0, *x.shape, len(weight), size)
+    arguments[0] = (
+        address(x),
+        address(weight),
+        address(out),
+        place + TAKEN,
+        0,
+        *x.shape,
+        len(weight),
+        weight.strides[0] // weight.itemsize,
+        size,
+    )
     team.run(lambda: function(place), -(-len(weight) // size))
 
 

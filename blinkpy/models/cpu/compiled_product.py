@@ -1,7 +1,7 @@
 """The matrix product of the decoder that works on NumPy arrays, for two tokens and more, compiled by Numba. float32.
 
-Four tokens and four outputs at a time: their sixteen sums stay in registers, and each number that is loaded is used four times. The
-weights are read as they lie, while a library's product first copies them into another order, which costs more than few tokens need.
+Four tokens and four outputs at a time: their sixteen sums stay in registers, and each number that is loaded is used four times.
+The weights are read as they lie; a library's product first copies them into another order, which few tokens do not pay for.
 """
 
 import functools
@@ -14,10 +14,11 @@ from blinkpy.device.compile_cache import cached_cfunc
 from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
 
 ARGUMENTS = np.dtype(
-    [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "size")], align=True
+    [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "pitch", "size")],
+    align=True,
 )
-"""x, weight, out: addresses of float32 [tokens, inputs], [outputs, inputs], [tokens, outputs], contiguous. begun: address of
-`taken`, units that have begun, 0 before. size: outputs of a unit."""
+"""x, weight, out: addresses of float32 [tokens, inputs], [outputs, inputs], [tokens, outputs], contiguous; the weight's
+rows are `pitch` elements apart. begun: address of `taken`, units that have begun, 0 before. size: outputs of a unit."""
 TOKEN_BLOCK_ITEMS = 1 << 16  # of x, which stay in the second-level cache while weights pass
 
 
@@ -26,7 +27,7 @@ def _product(arguments):  # type: ignore[no-untyped-def]
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
     x, out = carray(pointer_to(a.x), (tokens, inputs), np.float32), carray(pointer_to(a.out), (tokens, outputs), np.float32)
-    weight = carray(pointer_to(a.weight), (outputs, inputs), np.float32)
+    weight = carray(pointer_to(a.weight), (outputs, a.pitch), np.float32)
     block = max(TOKEN_BLOCK_ITEMS // inputs // 4 * 4, 4)
     units = (outputs + a.size - 1) // a.size
     unit = take_number(a.begun)

@@ -15,7 +15,7 @@ SIZES = [(1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600,
 def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Generator) -> None:
     tokens, inputs, outputs = sizes
     x = rng.standard_normal((tokens + 2, inputs), np.float32)[1:-1]
-    weight = rng.standard_normal((outputs + 2, inputs), np.float32)[1:-1]
+    weight = rng.standard_normal((outputs + 2, inputs + 3), np.float32)[1:-1, 1 : inputs + 1]
     around = np.full((tokens + 2, outputs), np.nan, np.float32)
     multiply(ThreadTeam(threads), x, weight, around[1:-1])
     assert np.allclose(around[1:-1], x.astype(np.float64) @ weight.T.astype(np.float64), atol=3e-5 * inputs**0.5)
@@ -35,3 +35,5 @@ def test_arrays_with_gaps_are_refused(rng: np.random.Generator) -> None:
     x, weight = rng.standard_normal((4, 8), np.float32), rng.standard_normal((6, 8), np.float32)
     with pytest.raises(ValueError, match="contiguous"):
         multiply(ThreadTeam(1), x[::2], weight, np.empty((2, 6), np.float32))
+    with pytest.raises(ValueError, match="contiguous"):
+        multiply(ThreadTeam(1), np.ascontiguousarray(x[:, ::2]), weight[:, ::2], np.empty((4, 6), np.float32))
