@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -81,6 +82,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
+FP8_CACHE = {"Llama-3-8B", "Gemma-2-9B", "gpt-oss-20b", "demo float32"}  # whose steps are launched with one, too
 LAYERS, MAX_MODEL_LEN, SLOTS = 2, 8192, 512
 GPU = "NVIDIA H200"  # whose measured configurations are taken
 
@@ -154,7 +156,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
+def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: bool = False) -> GpuStep:
     """The steps of a model on the GPU, but on meta tensors."""
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
@@ -173,7 +175,8 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
         logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
     )
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // 16), **meta_requests()._asdict())
-    cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
+    scales = np.ones((LAYERS, 2, model.kv_heads), np.float32) if fp8 else None
+    cache, table = PagedCache(model, 1024, 16, dtype, "meta", scales=scales), LinearTable.load(GPU)
     decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl, invariant=shape.whole)
     step = GpuStep(decoder, meta_grammars())
     if scratch := step.decoder.experts:
@@ -274,12 +277,11 @@ def compile_all() -> list[Variant]:
     gate = Gate()
     for name, (config, shapes) in STEPS.items():
         for shape in shapes:
-            for pdl in (False, True) if name == "Llama-3-8B" and shape == ONE else (False,):
-                step = meta_step(config, shape, pdl)
-                gate.run(
-                    f"{name} T={shape.tokens}{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}",
-                    partial(step.launch, shape),
-                )
+            pdl_too, fp8_too = name == "Llama-3-8B" and shape == ONE, name in FP8_CACHE
+            for pdl, fp8 in [(False, False), *[(True, False)] * pdl_too, *[(False, True)] * fp8_too]:
+                step = meta_step(config, shape, pdl, fp8)
+                notes = f"{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}{' FP8 cache' if fp8 else ''}"
+                gate.run(f"{name} T={shape.tokens}{notes}", partial(step.launch, shape))
     for label, launch in case_launches():
         gate.run(label, launch)
     return list(gate.variants.values())

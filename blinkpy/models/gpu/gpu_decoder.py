@@ -155,7 +155,8 @@ class GpuDecoder:
         table: Any = self.requests.page_table
         if rings is not None:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
-        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table)
+        scales = None if self.cache.scales is None else self.cache.scales[index]
+        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, scales)
         fused = not (shape.mixed or self.invariant)  # decode attention rotates and caches by itself; prefill needs it done before
         if not fused:
             rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)
