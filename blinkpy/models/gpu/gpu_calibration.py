@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.cache_scales import calibration_batch, calibration_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -24,7 +25,7 @@ def measure_cache(
     tokens, device = calibration_tokens(model), weights.device
     shape = StepShape(tokens, 1, mixed=True, whole=invariant)
     cache = PagedCache(model, -(-tokens // page_size), page_size, weights.dtype, device)
-    batch: Any = type(calibration_batch(model))(*(torch.from_numpy(array).to(device) for array in calibration_batch(model)))
+    batch: Any = map_arrays(lambda array: torch.from_numpy(array).to(device), calibration_batch(model))
     requests: Any = SimpleNamespace(page_table=torch.arange(cache.num_pages, dtype=torch.int32, device=device)[None])
     decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], tokens, table, pdl, invariant=invariant)
     decoder.layers(shape)

@@ -77,7 +77,14 @@ class GpuDecoder:
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(
-                s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed, head_dim=model.head_dim
+                s.rows,
+                model.kv_heads,
+                max_model_len,
+                sm_count,
+                dtype,
+                mixed=mixed,
+                head_dim=model.head_dim,
+                fp8=cache.scales is not None,
             )
             for s in shapes
             for mixed in (False, True)

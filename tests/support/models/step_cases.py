@@ -15,9 +15,12 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
+from blinkpy.models.cache_scales import scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.gpu_calibration import measure_cache
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
@@ -38,7 +41,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False,
+        rings: bool = False, fp8: bool = False,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -52,8 +55,10 @@ class OnDevice:
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant)
         sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes)
         table, pdl = table or LinearTable(), device != "cpu"
+        self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8 else None
+        self.scales = None if self.largest is None else scales_for(self.largest)
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl, invariant=invariant
         )
@@ -112,19 +117,22 @@ TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
-    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
+    graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False, fp8: bool = False,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
-    In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step.
+    In bfloat16, or with an FP8 cache, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured
+    graphs. rows: of the largest step.
     """
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant)
-    model, batches = describe_model(folder), on.batches
-    cpu = CpuStep(model, load_weights(model, folder, dtype), on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, fp8)
+    model, batches, same = describe_model(folder), on.batches, dtype == torch.float32 and not fp8
+    weights = load_weights(model, folder, dtype)
+    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales)
+    if on.largest is not None:
+        np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
     waiting = []
     for i, n in enumerate([1, 40, 17, 23, 5]):
-        chosen = parameters(rng, i) if sampled and dtype == torch.float32 else {}
+        chosen = parameters(rng, i) if sampled and same else {}
         waiting.append(batches.add(rng.integers(0, model.vocab_size, n).tolist(), **chosen))
     stream = torch.cuda.Stream() if graphs else None
     if stream is not None:
@@ -156,7 +164,7 @@ def step_case(
         expected = _cpu_logits(cpu, batch, batches.requests, emitting)
         if len(emitting):
             worst = max(worst, kernel_reference.relative_error(on.step.decoder.buffers.logits[emitting.tolist()], expected))
-        if dtype == torch.float32:
+        if same:
             found = on.batch.sampled.cpu().numpy()
             assert found[emitting].tolist() == batch.sampled[emitting].tolist(), f"{name}, step of {shape.name}"
             _check_records(expected, batch, given, batches.requests, batch.logprobs, emitting)
@@ -164,20 +172,20 @@ def step_case(
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
     if dtype == torch.float32 or not any(model.expert_layers):
-        _compare_caches(cpu.cache, on.cache, running, dtype)
+        _compare_caches(cpu.cache, on.cache, running, 1e-4 if same else 3e-2 if not fp8 or dtype == torch.float32 else 0.1)
     return worst
 
 
 def ring_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, steps: Callable[..., Iterator[Batch]], *,
-    tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False,
+    tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False, fp8: bool = False,
 ) -> None:  # fmt: skip
     """Serve the same steps with window rings and with all tokens kept: the same bits. steps: makes them of rng, PagedBatches and
     the most tokens. graphs: run captured graphs."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights = load_weights(model, folder, dtype, device)
-    options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant}
+    options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant, "fp8": fp8}
     full, ring = OnDevice(rng, model, weights, **options), OnDevice(rng, model, weights, **options, rings=True)
     ring.batches = full.batches
     for on in (full, ring) if graphs else ():
@@ -219,13 +227,13 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
-    rows: int = ROWS_AT_MOST, invariant: bool = False,
+    rows: int = ROWS_AT_MOST, invariant: bool = False, fp8: bool = False,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
-    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table, invariant=invariant)
+    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table, invariant=invariant, fp8=fp8)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
@@ -253,14 +261,14 @@ def _check_records(
         np.testing.assert_allclose(pairs["logprob"][1:], every[index].topk(TOP_LOGPROBS).values, atol=1e-3)
 
 
-def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], dtype: torch.dtype) -> None:
+def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], limit: float) -> None:
     """Keys and values of all computed tokens."""
     for sequence in sequences:
         pages = sequence.pages[: -(-sequence.computed // PAGE)]
         for mine, other in ((a.keys, b.keys), (a.values, b.values)):
             for x, y in zip(mine, other, strict=True):
                 first, second = (
-                    t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
+                    t.float()[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
                 )
                 error = kernel_reference.relative_error(second, first)
-                assert error < (1e-4 if dtype == torch.float32 else 3e-2), f"cache differs by {error:.2e}"
+                assert error < limit, f"cache differs by {error:.2e}"
