@@ -111,6 +111,12 @@ class CacheOptions:
         "no prefix caching; docs/models.md)",
         choices=("full", "ring"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "numbers of the KV cache: of the model's type (auto), or FP8 with scales for each layer and head (fp8_e4m3: half the "
+        "memory of bfloat16; docs/tuning.md)",
+        choices=("auto", "fp8_e4m3"),
+    )
 
 
 @dataclass(frozen=True)

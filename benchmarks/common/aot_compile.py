@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -84,6 +85,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }
+FP8_CACHE = {"Llama-3-8B", "Gemma-2-9B", "gpt-oss-20b", "demo float32"}  # whose steps are launched with one, too
 LAYERS, MAX_MODEL_LEN, SLOTS = 2, 8192, 512
 GPU = "NVIDIA H200"  # whose measured configurations are taken
 
@@ -163,7 +165,7 @@ def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
     return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
 
 
-def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = "") -> GpuStep:
+def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = "", *, fp8_cache: bool = False) -> GpuStep:
     """The steps of a model on the GPU, but on meta tensors. fp8: matrices of layers are, with a scale for "rows" or "blocks"."""
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
@@ -186,7 +188,8 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool, fp8: str = ""
         logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
     )
     requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // 16), **meta_requests()._asdict())
-    cache, table = PagedCache(model, 1024, 16, dtype, "meta"), LinearTable.load(GPU)
+    scales = np.ones((LAYERS, 2, model.kv_heads), np.float32) if fp8_cache else None
+    cache, table = PagedCache(model, 1024, 16, dtype, "meta", scales=scales), LinearTable.load(GPU)
     decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], MAX_MODEL_LEN, table, pdl, invariant=shape.whole)
     step = GpuStep(decoder, meta_grammars())
     if scratch := step.decoder.experts:
@@ -301,12 +304,11 @@ def compile_all() -> list[Variant]:
     gate = Gate()
     for name, (config, shapes) in STEPS.items():
         for shape in shapes:
-            for pdl in (False, True) if name == "Llama-3-8B" and shape == ONE else (False,):
-                step = meta_step(config, shape, pdl)
-                gate.run(
-                    f"{name} T={shape.tokens}{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}",
-                    partial(step.launch, shape),
-                )
+            pdl_too, fp8_too = name == "Llama-3-8B" and shape == ONE, name in FP8_CACHE
+            for pdl, fp8_cache in [(False, False), *[(True, False)] * pdl_too, *[(False, True)] * fp8_too]:
+                step = meta_step(config, shape, pdl, fp8_cache=fp8_cache)
+                notes = f"{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}{' FP8 cache' if fp8_cache else ''}"
+                gate.run(f"{name} T={shape.tokens}{notes}", partial(step.launch, shape))
     for fp8, shape in product(("rows", "blocks"), (ONE, MANY, MIXED, INVARIANT[1])):
         gate.run(f"FP8 {fp8} T={shape.tokens}", partial(meta_step(SHAPES["llama-3-8b"], shape, True, fp8).launch, shape))
     for label, launch in case_launches():

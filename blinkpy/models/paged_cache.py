@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from blinkpy.models.cache_scales import Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.ring_sizes import RingSizes
 
@@ -41,7 +43,8 @@ def _of_layers(
 
 class PagedCache:
     """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is contiguous. The layers of
-    `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for the others."""
+    `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for the others. dtype: of keys and values before
+    they are cached, and in the cache but for one with `scales` (blinkpy.models.cache_scales), which has FP8 numbers."""
 
     def __init__(
         self,
@@ -51,22 +54,41 @@ class PagedCache:
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         rings: RingSizes | None = None,
+        scales: Scales | None = None,
     ):
         import torch
 
         def zeros(shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, dtype=dtype if scales is None else torch.float8_e4m3fn, device=device)
 
-        self.num_pages, self.page_size, self.rings = num_pages, page_size, rings
+        self.num_pages, self.page_size, self.rings, self.dtype = num_pages, page_size, rings, dtype
+        self.scales = None if scales is None else torch.from_numpy(scales).to(device)  # float32 [layers, 2, kv_heads]
         self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
+
+    def largest(self) -> NDArray[np.float32]:
+        """The size of the largest key and value of each head, [layers, 2, kv_heads]; of a cache without scales."""
+        sides = zip(self.keys, self.values, strict=True)
+        return np.array([[side.abs().amax((0, 2, 3)).float().cpu().numpy() for side in both] for both in sides])
 
 
 class ArrayCache:
-    """The same as NumPy arrays, float32."""
+    """The same as NumPy arrays: float32, or the bits of FP8 numbers, uint8."""
 
-    def __init__(self, model: DecoderDescription, num_pages: int, page_size: int, rings: RingSizes | None = None):
+    def __init__(
+        self,
+        model: DecoderDescription,
+        num_pages: int,
+        page_size: int,
+        rings: RingSizes | None = None,
+        scales: Scales | None = None,
+    ):
         def zeros(shape: tuple[int, ...]) -> np.ndarray:
-            return np.zeros(shape, np.float32)
+            return np.zeros(shape, np.float32 if scales is None else np.uint8)
 
-        self.num_pages, self.page_size, self.rings = num_pages, page_size, rings
+        self.num_pages, self.page_size, self.rings, self.scales = num_pages, page_size, rings, scales
         self.keys, self.values = (_of_layers(model, page_size, num_pages, rings, zeros) for _ in range(2))
+
+    def largest(self) -> NDArray[np.float32]:
+        """The size of the largest key and value of each head, [layers, 2, kv_heads]; of a cache without scales."""
+        sides = zip(self.keys, self.values, strict=True)
+        return np.array([[np.abs(side).max((0, 2, 3)) for side in both] for both in sides])

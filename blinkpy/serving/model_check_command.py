@@ -10,7 +10,7 @@ from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.serving.model_check_options import CheckModelOptions
 from blinkpy.serving.model_facts import GPUS, ModelFacts, as_json, model_facts
 
-SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache")
+SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilization", "slots", "window_cache", "kv_cache_dtype")
 
 
 def run_check_model(options: CheckModelOptions) -> int:
@@ -62,7 +62,7 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
         yield f"  {name:15}{count:>18,}  {gib(facts.weight_bytes[name])}"
     yield f"weights          {gib(sum(facts.weight_bytes.values()))}"
     rings = f", and window rings, {facts.ring_bytes_per_slot / 2**20:,.2f} MiB a slot" if facts.ring_bytes_per_slot else ""
-    yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}"
+    yield f"KV cache         {facts.cache_bytes_per_token / 1024:,.1f} KiB a token{rings}, {facts.cache_dtype}"
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
         yield f"  on {one.gpu:14}{room}"

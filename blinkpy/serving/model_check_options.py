@@ -16,6 +16,7 @@ class CheckModelOptions:
     gpu_memory_utilization: float = option(0.9, "as the server's option of this name", low=0.05, high=0.98)
     slots: int = option(256, "as the server's option of this name", low=1, high=65535)
     window_cache: str = option("full", "as the server's option of this name", choices=("full", "ring"))
+    kv_cache_dtype: str = option("auto", "as the server's option of this name", choices=("auto", "fp8_e4m3"))
     gpu_gib: float = option(0.0, "memory of one more GPU to fit the model on, GiB (0: none)", low=0, high=4096)
     json: bool = option(False, "print JSON")
 

@@ -15,6 +15,7 @@ from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer, read_json
 from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
 from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.models.cache_scales import cache_itemsize
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
@@ -53,6 +54,7 @@ class ModelFacts:
     parameters: dict[str, int] = field(default_factory=dict)  # by part
     active_parameters: int = 0  # that one token uses
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by part
+    cache_dtype: str = "?"
     cache_bytes_per_token: int = 0  # of the layers that keep all tokens
     ring_bytes_per_slot: int = 0
     gpus: list[GpuFit] = field(default_factory=list)
@@ -94,7 +96,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
     try:
         config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
-        page_bytes = kv_bytes_per_page(model, page_size, itemsize, ring_sizes(config, model))
+        page_bytes = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), ring_sizes(config, model))
         plan = plan_memory(config, model, itemsize, page_bytes, total, total)
         plan.require(pages_for(asked or MINIMUM_TOKENS, page_size) * page_bytes)
         sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, plan.cache)
@@ -147,8 +149,10 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     facts.active_parameters = total - (routed - routed * experts.top_k // experts.number if routed else 0)
     rings = _tried(facts, lambda: ring_sizes(config, model))
     ringed = len(rings.layers) if rings else 0
-    facts.cache_bytes_per_token = 2 * model.kv_size * (len(model.layers) - ringed) * itemsize
-    facts.ring_bytes_per_slot = 2 * model.kv_size * ringed * rings.pages * rings.page_size * itemsize if rings else 0
+    cached, own = cache_itemsize(config, itemsize), "float32" if itemsize == 4 else "bfloat16"
+    facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    facts.cache_bytes_per_token = 2 * model.kv_size * (len(model.layers) - ringed) * cached
+    facts.ring_bytes_per_slot = 2 * model.kv_size * ringed * rings.pages * rings.page_size * cached if rings else 0
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")

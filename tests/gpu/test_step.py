@@ -22,13 +22,16 @@ STEPS = [
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("llama-biased-mqa", "qwen3-moe-mixed", "mixtral")),
     *((name, torch.bfloat16, WIDE) for name in ("gemma2", "olmo3")),
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("gemma3", "olmo2")),
+    *((name, torch.bfloat16, FP8_CACHE | GRAPHS) for name in ("llama3", "qwen3", "gemma2", "olmo2", "gpt-oss", "phi3")),
+    *((name, torch.float32, FP8_CACHE) for name in ("llama-biased-mqa", "mistral-window", "glm4-moe", "qwen3-moe")),
 ]
 
 
 @pytest.mark.parametrize(("name", "dtype", "options"), STEPS)
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
-    assert error < (1e-4 if dtype == torch.float32 else 3e-2)
+    exact, fp8 = dtype == torch.float32, "fp8_cache" in options  # rounded to FP8, a last bit may become a number's neighbour
+    assert error < ((3e-2 if exact else 0.1) if fp8 else 1e-4 if exact else 3e-2)
 
 
 FP8_STEPS = [
@@ -78,6 +81,7 @@ def kernel_name(node: Any) -> str:
         ("gpt-oss", torch.bfloat16, GRAPHS),
         ("mistral-window", torch.bfloat16, GRAPHS),
         ("gpt-oss", torch.bfloat16, {"invariant": True, **GRAPHS}),
+        ("gemma3", torch.bfloat16, FP8_CACHE | GRAPHS),
     ],
 )
 def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:

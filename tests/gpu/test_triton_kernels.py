@@ -76,6 +76,26 @@ def test_attention_with_new_tokens(
         cases.new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
 
 
+@both_dtypes
+@pytest.mark.parametrize(
+    ("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (7, False, 256), (8, False, 64)]
+)
+def test_fp8_cache(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
+    sizes, contexts = SHAPES[shape], [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
+    parts = {name: sizes[name] for name in ("heads", "kv_heads", "head_dim", "page")}
+    cases.rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, fp8=True, **parts)
+    lengths = [1] * 9 + [300, 77, 2, 128, 33]
+    for overlap in (False, True):
+        cases.attention_case(
+            rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, fp8=True, **sizes
+        )
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    for rows in (1, 13, 64):
+        plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=sizes["head_dim"], fp8=True)
+        some = [*rng.integers(1, 3000, rows - 1).tolist(), 1200]
+        cases.new_tokens_case(rng, CUDA, dtype, some, norm=norm, rotary=rotary, plan=plan, bucket=rows + 3, fp8=True, **sizes)
+
+
 @pytest.mark.parametrize("context", [1, 64, 8192, 40_000])
 def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
     plan = plan_decode(1, 8, 40_960, torch.cuda.get_device_properties(0).multi_processor_count)

@@ -49,19 +49,21 @@ class CpuDevice(HostDevice):
         return torch_speed(choose_dtype(model, config.model.dtype, "cpu"))
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.cache_scales import cache_itemsize
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
         from blinkpy.models.paged_cache import kv_bytes_per_page
         from blinkpy.models.ring_sizes import ring_sizes
 
-        name = torch_dtype_name(model, config.model.dtype)
-        return kv_bytes_per_page(model, config.cache.page_size, 2 if name == "bfloat16" else 4, ring_sizes(config, model))
+        itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
+        return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.cache_scales import cache_itemsize
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
         from blinkpy.models.paged_cache import ring_bytes
         from blinkpy.models.ring_sizes import ring_sizes
 
-        itemsize = 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4
+        itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
         whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
         if rings > whole and not config.cache.num_pages:
             raise ConfigError(
@@ -72,17 +74,20 @@ class CpuDevice(HostDevice):
 
     def load(self, setup: Setup) -> Runner:
         from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.models.cpu.cpu_step import CpuStep
+        from blinkpy.models.cache_scales import choose_scales
+        from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
         from blinkpy.models.ring_sizes import ring_sizes
 
         sizes, model = setup.sizes, setup.model
         weights, progress = self._weights(setup, int(self._speed(setup.config, model) * PIECE_S))
         setup.report("preparing the model's step")
+        page_size = sizes.page_size
+        scales = choose_scales(setup.config, model, weights.layers, lambda: measure_cache(model, weights, page_size, progress))
         tokens = setup.config.scheduler.max_num_batched_tokens
         state = setup.make_state()
         grammars = state.grammars if setup.limits.grammar_share else None
         pages, rings = (sizes.num_pages, sizes.page_size), ring_sizes(setup.config, model)
-        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings)
+        step = CpuStep(model, weights, *pages, sizes.max_model_len, tokens, grammars, progress, rings, scales)
         setup.report("allocating queues and pages")
         return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
 

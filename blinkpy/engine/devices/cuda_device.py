@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
+OLDEST_FP8 = (8, 9)  # FP8 conversions
 OLDEST_DRIVER = 12080  # SWITCH conditional nodes came with CUDA 12.8
 CAPTURING = "compiling kernels and capturing steps"
 MINIMUM_TOKENS = 2  # tokens that an engine must be able to hold
@@ -59,6 +60,17 @@ def gpu_problem(control: str) -> str:
     return ""
 
 
+def fp8_problem(kv_cache_dtype: str) -> str:
+    """Why this GPU can't have a KV cache of this --kv-cache-dtype; or ""."""
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    if kv_cache_dtype == "auto" or capability >= OLDEST_FP8:
+        return ""
+    found, wanted = (".".join(map(str, c)) for c in (capability, OLDEST_FP8))
+    return f"kv_cache_dtype {kv_cache_dtype} needs a GPU of compute capability {wanted} or newer: this one has {found}"
+
+
 class CudaDevice:
     """See blinkpy.engine.devices.device_contract.Device. For benchmarks: trace_rows, turns whose times the loop records; pdl,
     whether kernels are chained by programmatic dependent launch; loop, in place of GpuLoop."""
@@ -80,6 +92,7 @@ class CudaDevice:
         if way != HOST and config.engine.control == "host":
             return f"--queue-memory {way} needs --control gpu: a scheduler on the host reads its queues in host memory"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
+        missing = missing or fp8_problem(config.cache.kv_cache_dtype)
         if missing:
             return missing
         from blinkpy.engine.link.pair_placement import placement_problem
@@ -96,10 +109,11 @@ class CudaDevice:
         return torch.bfloat16 if dtype == torch.float16 else dtype
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
+        from blinkpy.models.cache_scales import cache_itemsize
         from blinkpy.models.paged_cache import kv_bytes_per_page
         from blinkpy.models.ring_sizes import ring_sizes
 
-        itemsize = self._dtype(config, model).itemsize
+        itemsize = cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
@@ -139,6 +153,8 @@ class CudaDevice:
 
         from blinkpy.kernels.linear.linear_table import LinearTable
         from blinkpy.kernels.sampling.mask_illegal import GrammarView
+        from blinkpy.models.cache_scales import choose_scales
+        from blinkpy.models.gpu.gpu_calibration import measure_cache
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
@@ -147,20 +163,24 @@ class CudaDevice:
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
-        weights = setup.load_weights(dtype, "cuda")
+        weights, invariant = setup.load_weights(dtype, "cuda"), setup.config.engine.batch_invariant
+        table, page_size = LinearTable.load(torch.cuda.get_device_name()), sizes.page_size
+        scales = choose_scales(
+            setup.config, model, weights.layers,
+            lambda: measure_cache(model, weights, page_size, table, self._pdl, invariant=invariant),
+        )  # fmt: skip
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         report("allocating the KV cache and the scheduler's state")
         rings = ring_sizes(setup.config, model)
-        cache = PagedCache(model, sizes.num_pages, sizes.page_size, dtype, "cuda", rings)
+        cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales)
         buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
-        invariant = setup.config.engine.batch_invariant
         shapes, graph_of = step_shapes(buckets, whole=invariant)
 
         def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
             """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
-            table, length = LinearTable.load(torch.cuda.get_device_name()), sizes.max_model_len
+            length = sizes.max_model_len
             decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl, invariant=invariant)
             step = GpuStep(decoder, GrammarView.of(grammars, requests))
             report(CAPTURING)

@@ -22,6 +22,11 @@ class NullDevice(HostDevice):
     def auto_rank(self) -> int:
         return 0
 
+    def unusable(self, config: Config) -> str:
+        if config.cache.kv_cache_dtype != "auto":
+            return "kv_cache_dtype needs --device cpu or cuda: --device null keeps no keys and values"
+        return super().unusable(config)
+
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         return PAGE_BYTES
 

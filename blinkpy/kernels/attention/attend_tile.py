@@ -32,8 +32,8 @@ def attend_tile(
     accumulator,  # float32 [BLOCK_M, BLOCK_D]
     maximum,  # float32 [BLOCK_M] largest score so far, base 2
     total,  # float32 [BLOCK_M] sum of 2 ** (score - maximum)
-    k_ptr,  # key cache
-    v_ptr,  # value cache
+    k_ptr,  # key cache, of q's dtype or FP8
+    v_ptr,  # value cache, the same
     at,  # [BLOCK_N] element offsets of the positions
     loaded,  # [BLOCK_N] positions that exist; nothing else is read
     visible,  # [BLOCK_M, BLOCK_N] or [1, BLOCK_N] positions that each query may see (MASK only)
@@ -51,6 +51,7 @@ def attend_tile(
         inside = loaded[:, None] & (column < D)[None, :]
         k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
         v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
+    k, v = k.to(q.dtype), v.to(q.dtype)  # FP8 numbers, exactly; their scales are in `scale`, and behind the sums
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = capped_scores(score, SOFTCAP)
     if MASK:

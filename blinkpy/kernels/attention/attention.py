@@ -6,6 +6,7 @@ import torch
 
 from blinkpy.kernels.attention import decode_attention, prefill_attention
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant
+from blinkpy.kernels.attention.fp8_cache import declared_cache
 from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors
 
 VARIANTS: dict[str, AttentionVariant] = by_name(decode_attention.VARIANT, prefill_attention.VARIANT)
@@ -30,14 +31,13 @@ def attend(call: AttentionCall, plan: Any) -> None:
 
 def check_call(call: AttentionCall) -> None:
     """Raise ValueError or TypeError unless the tensors fit together."""
-    (keys, values, page_table), batch, dtype = call.cache, call.batch, call.cache.keys.dtype
-    check_tensors((keys, "keys", (None, None, None, None)), (call.q, "q", (None, None, None), STORAGE_DTYPES, True))
+    keys, batch, dtype = call.cache.keys, call.batch, call.q.dtype
+    check_tensors((call.q, "q", (None, None, None), STORAGE_DTYPES, True), *declared_cache(call.cache, dtype))
     (_, kv_heads, page_size, head_dim), heads = keys.shape, call.q.shape[1]
     check_tensors(
-        (values, "values", tuple(keys.shape), dtype),
         (call.q, "q", (None, heads, head_dim), dtype, True),
         (call.out, "out", (None, heads * head_dim), dtype),
-        (page_table, "page_table", (None, None), torch.int32),
+        (call.cache.page_table, "page_table", (None, None), torch.int32),
         (call.sinks, "sinks", (heads,), dtype),
         *batch.declared(call.rows, "row_slots", "query_starts", "context_lengths"),
     )

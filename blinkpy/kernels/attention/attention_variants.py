@@ -19,6 +19,7 @@ class PagedKV(NamedTuple):
     keys: torch.Tensor  # [pages, kv_heads, page_size, head_dim]
     values: torch.Tensor  # the same
     page_table: torch.Tensor  # int32 [slots, pages of a slot]
+    scales: torch.Tensor | None = None  # float32 [2, kv_heads] of keys and of values, which are FP8 numbers then
 
 
 class NewTokens(NamedTuple):

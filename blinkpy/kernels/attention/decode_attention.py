@@ -11,6 +11,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, capped_scores, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
+from blinkpy.kernels.attention.fp8_cache import as_cached, scales_of
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
@@ -40,9 +41,9 @@ def begin_split(
     cache_slots_ptr,  # int32 [T]
     row, token, q_stride, split, kv_head,  # integers
     context,  # with the new token
-    scale, eps,  # floats
+    scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only), which is in `scale`, too
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D], and accumulator, maximum, total, float32 [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M], to begin
     with). FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, its sums begin with them."""
@@ -67,13 +68,14 @@ def begin_split(
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
         if split == 0:
-            maximum = capped_scores(tl.sum(q.to(tl.float32) * k_new[None, :], 1) * scale, SOFTCAP)
+            key, value = as_cached(k_new, k_scale, k_ptr, FP8), as_cached(v_new, v_scale, v_ptr, FP8)
+            maximum = capped_scores(tl.sum(q.to(tl.float32) * key[None, :].to(tl.float32), 1) * scale, SOFTCAP)
             total += 1.0
-            accumulator += v_new[None, :].to(tl.float32)
+            accumulator += value[None, :].to(tl.float32)
             cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
             cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
-            tl.store(k_ptr + cache_at, k_new.to(k_ptr.dtype.element_ty), mask=present & (cache_slot >= 0))
-            tl.store(v_ptr + cache_at, v_new, mask=present & (cache_slot >= 0))
+            tl.store(k_ptr + cache_at, key, mask=present & (cache_slot >= 0))
+            tl.store(v_ptr + cache_at, value, mask=present & (cache_slot >= 0))
     else:
         q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
     return q, accumulator, maximum, total
@@ -185,6 +187,7 @@ def _decode_attention(
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position (FUSED only)
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written (FUSED only)
     sinks_ptr,  # [H] score of each head's sink (SINKS only)
+    scales_ptr,  # float32 [2, KVH] of cached keys and values (FP8 only)
     q_stride, pages_per_slot,  # elements; K
     scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
@@ -203,6 +206,7 @@ def _decode_attention(
     SOFTCAP: tl.constexpr,  # of the scores; 0: none
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
+    FP8: tl.constexpr,  # the cache has FP8 numbers
     PDL: tl.constexpr,
 ):  # fmt: skip
     ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
@@ -214,6 +218,10 @@ def _decode_attention(
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")
     token = tl.load(query_starts_ptr + row + 1, cache_modifier=".cg") - 1 if LAST_TOKENS else row
+    k_scale, v_scale = 1.0, 1.0
+    if FP8:  # constants of the model
+        k_scale, v_scale = tl.load(scales_ptr + kv_head), tl.load(scales_ptr + KVH + kv_head)
+        scale *= k_scale
     bounds = split_bounds(context, WINDOW, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
     first_position, first_tile, tiles, per_split, active = bounds
     if not OVERLAP_PREFILL:
@@ -224,7 +232,7 @@ def _decode_attention(
         cached = context - 1 if FUSED else context
         q, accumulator, maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D, SOFTCAP,
+            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D, SOFTCAP, FP8,
         )  # fmt: skip
         for tile in range(begin, end):
             position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -234,6 +242,8 @@ def _decode_attention(
                 q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
                 D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
             )  # fmt: skip
+        if FP8:
+            accumulator *= v_scale
         store_split(
             accumulator, maximum, total, sinks_ptr, out_ptr, partial_ptr, state_ptr, arrivals_ptr, row, kv_head, split, active,
             H, KVH, D, SINKS, SPLITS, BLOCK_M, BLOCK_G, BLOCK_D, SPLITS_AT_ONCE, ROW_AXIS,
@@ -248,7 +258,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     """Launch the kernel. With `plan.overlap_prefill`, the launch before this one must be prefill attention of the same batch with
     its own `overlap_prefill`; both then run at the same time."""
     scratch = check_decode(call, plan)
-    (keys, values, page_table), batch, q = call.cache, call.batch, call.q
+    (keys, values, page_table, _), (scales, fp8), batch, q = call.cache, scales_of(call.cache), call.batch, call.q
     _, cos, sin, norms, eps = call.new or NewTokens(q, q, q, eps=0.0)  # or whatever: it is not read
     q_norm, k_norm = norms or (q, q)
     (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
@@ -257,14 +267,14 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     _decode_attention[(kv_heads, *across)](
         q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
         batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots,
-        q if call.sinks is None else call.sinks, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
+        q if call.sinks is None else call.sinks, scales, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens,
         FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None,
         SINKS=call.sinks is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
-        OVERLAP_PREFILL=plan.overlap_prefill, PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages,
+        OVERLAP_PREFILL=plan.overlap_prefill, FP8=fp8, PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages,
         **launch.options(call.pdl),
     )  # fmt: skip
 

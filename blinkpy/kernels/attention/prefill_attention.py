@@ -14,6 +14,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
+from blinkpy.kernels.attention.fp8_cache import scales_of
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
@@ -76,6 +77,7 @@ def attend_chunk(
     q_ptr,  # [T, H, D]
     k_ptr, v_ptr,  # [N, KVH, P, D]
     sinks_ptr,  # [H] (SINKS only)
+    scales_ptr,  # float32 [2, KVH] (FP8 only)
     out_ptr,  # [T, H * D]
     table,  # pointer to the row's page table, int32 [K]
     q_stride, scale, kv_head,
@@ -84,7 +86,7 @@ def attend_chunk(
     first_query,  # of the tile, in the chunk
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr,
+    EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
@@ -110,6 +112,8 @@ def attend_chunk(
     else:
         begin = 0
         unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
+    if FP8:
+        scale *= tl.load(scales_ptr + kv_head)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -134,6 +138,8 @@ def attend_chunk(
         )  # fmt: skip
     if SINKS:
         total += sink_weight(sinks_ptr, kv_head * G + head, head < G, maximum)
+    if FP8:
+        accumulator *= tl.load(scales_ptr + KVH + kv_head)
     out = (accumulator / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token[:, None] * (H * D) + head_at, out, mask=inside)
 
@@ -143,6 +149,7 @@ def _prefill_attention(
     q_ptr,  # [T, H, D] queries, tokens q_stride elements apart
     k_ptr, v_ptr,  # [N, KVH, P, D]
     sinks_ptr,  # [H] score of each head's sink (SINKS only)
+    scales_ptr,  # float32 [2, KVH] of cached keys and values (FP8 only)
     out_ptr,  # [T, H * D]
     page_table_ptr,  # int32 [S, K]
     row_slots_ptr,  # int32 [B]
@@ -161,6 +168,7 @@ def _prefill_attention(
     PRECISION: tl.constexpr,
     EVERY_ROW: tl.constexpr,  # decode rows too
     SOFTCAP: tl.constexpr,  # of the scores; 0: none
+    FP8: tl.constexpr,  # the cache has FP8 numbers
     OVERLAP_PREFILL: tl.constexpr,  # the successor is decode attention: it needs what this kernel waits for, but not this kernel
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -192,28 +200,27 @@ def _prefill_attention(
             context = tl.load(context_lengths_ptr + row)
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
             attend_chunk(
-                q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context, first_query,
-                H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, EVERY_ROW,
-                SOFTCAP,
+                q_ptr, k_ptr, v_ptr, sinks_ptr, scales_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context,
+                first_query, H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, EVERY_ROW, SOFTCAP, FP8,
             )  # fmt: skip
 
 
 def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
     """Launch the kernel. The cache holds the chunks' own keys and values already. Leave this launch out of buckets that hold
     decode rows only. Raises ValueError where the plan does not fit the heads."""
-    (keys, values, page_table), batch = call.cache, call.batch
+    (keys, values, page_table, _), (scales, fp8), batch = call.cache, scales_of(call.cache), call.batch
     (tokens, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
     block_g, block_m = triton.next_power_of_2(heads // kv_heads), plan.block_m
     if block_m < max(16, block_g) or block_m & (block_m - 1):
         raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
     _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
-        call.q, keys, values, call.q if call.sinks is None else call.sinks, call.out, page_table, batch.row_slots,
+        call.q, keys, values, call.q if call.sinks is None else call.sinks, scales, call.out, page_table, batch.row_slots,
         batch.query_starts, batch.context_lengths, batch.counts, call.q.stride(0), page_table.shape[1],
         call.scale * LOG2_E.value, H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window,
         SINKS=call.sinks is not None, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
-        PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, SOFTCAP=call.softcap,
+        PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, SOFTCAP=call.softcap, FP8=fp8,
         OVERLAP_PREFILL=plan.overlap_prefill,
         PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages, **launch.options(call.pdl),
     )  # fmt: skip

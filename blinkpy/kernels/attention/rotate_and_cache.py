@@ -6,6 +6,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attention_variants import NewTokens, PagedKV
+from blinkpy.kernels.attention.fp8_cache import as_cached, declared_cache, scales_of
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.launch import COUNT_TOKENS
 
@@ -56,6 +57,7 @@ def _rope_and_cache(
     cache_slots_ptr,  # int32 [T] page * P + offset; negative: not written
     k_cache_ptr,
     v_cache_ptr,  # [N, KVH, P, D]
+    scales_ptr,  # float32 [2, KVH] of cached keys and values (FP8 only)
     counts_ptr,  # int64 [8] batch header
     eps,  # float, of the q/k norm
     H: tl.constexpr,
@@ -66,6 +68,7 @@ def _rope_and_cache(
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
     HEADS: tl.constexpr,  # heads of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= D
+    FP8: tl.constexpr,  # the cache has FP8 numbers
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0)
@@ -84,16 +87,21 @@ def _rope_and_cache(
 
         # All loads of a head are in this program, and its partner loads come before its store.
         tl.debug_barrier()
-        tl.store(at + column, x.to(qkv_ptr.dtype.element_ty), mask=inside & (head < H))
+        x = x.to(qkv_ptr.dtype.element_ty)
+        tl.store(at + column, x, mask=inside & (head < H))
         slot = tl.load(cache_slots_ptr + token).to(tl.int64)
         kept = inside & (slot >= 0)
         page = slot // P
         offset = slot % P
         is_key = (head >= H) & (head < H + KVH)
+        scale = 1.0
+        if FP8:
+            scale = tl.load(scales_ptr + head - H, mask=(head >= H) & (head < H + 2 * KVH), other=1.0)
+        x = as_cached(x, scale, k_cache_ptr, FP8)
         key_at = ((page * KVH + (head - H)) * P + offset) * D + column
-        tl.store(k_cache_ptr + key_at, x.to(k_cache_ptr.dtype.element_ty), mask=kept & is_key)
+        tl.store(k_cache_ptr + key_at, x, mask=kept & is_key)
         value_at = ((page * KVH + (head - H - KVH)) * P + offset) * D + column
-        tl.store(v_cache_ptr + value_at, x.to(v_cache_ptr.dtype.element_ty), mask=kept & (head >= H + KVH))
+        tl.store(v_cache_ptr + value_at, x, mask=kept & (head >= H + KVH))
 
 
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
@@ -104,26 +112,25 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
     check_new_tokens(new, cache, batch, heads)
-    (qkv, cos, sin, norms, eps), (keys, values, _) = new, cache
+    (qkv, cos, sin, norms, eps), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
     _, kv_heads, page_size, head_dim = keys.shape
     (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
     _rope_and_cache[(len(qkv), triton.cdiv(size, per_program))](
-        qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, batch.counts, eps,
+        qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, scales, batch.counts, eps,
         H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, HEADS=per_program,
-        BLOCK=block, PDL=pdl, num_warps=4, **launch.options(pdl),
+        BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip
 
 
 def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int) -> None:
     """Raise ValueError or TypeError unless the new tokens fit the cache and the batch."""
-    (qkv, cos, sin, norms, _), (_, kv_heads, page_size, head_dim) = new, cache.keys.shape
+    (qkv, cos, sin, norms, _), (_, kv_heads, _, head_dim) = new, cache.keys.shape
     q_norm, k_norm = norms or (None, None)
     launch.check_tensors(
         (qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim)),
-        (cache.keys, "keys", (None, kv_heads, page_size, head_dim), qkv.dtype),
-        (cache.values, "values", tuple(cache.keys.shape), qkv.dtype),
+        *declared_cache(cache, qkv.dtype, kv_heads, head_dim),
         (cos, "cos", (None, None), torch.float32),
         (sin, "sin", tuple(cos.shape), torch.float32),
         (q_norm, "q norm", (head_dim,)),

@@ -36,6 +36,7 @@ def plan_decode(
     *,
     mixed: bool = False,
     head_dim: int = 128,
+    fp8: bool = False,
 ) -> DecodePlan:
     """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
     `sm_count` SMs. mixed: with prefill chunks.
@@ -45,10 +46,11 @@ def plan_decode(
     it by themselves: only long contexts are split, so that one of them does not hold up the step; a split that a row does not use
     costs its start. Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
     contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over 128 take twice
-    the warps: else their queries and sums do not fit the registers.
+    the warps: else their queries and sums do not fit the registers; and over a cache of FP8 numbers half the tile, not measured.
     """
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
     warps *= 2 if head_dim > 128 else 1
+    block_n //= 2 if head_dim > 128 and fp8 and dtype == torch.bfloat16 else 1
     groups = rows * kv_heads
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attention_variants import PagedKV
+from blinkpy.kernels.attention.fp8_cache import declared_cache
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.launch import COUNT_ROWS
 
@@ -131,10 +132,10 @@ def keep_spilled(rings: WindowRings, cache: PagedKV, batch: BatchView, *, rows: 
     Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
     _check(rings, batch, rows)
-    pages, *page = cache.keys.shape
+    page = cache.keys.shape[1:]
     launch.check_tensors(
-        (cache.keys, "keys", (launch.AtLeast(len(rings.page_table) * rings.pages * rings.layers), *page)),
-        (cache.values, "values", (pages, *page), cache.keys.dtype),
+        *declared_cache(cache, cache.keys.dtype),
+        (cache.keys, "keys", (launch.AtLeast(len(rings.page_table) * rings.pages * rings.layers), *page), cache.keys.dtype),
         (batch.row_slots, "row_slots", (launch.AtLeast(rows),), torch.int32),
     )
     _keep_spilled[(min(COPIES, rings.pages), rows)](

@@ -8,6 +8,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.arrays.row_passes import RowPasses, address, function_of
+from blinkpy.models.cache_scales import FP8_NUMBERS, with_inverses
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.layer_tables import LayerTables
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -34,7 +35,7 @@ class NumpyAttention:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         max_model_len, max_tokens = limits
         self.model, self.cache, self.progress, self.team, self.passes = model, cache, progress, progress.team, passes
-        self.compiled = compile_pass(False, cache.page_size, model.head_dim)
+        self.compiled = compile_pass(False, cache.scales is not None, cache.page_size, model.head_dim)
         self.decode = function_of(self.compiled)
         self.room, heads = -(-max_model_len // cache.page_size) * cache.page_size, (self.team.size, model.heads)
         self.out, self.begun = np.empty((max_tokens, model.heads, model.head_dim), np.float32), np.zeros(2, np.int64)
@@ -43,14 +44,17 @@ class NumpyAttention:
         scratch: dict[str, Float32] = {"queries": queries, "sums": sums, "scores": np.empty((*heads, self.room), np.float32)}
         scratch["sinks"] = np.full(model.heads, -np.inf, np.float32)  # none
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
-        self.kept = (layers, scratch, ropes)  # the arguments point into them
+        scales = with_inverses(len(model.layers), model.kv_heads, cache.scales)
+        self.kept = (layers, scratch, ropes, scales)  # the arguments point into them
         for name, array in {**scratch, "out": self.out}.items():
             arguments[name] = address(array)
         arguments["begun"] = address(self.begun)
         arguments["threads"], arguments["heads"], arguments["kv_heads"] = *heads, model.kv_heads
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["room"], arguments["eps"] = self.room, model.norm.eps
-        for own, weights, keys, values, block in zip(arguments, layers, cache.keys, cache.values, model.layers, strict=True):
+        of_layers = zip(arguments, layers, cache.keys, cache.values, scales, model.layers, strict=True)
+        for own, weights, keys, values, scale, block in of_layers:
+            own["scales"] = address(scale)
             own["keys"], own["values"], own["window"] = address(keys), address(values), block.attention.window
             own["num_pages"] = len(keys)
             cos, sin = ropes[block.attention.rope]
@@ -110,6 +114,9 @@ class NumpyAttention:
             side[layer][seen].transpose(1, 0, 2, 3).reshape(kv_heads, -1, model.head_dim)
             for side in (self.cache.keys, self.cache.values)
         )
+        if self.cache.scales is not None:
+            k_scales, v_scales = self.cache.scales[layer][:, :, None, None]
+            k, v = FP8_NUMBERS[k] * k_scales, FP8_NUMBERS[v] * v_scales
         queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
         if self.progress.invariant:
             queries = 1

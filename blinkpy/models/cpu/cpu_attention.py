@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
+from blinkpy.models.cache_scales import with_inverses
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.layer_tables import LayerTables
@@ -38,8 +39,8 @@ class CpuAttention:
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")
         self.model, self.layers, self.cache, self.threads, self.progress = model, layers, cache, team_size(), progress
-        dtype, heads = cache.keys[0].dtype, (self.threads, model.heads)
-        self.compiled = compile_pass(dtype == torch.bfloat16, cache.page_size, model.head_dim)
+        dtype, heads = cache.dtype, (self.threads, model.heads)
+        self.compiled = compile_pass(dtype == torch.bfloat16, cache.scales is not None, cache.page_size, model.head_dim)
         self.room = -(-max_model_len // cache.page_size) * cache.page_size
         self.out = torch.empty(max_tokens, model.heads, model.head_dim, dtype=dtype)
         self.begun = np.zeros(2, np.int64)
@@ -50,7 +51,8 @@ class CpuAttention:
         tensors = {"queries": queries, "sums": sums, "scores": torch.empty(*heads, self.room)}
         self.arguments = arguments = np.zeros(len(model.layers), ARGUMENTS)
         norms = list[torch.Tensor]()
-        self.kept = (norms, tensors, ropes)  # the arguments point into them
+        scales = with_inverses(len(model.layers), model.kv_heads, None if cache.scales is None else cache.scales.numpy())
+        self.kept = (norms, tensors, ropes, scales)  # the arguments point into them
         for name, tensor in tensors.items():
             arguments[name] = tensor.data_ptr()
         arguments["out"], arguments["begun"] = self.out.data_ptr(), self.begun.ctypes.data
@@ -58,8 +60,9 @@ class CpuAttention:
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["softcap"] = model.attention.softcap
         arguments["room"], arguments["eps"] = self.room, model.norm.eps
-        of_layers = zip(arguments, layers, cache.keys, cache.values, model.layers, self.sinks, strict=True)
-        for own, weights, keys, values, block, sinks in of_layers:
+        of_layers = zip(arguments, layers, cache.keys, cache.values, scales, model.layers, self.sinks, strict=True)
+        for own, weights, keys, values, scale, block, sinks in of_layers:
+            own["scales"] = scale.ctypes.data
             own["keys"], own["values"], own["window"] = keys.data_ptr(), values.data_ptr(), block.attention.window
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
@@ -102,6 +105,7 @@ class CpuAttention:
         self.begun[:] = 0
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
         keys, values, window = self.cache.keys[layer], self.cache.values[layer], model.layers[layer].attention.window
+        scales = None if self.cache.scales is None else self.cache.scales[layer]
         for tokens, context, slot in self.prompts:
             pages = torch.from_numpy(self.tables.pages(layer, slot).astype(np.int64))
             for part in self.progress.pieces(len(tokens), 2 * model.q_size * context):
@@ -109,7 +113,7 @@ class CpuAttention:
                 q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
                 scale, softcap = model.attention.score_scale, model.attention.softcap
                 seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if model.attention.sinks else None
-                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks)
+                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks, scales)
         self.tables.end(layer, keys, values)
         return out.view(self.tokens, model.q_size)
 
@@ -130,18 +134,23 @@ def attend(
     scale: float,
     softcap: float,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
     pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
-    scale, softcap: of the scores. sinks: float32 [heads]; not beside a softcap.
+    scale, softcap: of the scores. sinks: float32 [heads]; not beside a softcap. scales: float32 [2, kv_heads] of keys and values,
+    which are FP8 numbers then; their attention is computed in float32.
     """
     page_size, first = keys.shape[2], context - len(q)
     skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
     base, pages = skipped * page_size, pages[skipped : -(-context // page_size)]
     # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
     k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
+    dtype = q.dtype
+    if scales is not None:
+        q, k, v = q.float(), k.float() * scales[0, :, None, None], v.float() * scales[1, :, None, None]
     mask = None
     if first or window or sinks is not None:
         key_at, query_at = torch.arange(base, context), torch.arange(first, context)[:, None]
@@ -151,11 +160,11 @@ def attend(
         if sinks is not None:
             q, k, v, mask = with_sinks(q, k, v, mask, sinks / scale)
     if softcap:
-        return _attend_capped(q, k[0], v[0], mask, scale, softcap)
+        return _attend_capped(q, k[0], v[0], mask, scale, softcap).to(dtype)
     result = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
-    return result[0, ..., : keys.shape[3]].transpose(0, 1)
+    return result[0, ..., : keys.shape[3]].transpose(0, 1).to(dtype)
 
 
 def _attend_capped(

@@ -5,7 +5,7 @@ which gives them to its arrays as shapes. All others take them from there: they 
 and so their inner loops have known lengths, too. Compiled by itself, a function would be made for any length. Being inlined, they
 are also compiled with its options, by which sums may be reordered.
 
-bfloat16 is handled as its bits, int16: Numba has no such type. All arithmetic is float32.
+bfloat16 is handled as its bits, int16, and FP8 as its bits, uint8: Numba has no such types. All arithmetic is float32.
 """
 
 import functools
@@ -16,12 +16,13 @@ from numba import carray, njit, types
 from numba.extending import overload
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, pointer_to, prefetch, take_number
+from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, float_of_fp8, fp8_of, pointer_to, prefetch, take_number
 
 _ADDRESSES = (
     "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
     "out",  # items [tokens, heads, D]; the rows of decode tokens are written
-    *("keys", "values"),  # items [num_pages, kv_heads, P, D], the layer's cache
+    *("keys", "values"),  # items or FP8 [num_pages, kv_heads, P, D], the layer's cache
+    "scales",  # float32 [4, kv_heads] of cached keys and values, then their inverses; 1 where these are items
     *("q_norm", "k_norm"),  # float32 [D]; 0 where the model has none
     "sinks",  # float32 [heads], scores of the sinks; those of heads without one are -inf
     *("cos", "sin"),  # float32 [max_positions, half]
@@ -49,12 +50,14 @@ inlined = njit(inline="always")
 
 
 @functools.lru_cache(maxsize=32)
-def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
-    """The pass for one item type (bfloat16 or float32), page size (a multiple of 4) and head size, as Numba's CFunc.
+def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> Any:
+    """The pass for one item type (bfloat16 or float32), a cache of these or of FP8 numbers, page size (a multiple of 4) and head
+    size, as Numba's CFunc.
 
     `address` is that of a C function void(ARGUMENTS *), which every thread of a team calls. It is valid while the CFunc lives.
     """
     P, D, item = page_size, head_dim, np.int16 if bfloat16 else np.float32
+    cached = np.uint8 if fp8 else item
 
     def attention_pass(arguments):  # type: ignore[no-untyped-def]
         a = carray(arguments, (1,), ARGUMENTS)[0]
@@ -62,8 +65,9 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
         tokens, heads, kv_heads, half = a.tokens, a.heads, a.kv_heads, a.half
         qkv = carray(pointer_to(a.qkv), (tokens, heads + 2 * kv_heads, D), item)
         out = carray(pointer_to(a.out), (tokens, heads, D), item)
-        keys = carray(pointer_to(a.keys), (a.num_pages, kv_heads, P, D), item)
-        values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), item)
+        keys = carray(pointer_to(a.keys), (a.num_pages, kv_heads, P, D), cached)
+        values = carray(pointer_to(a.values), (a.num_pages, kv_heads, P, D), cached)
+        scales = carray(pointer_to(a.scales), (4, kv_heads), np.float32)
         q_norm = carray(pointer_to(a.q_norm), (D if a.q_norm else 0,), np.float32)
         k_norm = carray(pointer_to(a.k_norm), (D if a.k_norm else 0,), np.float32)
         sinks = carray(pointer_to(a.sinks), (heads,), np.float32)
@@ -95,11 +99,11 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
                     prepare(qkv[token, g], q_norm, eps, cos[position], sin[position], q[g])
                 # Keys pass through the sums' memory, which is not in use yet.
                 prepare(qkv[token, heads + h], k_norm, eps, cos[position], sin[position], sums[h])
-                store(sums[h], keys[page, h, offset])
-                store(qkv[token, heads + kv_heads + h], values[page, h, offset])
+                keep(sums[h], keys[page, h, offset], scales[2, h], out)
+                keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
-                attend(q, keys, values, pages, context, window, a.scale, a.softcap, sinks, first, last, scores, sums)
+                attend(q, keys, values, scales, pages, context, window, a.scale, a.softcap, sinks, first, last, scores, sums)
                 for g in range(first * group, last * group):
                     store(sums[g], out[token, g])
             else:
@@ -108,7 +112,7 @@ def compile_pass(bfloat16: bool, page_size: int, head_dim: int) -> Any:
             take_number(a.progress)
             unit = take_number(a.begun + 8)
 
-    key = (bfloat16, page_size, head_dim)
+    key = (bfloat16, fp8, page_size, head_dim)
     return cached_cfunc(attention_pass, types.void(types.voidptr), key, error_model="numpy", fastmath=FAST)
 
 
@@ -137,11 +141,11 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
 
 
 @inlined
-def attend(q, keys, values, pages, context, window, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
+def attend(q, keys, values, scales, pages, context, window, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
-    q: float32 [heads, D]. keys, values: the cache. pages: int32, the sequence's. context: tokens, this one included. scale,
-    softcap: of the scores. sinks: float32 [heads].
+    q: float32 [heads, D]. keys, values, scales: the cache. pages: int32, the sequence's. context: tokens, this one included.
+    scale, softcap: of the scores. sinks: float32 [heads].
     scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
@@ -155,7 +159,7 @@ def attend(q, keys, values, pages, context, window, scale, softcap, sinks, first
         for h in range(first, last):
             fetch(keys[coming, h])
             for g in range(h * group, (h + 1) * group):
-                score_page(q[g], keys[page, h], scale, scores[g], p * P - base)
+                score_page(q[g], keys[page, h], scale * scales[0, h], scores[g], p * P - base)
     for g in range(first * group, last * group):
         if softcap > 0:
             cap_scores(scores[g], start - base, context - base, softcap)
@@ -169,6 +173,9 @@ def attend(q, keys, values, pages, context, window, scale, softcap, sinks, first
             fetch(values[coming, h])
             for g in range(h * group, (h + 1) * group):
                 add_page(scores[g], p * P - base, values[page, h], valid, sums[g])
+    for g in range(first * group, last * group):
+        for d in range(D):
+            sums[g, d] *= scales[1, g // group]
 
 
 @inlined
@@ -252,8 +259,18 @@ def store(source, target):  # type: ignore[no-untyped-def]
         target[d] = rounded(source[d], target)
 
 
+@inlined
+def keep(source, target, inverse, like):  # type: ignore[no-untyped-def]
+    """target = source, rounded to items as those of the array `like`, then to what the cache has: items or FP8.
+
+    source: float32 or items [D]; target: [D] of the cache. inverse: of the scale.
+    """
+    for d in range(len(target)):
+        target[d] = kept(rounded(source[d], like), inverse, target)
+
+
 def load(item):  # type: ignore[no-untyped-def]
-    """An item as float32."""
+    """An item or an FP8 number as float32."""
     raise NotImplementedError("for compiled code only")
 
 
@@ -262,10 +279,17 @@ def rounded(x, target):  # type: ignore[no-untyped-def]
     raise NotImplementedError("for compiled code only")
 
 
+def kept(item, inverse, target):  # type: ignore[no-untyped-def]
+    """An item as one of the array `target`: itself, or its product with `inverse` as FP8."""
+    raise NotImplementedError("for compiled code only")
+
+
 @overload(load)
 def _load(item):  # type: ignore[no-untyped-def]
     if item == types.int16:
         return lambda item: float_of(np.int32(item) << np.int32(16))
+    if item == types.uint8:
+        return lambda item: float_of_fp8(item)
     return lambda item: item
 
 
@@ -276,3 +300,10 @@ def _rounded(x, target):  # type: ignore[no-untyped-def]
         return np.int16((bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16))
 
     return (lambda x, target: x) if x == target.dtype else to_bfloat16
+
+
+@overload(kept)
+def _kept(item, inverse, target):  # type: ignore[no-untyped-def]
+    if item == target.dtype:
+        return lambda item, inverse, target: item
+    return lambda item, inverse, target: fp8_of(load(item) * inverse)

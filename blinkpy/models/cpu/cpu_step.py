@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
+from blinkpy.models.cache_scales import Scales, calibration_batch, calibration_tokens
 from blinkpy.models.cpu import cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
 from blinkpy.models.cpu.cpu_token_rules import apply_rules
@@ -28,7 +29,7 @@ class CpuStep:
 
     num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
     the scheduler's state, if requests may have some. progress: moves with the work, NumpyProgress or
-    TorchProgress. rings: of the layers with a window, if they have some.
+    TorchProgress. rings: of the layers with a window, if they have some. scales: of an FP8 KV cache.
     """
 
     def __init__(
@@ -42,17 +43,18 @@ class CpuStep:
         grammars: Grammars | None = None,
         progress: Any = None,
         rings: RingSizes | None = None,
+        scales: Scales | None = None,
     ):
         self.cache: Any
         self.decoder: Any
         if isinstance(weights, ArrayWeights):
-            self.cache = ArrayCache(model, num_pages, page_size, rings)
+            self.cache = ArrayCache(model, num_pages, page_size, rings, scales)
             self.decoder = NumpyDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         else:
             from blinkpy.models.cpu.torch_decoder import TorchDecoder
             from blinkpy.models.paged_cache import PagedCache
 
-            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings)
+            self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
         self._grammars = grammars
         warm_up()
@@ -100,6 +102,18 @@ class CpuStep:
         batch.sampled[rows] = sampled
         if len(asked):
             batch.logprobs[rows[asked]] = logprob_records(unchanged, batch.sampled[rows[asked]])
+
+
+def measure_cache(
+    model: DecoderDescription, weights: ArrayWeights | Weights, page_size: int, progress: Any = None
+) -> NDArray[np.float32]:
+    """The largest key and value of each head, float32 [layers, 2, kv_heads], for blinkpy.models.cache_scales."""
+    batch, tokens = calibration_batch(model), calibration_tokens(model)
+    pages = -(-tokens // page_size)
+    step = CpuStep(model, weights, pages, page_size, tokens, tokens, progress=progress)
+    step.decoder.forward(batch, np.arange(pages, dtype=np.int32)[None], np.zeros(0, np.int64))
+    largest: NDArray[np.float32] = step.cache.largest()
+    return largest
 
 
 def emitting_tokens(batch: Batch) -> NDArray[np.int64]:

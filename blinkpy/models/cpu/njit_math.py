@@ -57,6 +57,28 @@ def take_number(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+@njit(inline="always")
+def fp8_of(x):  # type: ignore[no-untyped-def]
+    """The bits, uint8, of a float32 as FP8 (E4M3 without infinities): saturated at 448, to nearest, ties to even. Not of NaN.
+
+    blinkpy/kernels/attention/fp8_cache.py has the same arithmetic.
+    """
+    size = min(abs(x), np.float32(448))
+    bits = bits_of(size)
+    normal = ((bits + np.int32(0x7FFFF) + ((bits >> np.int32(20)) & np.int32(1))) >> np.int32(20)) - np.int32(120 << 3)
+    small = bits_of(size + np.float32(16384)) - np.int32(0x46800000)
+    sign = (bits_of(x) >> np.int32(24)) & np.int32(0x80)
+    return np.uint8((small if size < np.float32(0.015625) else normal) | sign)
+
+
+@njit(inline="always")
+def float_of_fp8(number):  # type: ignore[no-untyped-def]
+    """The float32 of an FP8 number's bits, uint8. Not of NaN."""
+    bits = np.int32(number)
+    sign = (bits & np.int32(0x80)) << np.int32(24)
+    return float_of(sign | ((bits & np.int32(0x7F)) << np.int32(20))) * np.float32(2.0**120)
+
+
 @njit(fastmath={"contract"}, error_model="numpy", inline="always")
 def exp2(x):  # type: ignore[no-untyped-def]
     """2**x for a float32 x in [-126, 127], to a relative error of 1e-7; exactly 1 at 0.

@@ -79,7 +79,14 @@ class GpuDecoder:
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(
-                s.rows, model.kv_heads, max_model_len, sm_count, dtype, mixed=mixed, head_dim=model.head_dim
+                s.rows,
+                model.kv_heads,
+                max_model_len,
+                sm_count,
+                dtype,
+                mixed=mixed,
+                head_dim=model.head_dim,
+                fp8=cache.scales is not None,
             )
             for s in shapes
             for mixed in (False, True)
@@ -160,7 +167,8 @@ class GpuDecoder:
         table: Any = self.requests.page_table
         if rings is not None:
             view, table = view._replace(cache_slots=rings.cache_slots), rings.page_table
-        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table)
+        scales = None if self.cache.scales is None else self.cache.scales[index]
+        cache = PagedKV(self.cache.keys[index], self.cache.values[index], table, scales)
         fused = not (shape.mixed or self.invariant)  # decode attention rotates and caches by itself; prefill needs it done before
         if not fused:
             rope_and_cache(new, cache, view, heads=model.heads, pdl=pdl)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.models.cache_scales import cache_itemsize
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ring_bytes
 from blinkpy.models.ring_sizes import ring_sizes
@@ -98,7 +99,7 @@ def plan_memory(
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
         "scheduler state": (state_bytes(slots, length, config.cache.page_size, pages) + grammar_bytes(config, model))
         * (2 if config.engine.record_steps else 1),
-        "window rings": ring_bytes(model, rings, itemsize) + (4 * slots * table_width if rings else 0),
+        "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
         "queue pairs": queue_bytes,
         "graphs and kernels": GRAPHS_AND_MODULES,
     }

@@ -95,6 +95,11 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
     ("made", "arguments", "parts"),
     [
         ({"capability": (7, 5)}, (), ["NVIDIA Synthetic has compute capability 7.5; 8.0 or newer is needed"]),
+        (
+            {"capability": (8, 6)},
+            ("--kv-cache-dtype", "fp8_e4m3"),
+            ["kv_cache_dtype fp8_e4m3 needs", "8.9 or newer: this one has 8.6"],
+        ),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
         (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),

@@ -114,8 +114,11 @@ def ragged(
     return Ragged(view, pages, lengths, contexts, sum(lengths), lengths.count(1), sum(needed) + 2)
 
 
-def filled_cache(rng: np.random.Generator, batch: Ragged, lengths: list[int], *sizes: int, dtype: torch.dtype) -> Tensor:
-    """Random keys or values of the first `lengths` tokens of each row, and else NaN. sizes: kv_heads, page, head_dim."""
+def filled_cache(
+    rng: np.random.Generator, batch: Ragged, lengths: list[int], *sizes: int, dtype: torch.dtype, fp8: bool = False
+) -> Tensor:
+    """Random keys or values of the first `lengths` tokens of each row, and else NaN. sizes: kv_heads, page, head_dim. fp8: FP8
+    numbers of the whole range."""
     kv_heads, page, head_dim = sizes
     device = str(batch.page_table.device)
     cache = poison(batch.pages, *sizes, dtype=dtype, device=device)
@@ -123,15 +126,41 @@ def filled_cache(rng: np.random.Generator, batch: Ragged, lengths: list[int], *s
         at = torch.arange(length, device=device)
         pages = batch.page_table[batch.view.row_slots[row]][at // page].long()
         cache[pages, :, at % page] = draw(rng, length, kv_heads, head_dim, dtype=dtype, device=device)
-    return cache
+    return cache if not fp8 else (cache.float() * 128).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
-def check_new_tokens(batch: Ragged, caches: list[Tensor], before: list[Tensor], new: list[Tensor], tokens: int) -> None:
+def draw_scales(rng: np.random.Generator, kv_heads: int, device: str) -> Tensor:
+    """float32 [2, kv_heads] of an FP8 cache, with which the largest of normal random numbers saturate in some heads."""
+    return torch.tensor(np.exp2(rng.uniform(-8, -6, (2, kv_heads))), dtype=torch.float32, device=device)
+
+
+def meant_by(cache: Tensor, scales: Tensor | None, side: int) -> Tensor:
+    """What a cache's numbers stand for: float64, or the cache without scales. side: 0 for keys, 1 for values."""
+    return cache if scales is None else cache.double() * scales[side, :, None, None].double()
+
+
+def kept_of(new: Tensor, dtype: torch.dtype, scales: Tensor | None, side: int) -> Tensor:
+    """What a cache keeps of new keys or values [tokens, kv_heads, head_dim], by torch's own rounding."""
+    if scales is None:
+        return new.to(dtype)
+    wide = new.to(dtype).float() * (1 / scales[side, :, None])
+    return wide.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def check_new_tokens(
+    batch: Ragged, caches: list[Tensor], before: list[Tensor], new: list[Tensor], tokens: int, dtype: torch.dtype,
+    scales: Tensor | None,
+) -> None:  # fmt: skip
     """Keys and values of the first tokens are in the caches, and nothing else was written there."""
     slots = batch.view.cache_slots[:tokens].long()
-    for cache, old, expected, name in zip(caches, before, new, ("keys", "values"), strict=True):
-        flat, flat_before = (t.transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (cache, old))
-        close(flat[slots], expected[:tokens], cache.dtype, f"new {name}")
+    for side, (cache, old, expected, name) in enumerate(zip(caches, before, new, ("keys", "values"), strict=True)):
+        flat, flat_before = (t.float().transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (cache, old))
+        if scales is None:
+            close(flat[slots], expected[:tokens], dtype, f"new {name}")
+        else:  # to the bit, but for rotations that end between two numbers
+            kept = kept_of(expected[:tokens], dtype, scales, side).float()
+            assert (flat[slots] != kept).float().mean() <= 0.01, f"new {name}"
+            assert ((flat[slots] - kept).abs() <= kept.abs() / 7 + 2**-9).all(), f"new {name}"
         rest = torch.ones(len(flat), dtype=torch.bool, device=cache.device)
         rest[slots] = False
         assert torch.equal(flat[rest].nan_to_num(9.0), flat_before[rest].nan_to_num(9.0)), f"other {name} were written"
@@ -220,28 +249,29 @@ def gather_case(rng: np.random.Generator, device: str, dtype: torch.dtype, hidde
 
 def rope_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
-    page: int, norm: bool, tokens: int, bucket: int,
+    page: int, norm: bool, tokens: int, bucket: int, fp8: bool = False,
 ) -> None:  # fmt: skip
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
     contexts = [n + int(rng.integers(40)) for n in lengths]
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket, rows=bucket, device=device)
     batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
     new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device)
-    before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, dtype=dtype) for _ in range(2)], new.qkv.clone()
-    caches = [cache.clone() for cache in before]
-    rope_and_cache(new, PagedKV(*caches, batch.page_table), batch.view, heads=heads)
+    empty = {"dtype": dtype, "fp8": fp8}
+    before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, **empty) for _ in range(2)], new.qkv.clone()
+    caches, scales = [cache.clone() for cache in before], draw_scales(rng, kv_heads, device) if fp8 else None
+    rope_and_cache(new, PagedKV(*caches, batch.page_table, scales), batch.view, heads=heads)
     found, given = (t.view(bucket, -1, head_dim) for t in (new.qkv, given))
     q, k, v = rotated(given[:tokens], new, heads, batch.view.positions[:tokens])
     close(found[:tokens, :heads], q, dtype, "rotated queries")
     assert torch.equal(found[:, heads:], given[:, heads:])
     assert torch.equal(found[tokens:], given[tokens:])
-    check_new_tokens(batch, caches, before, [k, v], tokens - 1)
+    check_new_tokens(batch, caches, before, [k, v], tokens - 1, dtype, scales)
 
 
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
     kv_heads: int, head_dim: int, page: int, window: int = 0, cap: float = 0.0, plan: DecodePlan | None = None, tiles: Any = None,
-    overlap: bool = False, sinks: bool = False, bucket_tokens: int, bucket_rows: int,
+    overlap: bool = False, sinks: bool = False, fp8: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
     """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
     since it must leave its counters at zero."""
@@ -249,7 +279,8 @@ def attention_case(
     size = heads + 2 * kv_heads
     qkv = draw(rng, bucket_tokens, size * head_dim, dtype=dtype, device=device)
     q = qkv.view(bucket_tokens, size, head_dim)[:, :heads]
-    caches = [filled_cache(rng, batch, batch.contexts, kv_heads, page, head_dim, dtype=dtype) for _ in range(2)]
+    caches = [filled_cache(rng, batch, batch.contexts, kv_heads, page, head_dim, dtype=dtype, fp8=fp8) for _ in range(2)]
+    scales = draw_scales(rng, kv_heads, device) if fp8 else None
     scale = head_dim**-0.5
     plan = replace(plan or VARIANTS["split"].plans(dtype)[0], overlap_prefill=overlap)
     sm_count = int(rng.integers(1, 133))  # few of them take several tiles each
@@ -257,7 +288,7 @@ def attention_case(
     workspace = DecodeWorkspace.allocate([(bucket_rows, plan)], heads, kv_heads, head_dim, device)
     make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
     scores = draw_sinks(rng, heads, dtype, device) if sinks else None
-    call = AttentionCall(q, PagedKV(*caches, batch.page_table), given, q, rows, scale, window, workspace, sinks=scores)
+    call = AttentionCall(q, PagedKV(*caches, batch.page_table, scales), given, q, rows, scale, window, workspace, sinks=scores)
     call = replace(call, softcap=cap)
     outs = []
     for _ in range(2):
@@ -286,11 +317,11 @@ def attention_case(
     assert torch.equal(lasts[0][:count], lasts[2][:count]), "a last token depends on its neighbours"
     if not overlap:  # else the splits are others
         assert torch.equal(lasts[0][: batch.decode_rows], outs[0][: batch.decode_rows]), "a decode row is its own last token"
-    start = 0
+    start, meant = 0, [meant_by(cache, scales, side) for side, cache in enumerate(caches)]
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
         pages = batch.page_table[batch.view.row_slots[row]]
         of_row = (pages, context, scale, window, cap, scores)
-        expected = kernel_reference.attention(q[start : start + length], *caches, *of_row)
+        expected = kernel_reference.attention(q[start : start + length], *meant, *of_row)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
         close(lasts[0][row].view(heads, head_dim), expected[-1], dtype, f"last token of row {row} of context {context}")
@@ -307,7 +338,7 @@ def draw_sinks(rng: np.random.Generator, heads: int, dtype: torch.dtype, device:
 def new_tokens_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
     head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, sinks: bool = False,
-    plan: DecodePlan, bucket: int,
+    fp8: bool = False, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
     rows = len(contexts)
@@ -320,11 +351,12 @@ def new_tokens_case(
     q, k, v = rotated(heads_of[:rows], new, heads, batch.view.positions[:rows])
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
     computed = [context - 1 for context in batch.contexts]
-    before = [filled_cache(rng, batch, computed, kv_heads, page, head_dim, dtype=dtype) for _ in range(2)]
+    before = [filled_cache(rng, batch, computed, kv_heads, page, head_dim, dtype=dtype, fp8=fp8) for _ in range(2)]
+    scales = draw_scales(rng, kv_heads, device) if fp8 else None
     outs, scores = [], draw_sinks(rng, heads, dtype, device) if sinks else None
     for _ in range(repeats(device)):
         caches, out = [cache.clone() for cache in before], poison(bucket, heads * head_dim, dtype=dtype, device=device)
-        paged = PagedKV(*caches, batch.page_table)
+        paged = PagedKV(*caches, batch.page_table, scales)
         sizes = (bucket, head_dim**-0.5, window)
         call = AttentionCall(heads_of[:, :heads], paged, batch.view, out, *sizes, workspace, new, scores)
         attend(replace(call, softcap=cap), plan)
@@ -333,13 +365,15 @@ def new_tokens_case(
     assert torch.equal(new.qkv, given)
     assert torch.equal(outs[0][:rows], outs[-1][:rows]), "two runs differ"
     untouched(outs[0][rows:], "decode attention")
-    check_new_tokens(batch, caches, before, [k, v], silent)
-    for cache, expected in zip(caches, (k, v), strict=True):
-        cache[own // page, :, own % page] = expected[silent].to(dtype)  # the kernel sees it all the same
+    check_new_tokens(batch, caches, before, [k, v], silent, dtype, scales)
+    meant = [meant_by(cache, scales, side) for side, cache in enumerate(caches)]
+    for side, (cache, expected) in enumerate(zip(meant, (k, v), strict=True)):
+        kept = kept_of(expected[silent : silent + 1], dtype, scales, side)  # the kernel sees it all the same
+        cache[own // page, :, own % page] = meant_by(kept.transpose(0, 1)[None], scales, side)[0, :, 0]
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]
         of_row = (pages, context, head_dim**-0.5, window, cap, scores)
-        result = kernel_reference.attention(q[row : row + 1].to(dtype), *caches, *of_row)
+        result = kernel_reference.attention(q[row : row + 1].to(dtype), *meant, *of_row)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.models import fp8_reference, kernel_reference, model_zoo
+from support.models import kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
 from support.models.ring_storm import ring_storm
@@ -15,9 +15,12 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
+from blinkpy.models.cache_scales import scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep
+from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.gpu_calibration import measure_cache
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
@@ -42,7 +45,7 @@ class OnDevice:
     def __init__(
         self, rng: np.random.Generator, model: DecoderDescription, weights: Weights, *, slots: int, length: int = LENGTH,
         limits: tuple[int, int] = (ROWS_AT_MOST, TOKENS_AT_MOST), table: LinearTable | None = None, invariant: bool = False,
-        rings: bool = False,
+        rings: bool = False, fp8_cache: bool = False,
     ):  # fmt: skip
         device, (rows, tokens) = str(weights.device), limits
         self.device, self.pages = device, slots * -(-length // PAGE)
@@ -56,8 +59,10 @@ class OnDevice:
         self.buckets = bucket_shapes(*limits)
         self.shapes, self.graph_of = step_shapes(self.buckets, whole=invariant)
         sizes = RingSizes.of(model, PAGE, slots, tokens, rows) if rings else None
-        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes)
         table, pdl = table or LinearTable(), device != "cpu"
+        self.largest = measure_cache(model, weights, PAGE, table, pdl, invariant=invariant) if fp8_cache else None
+        self.scales = None if self.largest is None else scales_for(self.largest)
+        self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales)
         decoder = GpuDecoder(
             model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl, invariant=invariant
         )
@@ -119,23 +124,22 @@ TMA_TABLE = ChosenTable(lambda n, rows: WIDE[2 if n == HIDDEN else 1])
 def step_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, *, steps: int, sampled: bool = True,
     graphs: bool = False, table: LinearTable | None = None, rows: int = ROWS_AT_MOST, invariant: bool = False,
-    quantise: Callable[[Weights], Weights] | None = None,
+    quantise: Callable[[Weights], Weights] | None = None, fp8_cache: bool = False,
 ) -> float:  # fmt: skip
     """Serve a few requests with both, step by step: the same tokens in float32. Returns the largest error of the logits.
 
-    In bfloat16 the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
-    rows: of the largest step. quantise: makes matrices FP8; tokens are not compared then either.
+    In bfloat16, and with FP8, the CPU's tokens are taken for the next step, whatever the other said. graphs: run captured graphs.
+    rows: of the largest step. quantise: makes matrices FP8.
     """
-    exact = dtype == torch.float32 and quantise is None
-    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise)
+    exact = dtype == torch.float32 and quantise is None and not fp8_cache
+    on = on_device(rng, device, name, folder, dtype, table, rows, invariant, quantise, fp8_cache)
     model, batches = describe_model(folder), on.batches
     weights = load_weights(model, folder, dtype)
     if quantise is not None:
         weights = quantise(weights)
-    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST)
-    if quantise is not None:
-        cpu.decoder.progress = fp8_reference.Products()
-        cpu.decoder._of_expert = fp8_reference.expert_matrix
+    cpu = CpuStep(model, weights, on.pages, PAGE, LENGTH, TOKENS_AT_MOST, scales=on.scales)
+    if on.largest is not None:
+        np.testing.assert_allclose(on.largest, measure_on_cpu(model, weights, PAGE), rtol=1e-3 if dtype == torch.float32 else 0.3)
     waiting = []
     for i, n in enumerate([1, 40, 17, 23, 5]):
         chosen = parameters(rng, i) if sampled and exact else {}
@@ -178,20 +182,21 @@ def step_case(
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
     if exact or not any(model.expert_layers):
-        _compare_caches(cpu.cache, on.cache, running, CACHE_LIMITS[dtype, quantise is not None])
+        limit = (0.1 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
+        _compare_caches(cpu.cache, on.cache, running, limit)
     return worst
 
 
 def ring_case(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, steps: Callable[..., Iterator[Batch]], *,
-    tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False,
+    tokens: int = TOKENS_AT_MOST, invariant: bool = False, graphs: bool = False, fp8_cache: bool = False,
 ) -> None:  # fmt: skip
     """Serve the same steps with window rings and with all tokens kept: the same bits. steps: makes them of rng, PagedBatches and
     the most tokens. graphs: run captured graphs."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights = load_weights(model, folder, dtype, device)
-    options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant}
+    options: dict[str, Any] = {"slots": 5, "limits": (4, tokens), "invariant": invariant, "fp8_cache": fp8_cache}
     full, ring = OnDevice(rng, model, weights, **options), OnDevice(rng, model, weights, **options, rings=True)
     ring.batches = full.batches
     for on in (full, ring) if graphs else ():
@@ -234,13 +239,14 @@ def many_ring_steps(rng: np.random.Generator, batches: PagedBatches, tokens: int
 def on_device(
     rng: np.random.Generator, device: str, name: str, folder: Path, dtype: torch.dtype, table: LinearTable | None = None,
     rows: int = ROWS_AT_MOST, invariant: bool = False, quantise: Callable[[Weights], Weights] | None = None,
+    fp8_cache: bool = False,
 ) -> OnDevice:  # fmt: skip
     """The step of a random model over an empty batch."""
     model_zoo.save_model(name, folder, int(rng.integers(2**31)), dtype=dtype)
     model = describe_model(folder)
     weights, limits = load_weights(model, folder, dtype, device), (rows, TOKENS_AT_MOST)
-    weights = weights if quantise is None else quantise(weights)
-    return OnDevice(rng, model, weights, slots=ROWS_AT_MOST + 2, limits=limits, table=table, invariant=invariant)
+    weights, slots = weights if quantise is None else quantise(weights), ROWS_AT_MOST + 2
+    return OnDevice(rng, model, weights, slots=slots, limits=limits, table=table, invariant=invariant, fp8_cache=fp8_cache)
 
 
 def _cpu_logits(cpu: CpuStep, batch: Batch, requests: Requests, emitting: np.ndarray) -> torch.Tensor:
@@ -275,7 +281,7 @@ def _compare_caches(a: PagedCache, b: PagedCache, sequences: list[Sequence], lim
         for mine, other in ((a.keys, b.keys), (a.values, b.values)):
             for x, y in zip(mine, other, strict=True):
                 first, second = (
-                    t[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
+                    t.float()[pages].transpose(1, 2).reshape(-1, t.shape[1] * t.shape[3])[: sequence.computed] for t in (x, y)
                 )
                 error = kernel_reference.relative_error(second, first)
                 assert error < limit, f"cache differs by {error:.2e}"

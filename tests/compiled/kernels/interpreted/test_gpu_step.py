@@ -28,6 +28,11 @@ def test_step(rng: np.random.Generator, tmp_path: Path, table: str) -> None:
     assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, dtype, steps=3, table=TABLES[table]) < limit
 
 
+def test_steps_over_an_fp8_cache(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Both measure the same; with these scales, decode rows alone and beside chunks."""
+    assert step_cases.step_case(rng, "cpu", "smollm3-window", tmp_path, torch.float32, steps=3, fp8_cache=True) < 3e-2
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "steps"),
     [

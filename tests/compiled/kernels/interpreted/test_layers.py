@@ -46,6 +46,8 @@ def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16, "norm": False},
         {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "norm": False},  # partial, odd sizes
         {"heads": 8, "kv_heads": 2, "head_dim": 128, "rotary": 128, "page": 32, "norm": True},
+        {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "norm": False, "fp8": True},
+        {"heads": 6, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 32, "norm": True, "fp8": True},
     ],
 )
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
@@ -84,9 +86,35 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
 @pytest.mark.parametrize(
     "shape",
     [
+        {"heads": 6, "kv_heads": 2, "head_dim": 48, "page": 16, "window": 50, "sinks": True},
+        {"heads": 3, "kv_heads": 3, "head_dim": 32, "page": 32, "cap": 0.7, "overlap": True},
+    ],
+)
+def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+    lengths, contexts, tiles = [1, 1, 5, 2], [66, 1, 40, 70], VARIANTS["tiles"].plans(dtype)[1]
+    few = {"bucket_tokens": 12, "bucket_rows": 5, "tiles": tiles, "fp8": True}
+    cases.attention_case(rng, CPU, dtype, lengths, contexts, **few, **shape)  # type: ignore[arg-type]
+
+
+@both_dtypes
+@pytest.mark.parametrize(
+    "shape",
+    [
         {"heads": 4, "kv_heads": 2, "head_dim": 32, "rotary": 32, "page": 16},
         {"heads": 3, "kv_heads": 1, "head_dim": 96, "rotary": 72, "page": 16, "window": 50, "cap": 0.7, "sinks": True},
         {"heads": 16, "kv_heads": 2, "head_dim": 64, "rotary": 64, "page": 32, "norm": True},
+        {
+            "heads": 3,
+            "kv_heads": 1,
+            "head_dim": 96,
+            "rotary": 72,
+            "page": 16,
+            "window": 50,
+            "cap": 0.7,
+            "sinks": True,
+            "fp8": True,
+        },
+        {"heads": 8, "kv_heads": 4, "head_dim": 32, "rotary": 32, "page": 32, "norm": True, "fp8": True},
     ],
 )
 def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:

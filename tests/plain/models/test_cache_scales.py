@@ -1,0 +1,111 @@
+"""Scales of an FP8 KV cache, what it takes of memory, and where it is refused."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from support.models.model_zoo import BASE
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.engine.devices.cuda_device import fp8_problem
+from blinkpy.engine.devices.null_device import NullDevice
+from blinkpy.models.cache_scales import FP8_NUMBERS, cache_itemsize, choose_scales, scales_for
+from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
+from blinkpy.models.ring_sizes import ring_sizes
+from blinkpy.models.weights.array_weights import dummy_array_weights
+from blinkpy.models.weights.decoder_weights import dummy_weights
+from blinkpy.serving.model_facts import fit
+
+MODEL = describe_config({**BASE, "architectures": ["LlamaForCausalLM"]})
+FP8 = Config().with_options({"kv_cache_dtype": "fp8_e4m3"})
+LAYERS = len(MODEL.layers)
+
+
+def test_the_numbers_are_those_of_torch() -> None:
+    theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(FP8_NUMBERS, theirs, equal_nan=True)
+
+
+def test_measured_scales_are_powers_of_two_with_headroom(rng: np.random.Generator) -> None:
+    largest = np.exp(rng.uniform(-20, 20, (LAYERS, 2, MODEL.kv_heads))).astype(np.float32)
+    largest[0, 0, 0], largest[0, 1, 0] = 0, 224
+    scales = scales_for(largest)
+    assert scales.dtype == np.float32 and scales[0, 0, 0] == scales[0, 1, 0] == 1
+    assert (np.frexp(scales)[0] == 0.5).all()
+    share = (largest / (448 * scales))[largest > 0]
+    assert (share <= 0.5).all() and (share > 0.25).all()
+    for wrong in (math.nan, math.inf):
+        largest[2, 1, 0] = wrong
+        with pytest.raises(ConfigError, match="values of layer 2 are not finite"):
+            scales_for(largest)
+
+
+def test_a_checkpoints_scales_come_first(rng: np.random.Generator) -> None:
+    """What it lacks is measured; dummy weights, and a cache of the model's type, need no measurement."""
+    measured = np.full((LAYERS, 2, MODEL.kv_heads), 224, np.float32)
+    plain: list[Any] = [SimpleNamespace() for _ in range(LAYERS)]
+    assert choose_scales(Config(), MODEL, plain, Mock(side_effect=AssertionError)) is None
+    dummy = FP8.with_options({"load_format": "dummy"})
+    assert (choose_scales(dummy, MODEL, plain, Mock(side_effect=AssertionError)) == np.ones_like(measured)).all()
+    known: list[Any] = [SimpleNamespace(k_scale=0.3 + layer, v_scale=0.7) for layer in range(LAYERS)]
+    scales = choose_scales(FP8, MODEL, known, Mock(side_effect=AssertionError))
+    assert scales is not None
+    assert np.array_equal(scales[:, 0, 0], np.float32([0.3, 1.3, 2.3])) and (scales[:, 1] == np.float32(0.7)).all()
+    known[1].v_scale = None
+    partly = choose_scales(FP8, MODEL, known, lambda: measured)
+    assert partly is not None and (partly[1, 1] == 1).all() and (np.delete(partly, 1, 0)[:, 1] == np.float32(0.7)).all()
+    for wrong in (0.0, -1.0, math.nan, math.inf, 1e-45):
+        known[2].k_scale = wrong
+        with pytest.raises(ConfigError, match=r"k_scale of layer 2 is .* must be positive and finite"):
+            choose_scales(FP8, MODEL, known, lambda: measured)
+
+
+def test_both_decoders_measure_the_same_each_time() -> None:
+    found = [
+        measure_cache(MODEL, weights, page)
+        for page in (8, 16)
+        for weights in (dummy_array_weights(MODEL, 7, 0.2), dummy_weights(MODEL, 7, torch.float32, spread=0.2))
+    ]
+    assert found[0].shape == (LAYERS, 2, MODEL.kv_heads) and (found[0] > 0).all()
+    assert np.array_equal(found[0], found[2]) and np.array_equal(found[1], found[3])
+    assert np.allclose(found[0], measure_cache(MODEL, dummy_array_weights(MODEL, 7, 0.2), 8))
+
+
+def test_a_token_takes_a_byte_for_each_number() -> None:
+    ones = np.ones((LAYERS, 2, MODEL.kv_heads), np.float32)
+    assert [cache_itemsize(config, 2) for config in (Config(), FP8)] == [2, 1]
+    cache = PagedCache(MODEL, 10, 8, torch.bfloat16, scales=ones)
+    assert cache.dtype == torch.bfloat16 and {side.dtype for side in cache.keys + cache.values} == {torch.float8_e4m3fn}
+    assert sum(side.numel() for side in cache.keys + cache.values) == 10 * kv_bytes_per_page(MODEL, 8, 1)
+    arrays = CpuStep(MODEL, dummy_array_weights(MODEL, 7, 0.2), 10, 8, 64, 64, scales=ones).cache
+    assert sum(side.nbytes for side in arrays.keys + arrays.values) == 10 * kv_bytes_per_page(MODEL, 8, 1)
+
+
+@pytest.mark.parametrize("window_cache", ["full", "ring"])
+def test_the_pool_of_a_gpu_doubles(window_cache: str) -> None:
+    """Of a model with windows in some layers; rings take half as much, too."""
+    gemma = {"vocab_size": 262208, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "head_dim": 256}
+    model = describe_config(
+        gemma | {"architectures": ["Gemma3ForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4, "dtype": "bfloat16"}
+    )
+    config = Config().with_options({"slots": 16, "max_model_len": 32768, "window_cache": window_cache})
+    both = [config.with_options({"kv_cache_dtype": name}) for name in ("auto", "fp8_e4m3")]
+    assert all((ring_sizes(one, model) is not None) == (window_cache == "ring") for one in both)
+    plain, halved = (fit(model, one, "GPU", 24 << 30).cached for one in both)
+    assert plain > 0 and halved > 1.95 * plain
+    assert halved < 2.3 * plain or window_cache == "ring"
+
+
+def test_what_can_not_have_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, refused in (((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert bool(fp8_problem("fp8_e4m3")) == refused
+        assert fp8_problem("auto") == ""
+    assert "keeps no keys and values" in NullDevice().unusable(FP8)
+    assert NullDevice().unusable(Config()) == ""
