@@ -13,7 +13,7 @@ from support.models import fp8_reference, model_zoo, step_cases
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.cuda_graphs import chain_of
 
-GRAPHS, WIDE = {"graphs": True}, {"graphs": True, "table": step_cases.TMA_TABLE}
+GRAPHS, WIDE, FP8_CACHE = {"graphs": True}, {"graphs": True, "table": step_cases.TMA_TABLE}, {"fp8_cache": True}
 STEPS = [
     *((name, torch.float32, {}) for name in model_zoo.ZOO),
     *((name, torch.bfloat16, GRAPHS) for name in ("llama3", "qwen3", "phi4-mini-long")),

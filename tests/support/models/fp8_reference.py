@@ -1,4 +1,4 @@
-"""FP8 matrices of random models, and their products in float64: what blinkpy.kernels.fp8_matrix states, written again."""
+"""FP8 matrices of random models, and float64 inputs as they are once quantised: what blinkpy.kernels.fp8_matrix states."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
@@ -59,32 +58,3 @@ def fp8_weights(weights: Weights, *, blocks: bool = False, static: bool = False,
         return replace(of, **{name: fp8_matrix(it, blocks, scale) for name, it in given.items() if it is not None})
 
     return replace(weights, layers=[layer(of) for of in weights.layers])
-
-
-def expert_matrix(
-    expert: int, weight: Tensor | Fp8Matrix, scales: None, bias: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
-    """In place of TorchDecoder._of_expert."""
-    own = None if bias is None else bias[expert]
-    if isinstance(weight, Tensor):
-        return weight[expert], own
-    return Fp8Matrix(weight.values[expert], weight.scales[expert], weight.input_scale), own
-
-
-class Products(TorchProgress):
-    """Of the CPU's decoder, with inputs quantised as the matrix says."""
-
-    def linear(self, x: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, Tensor):
-            return super().linear(x, weight, bias)
-        if weight.input_scale is not None:
-            inputs = (x.float() / weight.input_scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * weight.input_scale
-        else:
-            inputs = rounded(x, weight.blocks, x.dtype)
-        out = inputs @ exact(weight).T
-        return (out if bias is None else out + bias.double()).to(x.dtype)
-
-    def add_linear(self, x: Tensor, inner: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, Tensor):
-            return super().add_linear(x, inner, weight, bias)
-        return x + self.linear(inner, weight, bias)
