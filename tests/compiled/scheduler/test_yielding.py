@@ -66,13 +66,15 @@ def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int)
 
 def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
     """They are no prompts any more once they run, and still nobody else is admitted when they are."""
-    case = make_case(fcfs, 1, yield_steps=2, **ROOM)
-    case.submit(tokens(1), 1, best_effort=1)
-    for number in range(40):
-        case.submit(tokens(1, number), 1)
+    case, turns = make_case(short_prompts, 1, yield_steps=2, **ROOM), 0
+    waits = case.submit(tokens(1), 1, best_effort=1)
+    while not waits.ended:
+        case.submit(tokens(1, turns), 1)
         case.turn()
         case.read(0)
-    assert any(request.ended and request.sampling.best_effort for request in case.done)
+        turns += 1
+        assert turns <= 4, "two turns of yielding, one in which it is admitted, and one that commits its token"
+    assert turns == 4
     case.finish()
 
 
