@@ -24,6 +24,8 @@ REASONING_PARSERS: dict[str, str] = {}
 """How models mark reasoning, by name: blinkpy.dpu.tools.reasoning fills it."""
 STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
+YIELD_STEPS = 16
+"""Steps in a row in which best-effort prompts wait for latency-sensitive ones, where nothing else is asked for."""
 NO_HITS = "window rings keep no page of a prompt's start"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
@@ -142,6 +144,12 @@ class SchedulerOptions:
     burst_step_tokens: int = option(
         0,
         "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: 2048 on a GPU without experts)",
+        low=0,
+        high=1 << 20,
+    )
+    yield_steps: int = option(
+        YIELD_STEPS,
+        "steps in a row in which best-effort prompts wait while a latency-sensitive one can run: docs/policies.md (0: none)",
         low=0,
         high=1 << 20,
     )

@@ -114,6 +114,7 @@ class Engine:
             mixed_step_tokens=options.mixed_step_tokens,
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
+            yield_steps=options.yield_steps,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
             token_words=token_words,

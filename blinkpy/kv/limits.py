@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from blinkpy.config import ConfigError, check_step_sizes
+from blinkpy.config import YIELD_STEPS, ConfigError, check_step_sizes
 from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.header import EngineFacts
@@ -24,6 +24,7 @@ class Limits(NamedTuple):
     mixed_tokens: int  # of a step that decodes and prefills, while no more than burst_tokens wait; tokens: no such limit
     burst_step_tokens: int  # of one while more wait, unless their prompts are short
     burst_tokens: int
+    yield_steps: int  # turns in a row in which best-effort prompts yield, at most
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -60,6 +61,7 @@ def make_limits(
     mixed_step_tokens: int = 0,
     burst_step_tokens: int = 0,
     burst_tokens: int = 0,
+    yield_steps: int = YIELD_STEPS,
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
@@ -93,6 +95,7 @@ def make_limits(
         mixed_tokens=mixed_step_tokens or max_num_batched_tokens,
         burst_step_tokens=burst_step,
         burst_tokens=burst_tokens or 2 * burst_step,
+        yield_steps=yield_steps,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

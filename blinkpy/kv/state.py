@@ -38,7 +38,8 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     ROTATION,  # queue pair that intake starts with
     VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
     FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
-) = range(15)
+    YIELDED_TURNS,  # turns in a row, this one too, in which best-effort prompts yield, see scheduler/yielding.py
+) = range(16)
 COUNTS = 16
 
 # Batch.counts

@@ -110,6 +110,7 @@ PARAMETERS = (
     ),
     Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
     Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # whose key it came with, of the keys file; 0: none
+    Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # its class: 0 latency-sensitive, 1 best effort
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
 

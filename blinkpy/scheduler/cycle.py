@@ -26,6 +26,7 @@ from blinkpy.scheduler.phases.recorder import record_turn
 from blinkpy.scheduler.phases.stall import update_stalls
 from blinkpy.scheduler.phases.waiting_list import make_rank_waiting
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.scheduler.yielding import begin_yield
 
 
 class Phases(NamedTuple):
@@ -79,9 +80,10 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
         grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
         budget = step_budget(limits, state, lane, lanes)
-        admit(limits, queues, state, budget, lane, lanes)  # best rank first; prefix hits; no overtaking
+        yields = begin_yield(limits, state, lane, lanes)  # best-effort prompts, to latency-sensitive ones
+        admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
         rank_waiting(queues, state, lane, lanes)  # those that were preempted
-        return plan_batch(limits, state, budget, lane, lanes)  # decode rows, prefill chunks, bucket, padding
+        return plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
 
     @device
     def publish(limits, queues, state, lane, lanes):

@@ -36,12 +36,16 @@ class RequestFields(NamedTuple):
     preemptions: int  # how often it was preempted
     pair: int  # queue pair, i.e. front-end worker, that it came from
     tenant: int  # number of the key that it came with, as the front end gave it; 0: none
+    best_effort: int  # its class: 0 latency-sensitive, 1 best effort
 
 
 Policy = Callable[[RequestFields], int]
 
 SHORT_PROMPT_US = 50
 """About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
+
+BEST_EFFORT_US = 10_000_000
+"""What a latency-sensitive request may arrive later than one of best effort, and still go first."""
 
 
 def fcfs(request):
@@ -55,8 +59,9 @@ def priority(request):
 
 
 def short_prompts(request):
-    """Short prompts first: no request is overtaken by one that arrives SHORT_PROMPT_US a token of its prompt later."""
-    return request.arrival_us + SHORT_PROMPT_US * request.prompt_length
+    """Short prompts first, and latency-sensitive requests before best-effort ones: no request is overtaken by one that arrives
+    later than SHORT_PROMPT_US a token of its prompt, and BEST_EFFORT_US if it is a best-effort one."""
+    return request.arrival_us + SHORT_PROMPT_US * request.prompt_length + BEST_EFFORT_US * request.best_effort
 
 
 def shortest_first(request):

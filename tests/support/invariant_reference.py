@@ -15,7 +15,7 @@ from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.byte_automaton import STATES_WORD
-from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT, WORD_BEST_EFFORT
 from blinkpy.queues.token_rules import MARK, MARK_WORD
 
 Wrong = Iterator[tuple[int, int]]  # fault code, place
@@ -227,7 +227,15 @@ def _batch(limits: Limits, state: Any) -> Wrong:
             }.items():
                 if broken:
                     yield code, i
-    left_out = state.counts[S.RUNNING_COUNT] - sum(r.stalled) > rows or not b.emits[rows - 1]
+    chunks = b.row_slots[decodes:rows]
+    yielding = set[int]()
+    if state.counts[S.YIELDED_TURNS] > 0 and not all(r.entry[slot][WORD_BEST_EFFORT] for slot in chunks):
+        active = [slot for slot in state.running[: state.counts[S.RUNNING_COUNT]] if not r.stalled[slot]]
+        yielding = {slot for slot in active if r.entry[slot][WORD_BEST_EFFORT] and r.length[slot] - r.computed[slot] > 1}
+        for row, slot in enumerate(chunks, decodes):
+            if r.entry[slot][WORD_BEST_EFFORT]:
+                yield B.YIELDS_NOT, row
+    left_out = state.counts[S.RUNNING_COUNT] - sum(r.stalled) - len(yielding) > rows or not b.emits[rows - 1]
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
     if left_out and tokens not in full:
         yield B.ROOM_LEFT, 0

@@ -176,7 +176,29 @@ FRONT_BUGS = _bugs({
     "fast_path": [
         ("a usual turn counts a prompt's tokens as generated", "+ rows - state.forecast.scores[0]", "+ rows"),
     ],
+    "yielding": [
+        ("who is latency-sensitive yields", "WORD_BEST_EFFORT] != 0 and requests.", "WORD_BEST_EFFORT] == 0 and requests."),
+        ("who is passed over makes others yield", "pair[state.waiting[first]]] == 0:", "pair[state.waiting[first]]] < 0:"),
+        ("who waits for a row makes others yield", "counts[S.RUNNING_COUNT] < limits.rows and ", ""),
+        ("best-effort prompts yield for ever", "yields = yields and yielded < limits.yield_steps", "yields = yields"),
+        ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
+        ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
+    ],
+    "forecast": [
+        ("a usual turn keeps the count of turns of yielding", " + counts[S.YIELDED_TURNS] == 0", " == 0"),
+    ],
+    "plan": [
+        ("a best-effort prompt has a part although it yields",
+         " and missing > 1 and not (yields and best_effort_prompt(requests, slot)):", " and missing > 1:"),
+        ("best-effort prompts yield to nobody", "yields and sensitive_prompt_runs(state, lane, lanes)", "yields"),
+    ],
+    "waiting_list": [
+        ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
+    ],
     "admit": [
+        ("prompts that yield use up the budget", "== 0 and not (yields and best_effort_prompt(requests, slot)):", "== 0:"),
+        ("best-effort requests are admitted although they yield",
+         "allowed = not yields or requests.entry[slot, WORD_BEST_EFFORT] == 0", "allowed = True"),
         ("a hit word has another name", "pair[slot], requests.request_id[slot]", "pair[slot], requests.arrival[slot]"),
         ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),
     ],

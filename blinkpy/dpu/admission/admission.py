@@ -40,7 +40,7 @@ class Admission:
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
         self._running: dict[Ticket, None] = {}
-        self._numbers = self._reserved = 0
+        self._numbers = self._reserved = self._best_effort = 0
         self._somebody = asyncio.Event()  # waits
         self._reading = asyncio.Lock()  # what was read last is installed last
         self._closed: ApiError | None = None
@@ -87,13 +87,18 @@ class Admission:
 
     # ---- one request -------------------------------------------------------------------------------------------------
 
-    def enter(self, tenant: Tenant, prompt_tokens: int, tokens: int, slots: int, priority: int = 0) -> Ticket:
+    def enter(
+        self, tenant: Tenant, prompt_tokens: int, tokens: int, slots: int, priority: int = 0, best_effort: int = 0
+    ) -> Ticket:
         """A request comes; its numbers are those of Ticket. Where ticket.inside is False, `wait` for it; `leave` in any case.
         Raises ApiError with status 400, and 429 where a limit leaves it no place, also to wait."""
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
         if tenant.requests is not None and slots > tenant.requests:
             raise bad_request(f"The request needs {slots} slots, and its key may have {tenant.requests}.", "n", "invalid_value")
+        most = self._options.max_flex_requests
+        if best_effort and most and slots > most:
+            raise bad_request(f"The request needs {slots} slots, and service tier flex has {most}.", "n", "invalid_value")
         bucket = self._buckets.get(tenant.name)
         if bucket is not None:
             self._settle(tenant)
@@ -101,7 +106,7 @@ class Admission:
             if bucket.level <= 0:
                 raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
         self._numbers += 1
-        ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now)
+        ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now, best_effort=best_effort)
         self._queue.push(ticket)
         if self._is_next(ticket):
             self._take(ticket, now)
@@ -154,6 +159,7 @@ class Admission:
             self._settle_one(ticket)
             del self._running[ticket]
             self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.slots)
+            self._best_effort -= ticket.slots if ticket.best_effort else 0
             self.submitted(ticket)
         if self._queue.requests:
             self.let_in()
@@ -198,14 +204,16 @@ class Admission:
         return self._fits(ticket) and self._queue.first(self._may_run) is ticket
 
     def _may_run(self, ticket: Ticket) -> bool:
-        tenant = self.tenants.get(ticket.tenant.name, ticket.tenant)
+        tenant, most = self.tenants.get(ticket.tenant.name, ticket.tenant), self._options.max_flex_requests
+        if ticket.best_effort and most and self._best_effort + ticket.slots > most:
+            return False
         if tenant.requests is None:
             return True
         return self.table.total(tenant.number, "requests_in_flight") + ticket.slots <= tenant.requests
 
     def _take(self, ticket: Ticket, now: float) -> None:
-        self._queue.remove(ticket)
-        self._queue.charge(ticket.tenant, ticket.prompt_tokens)
+        self._queue.let_in(ticket)
+        self._best_effort += ticket.slots if ticket.best_effort else 0
         ticket.inside, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
         self._reserved += ticket.slots
         self._running[ticket] = None

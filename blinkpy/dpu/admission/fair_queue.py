@@ -4,15 +4,18 @@ Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models
 tokens that it was served, divided by its weight, and the first request of the one with the least counter is next. Who begins to
 wait starts at the least of those who wait, so that nobody saves service up. Of two tenants who wait all the time, the counters
 differ by at most (P + O) / w: P tokens of one prompt, O of the outputs that run at a time, w the lesser weight.
+So it is within a class: latency-sensitive requests go first, but for one best-effort request behind MOST_AHEAD of them in a row.
 """
 
 import asyncio
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.generation import Generation
+
+MOST_AHEAD = 7
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +36,12 @@ class Ticket:
     reserved: int = 0  # slots that it may take from the queue pair, and has not yet
     charged: int = 0  # tokens that its tenant was charged with for it
     generations: list[Generation] = field(default_factory=list)
+    best_effort: int = 0  # its class, as in RequestParameters
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, int]:
         """Among those of its tenant."""
-        return self.priority if self.tenant.by_priority else 0, self.number
+        return self.best_effort, self.priority if self.tenant.by_priority else 0, self.number
 
 
 class FairQueue:
@@ -48,7 +52,8 @@ class FairQueue:
         self._held: dict[str, int] = {}  # tokens of those that wait, of each tenant
         self._served: dict[str, float] = {}  # the counters
         self._last = 0.0  # of the tenant who left last, when nobody waited any more
-        self.tokens = self.requests = 0  # of all that wait
+        self._ahead = 0  # latency-sensitive requests that were let in, in a row, while a best-effort one waited
+        self.tokens = self.requests = self.best_effort = 0  # of all that wait; requests of best effort
 
     def push(self, ticket: Ticket) -> None:
         """It waits from now on. Its number is greater than that of each before."""
@@ -61,6 +66,7 @@ class FairQueue:
         self.tokens += ticket.tokens
         self._held[name] += ticket.tokens
         self.requests += 1
+        self.best_effort += ticket.best_effort
 
     def remove(self, ticket: Ticket) -> None:
         """It waits no more: it was served, or gave up."""
@@ -74,6 +80,13 @@ class FairQueue:
                 self._last = self._served[name]
         self.tokens -= ticket.tokens
         self.requests -= 1
+        self.best_effort -= ticket.best_effort
+
+    def let_in(self, ticket: Ticket) -> None:
+        """It was its turn."""
+        self.remove(ticket)
+        self._ahead = 0 if ticket.best_effort or not self.best_effort else self._ahead + 1
+        self.charge(ticket.tenant, ticket.prompt_tokens)
 
     def overflow(self, ticket: Ticket, most: int) -> list[Ticket]:
         """Who gives up its place, so that no more than `most` tokens wait, this one, which waits already, among them: the last
@@ -92,11 +105,16 @@ class FairQueue:
         return dropped
 
     def first(self, may_run: Callable[[Ticket], bool]) -> Ticket | None:
-        """Whose turn it is, among the tenants whose first request may run by their own limits. Without enough slots for it nobody
-        else has a turn, so that requests of many choices are served too."""
-        heads = [own[0] for own in self._waiting.values()]
-        order = sorted(heads, key=lambda ticket: (self._served[ticket.tenant.name], ticket.number))
-        return next((ticket for ticket in order if may_run(ticket)), None)
+        """Whose turn it is, among the tenants whose first request of a class may run by its limits. Without enough slots for it
+        nobody else has a turn, so that requests of many choices are served too."""
+        for best_effort in (0, 1) if self._ahead < MOST_AHEAD else (1, 0):
+            places = [(own, bisect_left(own, best_effort, key=lambda one: one.best_effort)) for own in self._waiting.values()]
+            heads = [own[i] for own, i in places if i < len(own) and own[i].best_effort == best_effort]
+            order = sorted(heads, key=lambda ticket: (self._served[ticket.tenant.name], ticket.number))
+            found = next((ticket for ticket in order if may_run(ticket)), None)
+            if found is not None:
+                return found
+        return None
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """A tenant was served."""

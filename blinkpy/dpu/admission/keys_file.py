@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from blinkpy.config import Config, ConfigError, meant
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
+from blinkpy.dpu.admission.service_tiers import TIERS
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.queues.request_parameters import INT32_MAX, INT32_RANGE
 
@@ -119,6 +120,10 @@ def _entry(name: str, table: dict[str, Any], share_prefixes: bool, secret: bytes
         raise ConfigError("has a key twice")
     shares = values.pop("share_prefixes", share_prefixes)
     given = {"number": _number(name), "priorities": None, "by_priority": "priorities" in values, **values}
+    tiers = values.get("service_tiers", tuple(TIERS))
+    given.setdefault("service_tier", tiers[0])
+    if given["service_tier"] not in tiers:
+        raise ConfigError("service_tier must be one of service_tiers")
     given["salt"] = b"" if shares else _salt(name, secret)
     return [(digest, Tenant(name, **given)) for digest in digests]
 
@@ -164,6 +169,18 @@ def _priorities(field: str, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def _tier(field: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in TIERS:
+        raise ConfigError(f"{field} must be one of {', '.join(TIERS)}")
+    return value
+
+
+def _tiers(field: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one in TIERS for one in value):
+        raise ConfigError(f"{field} must be a list of one or several of {', '.join(TIERS)}")
+    return tuple(tier for tier in TIERS if tier in value)
+
+
 def _flag(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{field} must be true or false")
@@ -179,6 +196,8 @@ FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "waiting_tokens": _integer(0, 1 << 40),
     "tokens_per_minute": _integer(1, 1 << 40),
     "priorities": _priorities,
+    "service_tier": _tier,
+    "service_tiers": _tiers,
     "share_prefixes": _flag,
 }
 

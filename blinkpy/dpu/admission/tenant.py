@@ -3,6 +3,7 @@
 import hmac
 from dataclasses import dataclass
 
+from blinkpy.dpu.admission.service_tiers import KEYS_TIER, PRIORITY, TIERS
 from blinkpy.queues.request_parameters import INT32_RANGE, INT64_MAX
 
 Range = tuple[int, int]  # inclusive
@@ -15,7 +16,8 @@ class Tenant:
     number: in submission entries, for policies; 0: none. weight: its share of the service, against that of others who wait.
     requests: choices in flight; waiting_tokens: prompt tokens and max_tokens of those that wait, 0 where none may;
     tokens_per_minute: prompt tokens and generated ones. priorities: that its requests may have; None: none but 0.
-    by_priority: they order its own requests, too, while these wait. salt: the secret of its part of the prefix cache; empty: it
+    by_priority: they order its own requests, too, while these wait. service_tier: of requests that name
+    none; service_tiers: those that they may name. salt: the secret of its part of the prefix cache; empty: it
     shares the common one.
     """
 
@@ -27,6 +29,8 @@ class Tenant:
     tokens_per_minute: int | None = None
     priorities: Range | None = INT32_RANGE
     by_priority: bool = False
+    service_tier: str = PRIORITY
+    service_tiers: tuple[str, ...] = tuple(TIERS)
     salt: bytes = b""
 
     def settle_priority(self, asked: int) -> int | None:
@@ -38,6 +42,12 @@ class Tenant:
         if low <= asked <= high:
             return asked
         return None if asked else min(high, max(low, 0))
+
+    def settle_tier(self, asked: str | None) -> str | None:
+        """The service tier of a request that asks for one, or for none; None: it is not allowed."""
+        if asked is None or asked in KEYS_TIER:
+            return self.service_tier
+        return asked if asked in self.service_tiers else None
 
     def cache_salt(self, own: int) -> int:
         """What its requests with a `cache_salt` (0: without one) have in place of it, in [0, 2**63)."""

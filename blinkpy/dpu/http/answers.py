@@ -70,19 +70,22 @@ def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]
 
 class Answer:
     """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
-    answers with log probabilities. request_id: the client's own."""
+    answers with log probabilities. request_id: the client's own. service_tier: what it is served as; None: not shown."""
 
-    def __init__(self, chat: bool, model: str, spell: TokenSpeller, request_id: str | None = None):
+    def __init__(
+        self, chat: bool, model: str, spell: TokenSpeller, request_id: str | None = None, service_tier: str | None = None
+    ):
         self.chat, self._spell = chat, spell
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or secrets.token_hex(12)}"
         self._model, self._created = model, int(time.time())
+        self._tier = {} if service_tier is None else {"service_tier": service_tier}
         self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
         self._heads: dict[int, bytes] = {}
         self._end = b'},"logprobs":%b,"finish_reason":null}]}\n\n' if chat else b',"logprobs":%b,"finish_reason":null}]}\n\n'
         self._plain_end = self._end % b"null"
 
     def _head(self, kind: str) -> bytes:
-        head = orjson.dumps({"id": self.id, "object": kind, "created": self._created, "model": self._model})
+        head = orjson.dumps({"id": self.id, "object": kind, "created": self._created, "model": self._model, **self._tier})
         return head[:-1] + b","
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:

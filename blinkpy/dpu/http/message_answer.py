@@ -78,9 +78,15 @@ class MessageAnswer(Answer):
     """An Answer whose choices' texts are parsed. expected: what they may hold."""
 
     def __init__(
-        self, model: str, spell: TokenSpeller, expected: Expected, include_reasoning: bool, request_id: str | None = None
+        self,
+        model: str,
+        spell: TokenSpeller,
+        expected: Expected,
+        include_reasoning: bool,
+        request_id: str | None = None,
+        service_tier: str | None = None,
     ):
-        super().__init__(True, model, spell, request_id)
+        super().__init__(True, model, spell, request_id, service_tier)
         self._expected, self._include_reasoning = expected, include_reasoning
         self._messages: dict[int, _Message] = {}
 

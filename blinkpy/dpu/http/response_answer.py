@@ -54,6 +54,7 @@ class ResponseAnswer:
             "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning_effort, "summary": None},
+            "service_tier": request.service_tier,
             "store": False,
             "temperature": request.parameters.temperature,
             "text": {"format": TEXT if request.text_format is None else request.text_format.given},

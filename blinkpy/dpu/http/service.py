@@ -11,6 +11,7 @@ from blinkpy.dpu.admission.admission import Admission
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import keys_of
+from blinkpy.dpu.admission.service_tiers import TIERS
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy
@@ -117,9 +118,10 @@ class Service:
         spell = self.tokenizer.spell
         if chat is None:
             return ResponseAnswer(request, self.model, spell)
+        tier = request.service_tier
         if request.expected is not None:
-            return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id)
-        return Answer(chat, self.model, spell, request.request_id)
+            return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id, tier)
+        return Answer(chat, self.model, spell, request.request_id, tier)
 
     def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
         """The request's place in the queue for slots, as that of a tenant: see Admission.enter. Raises ApiError."""
@@ -130,11 +132,19 @@ class Service:
             allowed = "none" if tenant.priorities is None else "{} to {}".format(*tenant.priorities)
             message = f"The priority {parameters.priority} is not among those that this key may send: {allowed}."
             raise ApiError(403, message, param="priority", code="priority_not_allowed")
+        tier = tenant.settle_tier(request.service_tier)
+        if tier is None:
+            allowed = ", ".join(tenant.service_tiers)
+            message = f"The service tier {request.service_tier} is not among those that this key may send: {allowed}."
+            raise ApiError(403, message, param="service_tier", code="service_tier_not_allowed")
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
-        ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority)
+        ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier])
         salt = tenant.cache_salt(parameters.cache_salt)
-        request.parameters = replace(parameters, priority=priority, tenant=tenant.number, cache_salt=salt)
+        request.parameters = replace(
+            parameters, priority=priority, tenant=tenant.number, cache_salt=salt, best_effort=TIERS[tier]
+        )
+        request.service_tier = tier
         return ticket
 
     def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:

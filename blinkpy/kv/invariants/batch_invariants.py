@@ -3,6 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.queues import submission as E
 
 BATCH_SIZE = fault_code("the batch's size is wrong")
 TWO_ROWS = fault_code("row {}: its request has two rows")
@@ -19,6 +20,7 @@ TOKEN_WRONG = fault_code("token {} is wrong")
 TOKEN_PAGELESS = fault_code("token {} has no page")
 CACHE_SLOT = fault_code("token {} has the wrong cache slot")
 SHARED_WRITE = fault_code("token {} is written into a shared page")
+YIELDS_NOT = fault_code("row {} has a best-effort prompt beside a latency-sensitive one, to which it yields")
 ROOM_LEFT = fault_code("a prompt waits although the step has room")
 
 
@@ -68,6 +70,15 @@ def check_token(limits, state, row, i):
 
 
 @device
+def sensitive_chunk(state, rows, decodes):
+    """Whether a latency-sensitive prompt has a row."""
+    for row in range(decodes, rows):
+        if state.requests.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] == 0:
+            return True
+    return False
+
+
+@device
 def check_batch(limits, state, seen):
     """seen: int64 [>= S], any content."""
     b, r = state.batch, state.requests
@@ -90,7 +101,17 @@ def check_batch(limits, state, seen):
             fault = check_token(limits, state, row, i)
             if fault != 0:
                 return fault
-    cut = state.counts[S.RUNNING_COUNT] - state.counts[S.STALLED_COUNT] > rows or b.emits[rows - 1] == 0
+    yields = state.counts[S.YIELDED_TURNS] > 0 and sensitive_chunk(state, rows, decodes)
+    if yields:
+        for row in range(decodes, rows):
+            if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0:
+                return fault_at(YIELDS_NOT, row)
+    left_out = state.counts[S.RUNNING_COUNT] - state.counts[S.STALLED_COUNT] - rows
+    for i in range(state.counts[S.RUNNING_COUNT] if yields else 0):
+        slot = state.running[i]
+        if r.stalled[slot] == 0 and r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1:
+            left_out -= 1
+    cut = left_out > 0 or b.emits[rows - 1] == 0
     smaller = tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens
     if cut and tokens != limits.tokens and not (decodes > 0 and smaller):
         return ROOM_LEFT

@@ -7,9 +7,11 @@ from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
 from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
+from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
 from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
+from blinkpy.scheduler.yielding import best_effort_prompt
 
 PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
 PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
@@ -18,23 +20,24 @@ WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
 
 @device
-def admit(limits, queues, state, budget, lane, lanes):
+def admit(limits, queues, state, budget, yields, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way.
+    behind are passed over, and those of them that run give way. yields: see begin_yield.
     """
     requests, pairs, counts = state.requests, state.pairs, state.counts
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    left = budget_left(state, budget, lane, lanes)
+    left = budget_left(state, budget, yields, lane, lanes)
     admitted, position = 0, 0
     fits = True
     while fits and position < waiting and left > 0:
         slot = state.waiting[position]
         if pairs.unclaimed_entries[requests.pair[slot]] > 0:
-            fits = fits_after_preemption(limits, state, slot, lane, lanes)
+            allowed = not yields or requests.entry[slot, WORD_BEST_EFFORT] == 0
+            fits = allowed and fits_after_preemption(limits, state, slot, lane, lanes)
             if fits:
                 hits = start_request(limits, queues, state, slot, lane, lanes)
                 left -= requests.length[slot] - (hits << limits.page_shift)
@@ -49,13 +52,14 @@ def admit(limits, queues, state, budget, lane, lanes):
 
 
 @device
-def budget_left(state, budget, lane, lanes):
-    """What of a batch's budget is left beyond the tokens of running requests; negative when there is nothing."""
+def budget_left(state, budget, yields, lane, lanes):
+    """What of a batch's budget is left beyond the tokens of running requests, without prompts that yield; negative when there is
+    nothing."""
     requests = state.requests
     wanted = 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
-        if requests.stalled[slot] == 0:
+        if requests.stalled[slot] == 0 and not (yields and best_effort_prompt(requests, slot)):
             wanted += requests.length[slot] - requests.computed[slot]
     return budget - block_sum(wanted, lane, lanes)
 

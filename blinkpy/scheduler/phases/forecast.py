@@ -102,7 +102,7 @@ def forecast(limits, state, grown, lane, lanes):
         and rows == batch.counts[S.DECODE_ROWS]
         and rows == counts[S.RUNNING_COUNT]
         and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)
-        and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] == 0
+        and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] + counts[S.YIELDED_TURNS] == 0
         and state.inbox.command[0] == COMMAND_RUN
     )
     blocked = 0

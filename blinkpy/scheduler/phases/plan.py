@@ -9,6 +9,7 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.scheduler.yielding import best_effort_prompt, sensitive_prompt_runs
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -51,14 +52,15 @@ def step_budget(limits, state, lane, lanes):
 
 
 @device
-def plan_batch(limits, state, budget, lane, lanes):
+def plan_batch(limits, state, budget, yields, lane, lanes):
     """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
-    can run."""
+    can run. yields: see begin_yield."""
     running = state.counts[S.RUNNING_COUNT]
     decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
     rows, tokens, emits = decode_rows, decode_rows, decode_rows
     if others > 0:
-        rows, tokens, emits, context = plan_chunks(limits, state, running, budget, decode_rows, context, lane, lanes)
+        yields = yields and sensitive_prompt_runs(state, lane, lanes)
+        rows, tokens, emits, context = plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes)
     expect(state, tokens <= limits.tokens and rows <= limits.rows, F.BATCH_BEYOND)
     return finish_batch(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
 
@@ -107,8 +109,9 @@ def plan_decodes(limits, state, running, lane, lanes):
 
 
 @device
-def plan_chunks(limits, state, running, budget, decode_rows, context, lane, lanes):
-    """Chunks of the other requests, in order, while the budget lasts. Returns (rows, tokens, emitting rows, context)."""
+def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
+    """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield. Returns
+    (rows, tokens, emitting rows, context)."""
     requests, batch = state.requests, state.batch
     wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
     for tile in strided(0, running, lanes):
@@ -117,7 +120,7 @@ def plan_chunks(limits, state, running, budget, decode_rows, context, lane, lane
         if i < running:
             slot = state.running[i]
             missing = requests.length[slot] - requests.computed[slot]
-            if requests.stalled[slot] == 0 and missing > 1:
+            if requests.stalled[slot] == 0 and missing > 1 and not (yields and best_effort_prompt(requests, slot)):
                 own = missing << _COUNT_BITS | 1
         before, total = block_scan(own, lane, lanes)
         before += wanted

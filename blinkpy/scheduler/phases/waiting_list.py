@@ -6,7 +6,7 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, store_relaxed, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
+from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
 from blinkpy.queues.words import ENGINE_POLICY_FAULT
 from blinkpy.scheduler.guarded_arithmetic import checked_rank
 from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, is_shipped
@@ -56,6 +56,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
                 int(requests.preemptions[slot]),
                 int(requests.pair[slot]),
                 int(requests.entry[slot, WORD_TENANT]),
+                int(requests.entry[slot, WORD_BEST_EFFORT]),
             )
             requests.rank[slot] = rank_of(fields, state.scratch.breaks, i - ranked)
         barrier(lanes)

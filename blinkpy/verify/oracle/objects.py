@@ -53,6 +53,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     tenant: int = 0
+    best_effort: int = 0
     salt: int = 0
     logprobs: bool = False
     cacheable: bool = False  # it reuses and offers pages

@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R15.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R16.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
@@ -55,7 +55,7 @@ class Oracle:
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
-        self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = 0
+        self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = 0
 
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
@@ -83,9 +83,10 @@ class Oracle:
             self._stall()
             self._grow()
             budget = self._budget()
-            self._admit(budget)
+            yields = self._begin_yield()
+            self._admit(budget, yields)
             self._rank()
-            self.bucket = self._plan(budget)
+            self.bucket = self._plan(budget, yields)
         self.turns += 1
         self.counters["evictions"] = self.pool.evictions
         return self.bucket
@@ -355,7 +356,7 @@ class Oracle:
         for r in self.unranked:
             generated = max(0, len(r.tokens) - r.prompt_length)
             lengths = r.prompt_length, r.max_tokens, generated
-            fields = (r.arrival, r.arrival_us, *lengths, r.priority, r.preemptions, r.pair, r.tenant)
+            fields = (r.arrival, r.arrival_us, *lengths, r.priority, r.preemptions, r.pair, r.tenant, r.best_effort)
             if is_shipped(self.policy):
                 r.rank = self.policy(RequestFields(*fields))
                 continue
@@ -405,15 +406,30 @@ class Oracle:
             return limits.mixed_tokens
         return limits.burst_step_tokens if sum(prompts) > len(prompts) * limits.mixed_tokens else limits.tokens
 
-    def _admit(self, budget: int) -> None:
+    def _begin_yield(self) -> bool:
+        """R16: whether best-effort prompts yield to latency-sensitive ones in this turn."""
+        room = len(self.running) < self.limits.rows
+        first = [r for r in self.waiting if room and self.pairs[r.pair].unclaimed > 0][:1]
+        urgent = [r for r in self._prompts() + first if not r.best_effort]
+        yields = bool(urgent) and self.yielded < self.limits.yield_steps
+        self.yielded = self.yielded + 1 if yields else 0
+        return yields
+
+    def _prompts(self) -> list[Request]:
+        return [r for r in self.running if not r.stalled and r.missing > 1]
+
+    def _admit(self, budget: int, yields: bool) -> None:
         """R12: the best first, and nobody overtakes one that does not fit."""
         if self.unranked:
             return
-        left = budget - sum(r.missing for r in self.running if not r.stalled)
+        apart = [r for r in self._prompts() if yields and r.best_effort]
+        left = budget - sum(r.missing for r in self.running if not r.stalled and r not in apart)
         for request in list(self.waiting):
             if left <= 0:
                 return
             if self.pairs[request.pair].unclaimed > 0:
+                if yields and request.best_effort:
+                    return
                 while (hits := self._fits(request)) is None:
                     stalled = [r for r in self.running if r.stalled]
                     if not stalled:
@@ -463,13 +479,15 @@ class Oracle:
 
     # ---- the next step --------------------------------------------------------------------------------------------------
 
-    def _plan(self, budget: int) -> int:
+    def _plan(self, budget: int, yields: bool) -> int:
         """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
         active = [r for r in self.running if not r.stalled]
         self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
-        left = budget - len(self.rows)
-        for request in active:
-            if request.missing > 1 and left > 0:
+        left, prompts = budget - len(self.rows), self._prompts()
+        if yields and not all(r.best_effort for r in prompts):
+            prompts = [r for r in prompts if not r.best_effort]
+        for request in prompts:
+            if left > 0:
                 count = min(request.missing, left)
                 self.rows.append(Row(request, count, count == request.missing))
                 left -= count

@@ -15,6 +15,7 @@ BOUNDS: dict[str, tuple[int, ...]] = {
     "preemptions": (0, 1, 1 << 20),
     "pair": (0, 1, 63),
     "tenant": (0, 1, (1 << 31) - 1),
+    "best_effort": (0, 1),
 }
 
 
@@ -35,6 +36,7 @@ def ordinary(draw: random.Random) -> RequestFields:
         preemptions=preemptions,
         pair=draw.randrange(4),
         tenant=draw.choice((0, 0, draw.randrange(4), draw.randrange(1 << 31))),
+        best_effort=draw.choice((0, 0, 0, 1)),
     )
 
 

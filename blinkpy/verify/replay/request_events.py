@@ -125,6 +125,7 @@ class EventTracer:
         request = int(requests.arrival[slot])
         self._arrived_ns[request] = self._turn.now_ns
         tenant = f", tenant {entry['tenant']}" if entry["tenant"] else ""
+        tenant += ", best effort" if entry["best_effort"] else ""
         text = (
             f"from queue pair {entry.pair}, id {entry['request_id'] >> 32}:{entry['request_id'] & 0xFFFFFFFF}: "
             f"{len(entry.prompt)} prompt tokens, at most {entry['max_tokens']} new, priority {entry['priority']}{tenant}, "

@@ -120,6 +120,7 @@ ACCEPTED = {
     "cache_salt": lambda v: v >= 0,
     "flags": lambda v: v in (0, 1, 2, 3),
     "tenant": lambda v: v >= 0,
+    "best_effort": lambda v: 0 <= v <= 1,
 }
 compiled = njit(parameters_in_range)
 # Around 0, 1, 20, the largest finite number, infinity, and both signs of each.

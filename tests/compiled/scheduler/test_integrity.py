@@ -36,6 +36,7 @@ UNCHECKED = (
 CHECKED_WORDS = (  # of an entry, whose others nothing checks
     *(E.WORD_GRAMMAR_WORDS, E.WORD_GRAMMAR_DIGEST, E.WORD_GRAMMAR_DIGEST + 1),
     *(E.WORD_RULES_WORDS, E.WORD_RULES_DIGEST, E.WORD_RULES_DIGEST + 1, E.WORD_FLAGS),
+    E.WORD_BEST_EFFORT,
 )
 STATES, MOST_STATES, DAMAGES = 120, 2000, 60  # states until which, and by which, all codes were seen; damages of each
 
@@ -184,6 +185,14 @@ def shorter_chunk(draw: random.Random, limits: Limits, state: State) -> None:
         b.emits[last] = 0
 
 
+def yields_not(draw: random.Random, limits: Limits, state: State) -> None:
+    """Best-effort prompts yield, and those of the step change their classes, or somebody else does."""
+    state.counts[S.YIELDED_TURNS] = draw.randint(0, 1)
+    slots = state.batch.row_slots[state.batch.counts[S.DECODE_ROWS] : state.batch.counts[S.ROWS]]
+    for slot in slots if draw.random() < 0.5 else state.running[: state.counts[S.RUNNING_COUNT]]:
+        state.requests.entry[slot, E.WORD_BEST_EFFORT] = draw.randint(0, 1)
+
+
 def last_own_page(limits: Limits, state: State) -> tuple[int, int]:
     """(slot, page) of the first row, whose last page no computed token is in; (-1, -1) where it is not so."""
     r, slot = state.requests, int(state.batch.row_slots[0])
@@ -221,7 +230,7 @@ def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
 CRAFTED = (
     *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
     *(held_twice, shared_unindexed, row_stalled),
-    *(room_left, shorter_chunk, token_pageless, shared_write),
+    *(yields_not, room_left, shorter_chunk, token_pageless, shared_write),
 )
 
 

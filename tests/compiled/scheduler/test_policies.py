@@ -69,7 +69,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         "def rank(request):\n    return twice(request.prompt_length) + request.pair\n"
     )
     policy = load_policy(f"{file}:rank")
-    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8, 9, 1)
     assert policy(request) == compile_ranks(policy)(np.array([request]))[0] == 14
     assert compile_for_gpu(policy).level == "fine"
 

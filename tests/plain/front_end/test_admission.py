@@ -35,9 +35,9 @@ class Stage:
         self.now, self.free, self.slots = 1000.0, slots, slots
         self.admission = make_admission(path, lambda: self.free, lambda: self.now, table, **options)
 
-    def enter(self, name: str = "", prompt: int = 10, most: int = 20, slots: int = 1, priority: int = 0) -> Ticket:
+    def enter(self, name: str = "", prompt: int = 10, most: int = 20, slots: int = 1, best_effort: int = 0) -> Ticket:
         tenant = self.admission.tenants[name] if name else NOBODY
-        ticket = self.admission.enter(tenant, prompt, most, slots, priority)
+        ticket = self.admission.enter(tenant, prompt, most, slots, 0, best_effort)
         self.submit(ticket)
         return ticket
 
@@ -80,6 +80,29 @@ def in_loop(test):
 
 
 # ---- fairness --------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -> None:
+    """No more than max_flex_requests are in flight; those that wait keep nobody of the other class waiting, of their own tenant
+    neither, who is next where both wait for a slot."""
+    stage = Stage(keys, slots=4, max_flex_requests=2)
+    first = [stage.enter("a", best_effort=1) for _ in range(2)]
+    waits, urgent = stage.enter("a", best_effort=1), stage.enter("a")
+    assert [ticket.inside for ticket in (*first, waits, urgent)] == [True, True, False, True]
+    with pytest.raises(ApiError, match="3 slots, and service tier flex has 2"):
+        stage.enter("b", slots=3, best_effort=1)
+    assert stage.enter("b").inside
+    later = stage.enter("b")
+    stage.end(first[0])
+    assert (waits.inside, later.inside) == (False, True)
+    stage.submit(later)
+    stage.end(urgent)
+    assert waits.inside
+    stage.submit(waits)
+    for ticket in (first[1], later, waits):
+        stage.end(ticket)
+    assert [stage.enter("a", best_effort=1).inside for _ in range(3)] == [True, True, False]
 
 
 @in_loop

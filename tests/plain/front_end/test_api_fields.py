@@ -67,7 +67,7 @@ HARMLESS = {
 HARMLESS_CHAT = {
     "metadata": [{}, {"a": "b"}],
     "store": [False],
-    "service_tier": ["auto", "default"],
+    "service_tier": ["auto", "default", "priority", "flex"],
     "parallel_tool_calls": [True, False],
     "tools": [[]],
     "tool_choice": ["none"],
@@ -90,7 +90,7 @@ HARMLESS_COMPLETIONS = {"suffix": [""], "add_special_tokens": [True], "logprobs"
 HARMLESS_RESPONSES = {
     "background": [False], "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "truncation": ["disabled"],
     "include": [[]], "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
-    "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto"],
+    "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
     "stream_options": [{"include_obfuscation": False}], "metadata": [{}], "top_logprobs": [0],
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkpy.dpu.admission.fair_queue import FairQueue, Ticket
+from blinkpy.dpu.admission.fair_queue import MOST_AHEAD, FairQueue, Ticket
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.token_rates import RETRY_S, RecentRate, TokenBucket
 
@@ -109,6 +109,31 @@ def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
         queue.charge(ticket.tenant, 100)
         order.append(ticket.tenant.name)
     assert order in (list("babbaa"), list("bbabaa"), list("bababa")), "the last 100 tokens of the other may count"
+
+
+def test_classes_take_turns_within_a_bound(rng) -> None:
+    """Latency-sensitive requests go first, but for one best-effort request behind MOST_AHEAD of them; each in fair order."""
+    for _ in range(20):
+        queue, tenants, number, ahead = FairQueue(), [Tenant(name) for name in "abc"], 0, 0
+        for _ in range(300):
+            waiting = [ticket for own in queue._waiting.values() for ticket in own]
+            if not waiting or rng.random() < 0.6:
+                number += 1
+                tenant = tenants[rng.integers(3)]
+                queue.push(Ticket(tenant, int(rng.integers(1, 9)), 9, 1, best_effort=int(rng.random() < 0.3), number=number))
+                continue
+            barred = {kind for kind in (0, 1) if rng.random() < 0.1}
+            ticket = queue.first(lambda ticket, barred=barred: ticket.best_effort not in barred)
+            classes = {one.best_effort for one in waiting} - barred
+            if not classes:
+                assert ticket is None
+                continue
+            assert ticket is not None
+            assert ticket.best_effort == (max(classes) if ahead == MOST_AHEAD else min(classes))
+            peers = [one for one in waiting if one.best_effort == ticket.best_effort]
+            assert ticket is min(peers, key=lambda one: (queue._served[one.tenant.name], one.number))
+            queue.let_in(ticket)
+            ahead = 0 if ticket.best_effort or not any(one.best_effort for one in waiting) else min(ahead + 1, MOST_AHEAD)
 
 
 def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:

@@ -25,6 +25,9 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.keys_file import FIELDS, KEYS_OF_ONE, MOST_BYTES, MOST_TENANTS, KeyRing, keys_of, read_keys
 from blinkpy.dpu.admission.tenant import NOBODY, Tenant
+from blinkpy.dpu.http.answers import Choice, Usage
+from blinkpy.dpu.http.message_answer import MessageAnswer
+from blinkpy.dpu.tools.message_parser import Expected
 from blinkpy.queues.request_parameters import INT32_RANGE
 from blinkpy.serving.addresses import check_access
 
@@ -56,17 +59,20 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         waiting_tokens = 0
         tokens_per_minute = 100_000
         priorities = [-1, 5]
+        service_tier = "flex"
+        service_tiers = ["flex"]
         share_prefixes = true
 
         [other]
         key = "fourth"
     """
     ring = read(tmp_path / "k", text)
-    research = Tenant("research", 7, 2.0, 64, 0, 100_000, (-1, 5), True)
+    research = Tenant("research", 7, 2.0, 64, 0, 100_000, (-1, 5), True, "flex", ("flex",))
     assert [ring.find(key) for key in (b"first", b"second", b"third", b"", b"firs", b"first ")] == [research] * 3 + [None] * 3
     other = ring.find(b"fourth")
     assert other is not None
     assert (other.requests, other.waiting_tokens, other.tokens_per_minute, other.priorities) == (None, None, None, None)
+    assert (other.service_tier, other.service_tiers) == ("priority", ("priority", "flex"))
     assert other.salt
     assert 1 <= other.number <= INT32_RANGE[1]
     assert set(FIELDS) == set(re.findall(r"^ +(\w+) =", text, re.M))
@@ -99,6 +105,18 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         *(
             (f'[a]\nkey = "x"\npriorities = {v}', "a: priorities must be")
             for v in ("[1]", "[2, 1]", "5", "[0, 2147483648]", "[0, true]")
+        ),
+        *(
+            (f'[a]\nkey = "x"\nservice_tier = {v}', "a: service_tier must be one of priority, flex")
+            for v in ('"auto"', '"default"', "1", '["flex"]', '""')
+        ),
+        *(
+            (f'[a]\nkey = "x"\nservice_tiers = {v}', "a: service_tiers must be a list of one or several of priority, flex")
+            for v in ("[]", '"flex"', '["flex", "scale"]', "[1]", '[["flex"]]')
+        ),
+        (
+            '[a]\nkey = "x"\nservice_tier = "priority"\nservice_tiers = ["flex"]',
+            "a: service_tier must be one of service_tiers",
         ),
         ('[a]\nkey = "x"\nshare_prefixes = 1', "a: share_prefixes must be true or false"),
         (f'[a]\nkey = "{SECRET_WORD}', r"k is not TOML \(at "),
@@ -162,6 +180,22 @@ def test_priorities_that_a_key_may_send() -> None:
         assert Tenant("a", priorities=priorities).settle_priority(asked) == settled
 
 
+def test_the_service_tier_that_a_key_gets(tmp_path: Path) -> None:
+    """What it asks for where it may, and its own where it asks for none."""
+    fields: dict[str, dict[str, object]] = {
+        "free": {}, "barred": {"service_tiers": ["flex"]}, "urgent": {"service_tiers": ["priority"]},
+        "batch": {"service_tier": "flex"}, "both": {"service_tiers": ["flex", "priority"]},
+    }  # fmt: skip
+    ring = read_keys(str(write_keys(tmp_path / "k", **fields)), "", False, SECRET)
+    asked = (None, "auto", "default", "priority", "flex")
+    settled = {name: [ring.tenants[name].settle_tier(one) for one in asked] for name in fields}
+    assert settled["free"] == settled["both"] == ["priority"] * 4 + ["flex"]
+    assert settled["barred"] == ["flex"] * 3 + [None, "flex"]
+    assert settled["urgent"] == ["priority"] * 4 + [None]
+    assert settled["batch"] == ["flex"] * 3 + ["priority", "flex"]
+    assert [NOBODY.settle_tier(one) for one in asked] == settled["free"]
+
+
 def test_salts_are_apart_and_stable() -> None:
     """Of tenants, of servers, and of what a client asks for; the same in each worker of a server, and after each start of one."""
 
@@ -223,6 +257,47 @@ def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
             answer = post(server.url, headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         assert server.client.get("/metrics").text.count('tenant="plain"') > 0
+
+
+def test_a_request_has_a_class(folder, tmp_path) -> None:
+    """In its entry, and in each form of its answer; a tier that the key may not send is a 403, an unknown one a 400."""
+    path = write_keys(tmp_path / "k", free={}, batch={"service_tier": "flex"}, barred={"service_tiers": ["flex"]})
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(path)) as server:
+
+        def seen(name: str, **fields: object) -> tuple[int, set[str]]:
+            """The class that the engine sees, and the tiers that the answers name: of a completion, a chat and a response,
+            whole and streamed."""
+            chat = {"messages": [{"role": "user", "content": "a"}]}
+            bodies = {"completions": {"prompt": [7, 8]}, "chat/completions": chat, "responses": {"input": "a"}}
+            found, classes = set[str](), set[int]()
+            for kind, body in bodies.items():
+                for stream in (False, True):
+                    more = {"max_output_tokens" if kind == "responses" else "max_tokens": 2, "stream": stream, **fields}
+                    answer = httpx.post(f"{server.url}/v1/{kind}", json=body | more, headers=bearer(name), timeout=60)
+                    assert answer.status_code == 200, answer.text
+                    named = set(re.findall(r'"service_tier": ?"(\w+)"', answer.text))
+                    assert len(named) == 1, answer.text
+                    found |= named
+                    classes.add(int(engine.submitted[-1].entry["best_effort"]))
+            (only,) = classes
+            return only, found
+
+        for name, fields, kind in (
+            ("free", {}, 0), ("free", {"service_tier": "auto"}, 0), ("free", {"service_tier": "flex"}, 1),
+            ("batch", {}, 1), ("batch", {"service_tier": "default"}, 1), ("batch", {"service_tier": "priority"}, 0),
+            ("barred", {"service_tier": None}, 1),
+        ):  # fmt: skip
+            assert seen(name, **fields) == (kind, {("priority", "flex")[kind]}), (name, fields)
+        before = len(engine.submitted)
+        for tier, status, code in (("priority", 403, "service_tier_not_allowed"), ("scale", 400, "invalid_value")):
+            answer = post(server.url, bearer("barred"), service_tier=tier)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (status, code, "service_tier")
+        assert post(server.url, bearer("free"), best_effort=1).json()["error"]["param"] == "best_effort", "it has one name"
+        assert len(engine.submitted) == before
+    parsed = MessageAnswer("m", lambda token: ("", b""), Expected(), True, None, "flex")
+    for body in (parsed.event(0, "a"), parsed.whole([Choice(0, "a", "stop")], Usage(1, 1))):
+        assert b'"service_tier":"flex"' in body
 
 
 def test_one_key_works_as_before(folder, monkeypatch) -> None:

@@ -155,7 +155,7 @@ COMMON_VALUES = {
     "user": [5],
     "metadata": ["x"],
     "store": [True],
-    "service_tier": ["priority"],
+    "service_tier": ["scale", "PRIORITY", "", 1, True, ["flex"], {}],
     "cache_salt": ["", 5],
     "prompt_logprobs": [True, -1, 21, "1"],
     "unknown_thing": [1, None],

@@ -253,6 +253,7 @@ class FrontMachine(RuleBasedStateMachine):
             min_tokens=draw.choice((0, 0, 3)),
             seed=draw.randrange(1 << 20),
             priority=draw.randint(-1, 1),
+            best_effort=draw.choice((0, 0, 1)),
             cache_salt=draw.choice((0, 0, 9)),
             logprobs=draw.choice((-1, -1, 0, 20)),
             flags=draw.choice((0, 0, SUBMIT_NO_PREFIX_CACHE)) | draw.choice((0, 0, 0, SUBMIT_SCORE_PROMPT)),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from blinkpy.dpu.admission.service_tiers import KEYS_TIER, TIERS
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
 from blinkpy.dpu.generation import MAX_CHOICES
@@ -76,6 +77,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # the request's own
     ignore_eos: bool = False
+    service_tier: str | None = None  # as asked for; once it has entered, what it is served as
     stream: bool = False
     stream_usage: "StreamUsage" = field(default_factory=lambda: StreamUsage())
     n: int = 1  # choices for each prompt
@@ -310,6 +312,13 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     return several
 
 
+@takes(enum=[*KEYS_TIER, *TIERS])
+def _service_tier(name: str, value: Any) -> str:
+    if _typed(name, value, str) not in (*KEYS_TIER, *TIERS):
+        raise bad_request(f"'{name}' must be one of {', '.join((*KEYS_TIER, *TIERS))}.", name, "invalid_value")
+    return str(value)
+
+
 @takes(type="string", pattern="^[!-~]{1,128}$")
 def _request_id(name: str, value: Any) -> str:
     if not _REQUEST_ID.fullmatch(_typed(name, value, str)):
@@ -387,6 +396,10 @@ _USAGE_VALUES = (
     "`include_usage`: a last event with the token counts; `continuous_usage_stats`: counts so far with each event; both only "
     "with `stream`"
 )
+_TIER_VALUES = (
+    "`priority`: latency-sensitive; `flex`: best effort; `auto`, `default`: that of the key, else `priority`; "
+    "the answer has what was used"
+)
 _REMARK = "a remark for whoever reads the requests; no effect on the answer"
 _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
@@ -421,6 +434,7 @@ COMMON_FIELDS = {
     "stop": Field("stop", _stop, f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each", "none"),
     "stop_token_ids": Field("stop_ids", _stop_ids, f"up to {STOP_IDS} ids, the model's end-of-sequence ids included", "none"),
     "ignore_eos": Field("ignore_eos", _boolean, "true: end-of-sequence ids don't end the output", "false"),
+    "service_tier": Field("service_tier", _service_tier, _TIER_VALUES, "`auto`"),
     "stream": Field("stream", _boolean, "true: server-sent events", "false"),
     "stream_options": Field("stream_usage", _stream_options, _USAGE_VALUES),
     "include_stop_str_in_output": Field(

@@ -65,7 +65,6 @@ UNSUPPORTED = (
     Unsupported("return_token_offsets", GENERATING, (False,), _OF_TOKENS),
     Unsupported("return_tokens_as_token_ids", GENERATING, (False,), _OF_TOKENS),
     Unsupported("routed_experts_prompt_start", GENERATING, (0,), "the experts of a token are in no answer"),
-    Unsupported("service_tier", ALL, ("auto", "default"), "all requests are served alike; see `priority`"),
     Unsupported("store", ALL, (False,), "nothing is stored"),
     Unsupported("stream_interval", GENERATING, (1,), "each step's tokens are sent at once"),
     Unsupported("suffix", (COMPLETIONS,), ("",), "models here continue a text, and don't fill gaps"),

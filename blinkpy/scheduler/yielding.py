@@ -1,0 +1,44 @@
+"""Best-effort prompts yield to latency-sensitive ones: these take the next step, and begun best-effort prompts keep their pages.
+
+Of limits.yield_steps + 1 turns in a row, one at least is as if there were no classes. Who decodes is left alone.
+"""
+
+from blinkpy.device.portable import barrier, block_sum, device, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+
+
+@device
+def best_effort_prompt(requests, slot):
+    """Whether a running request is of best effort and lacks more than one token."""
+    return requests.entry[slot, WORD_BEST_EFFORT] != 0 and requests.length[slot] - requests.computed[slot] > 1
+
+
+@device
+def sensitive_prompt_runs(state, lane, lanes):
+    """Whether a latency-sensitive request that runs lacks more than one token."""
+    requests, found = state.requests, 0
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.stalled[slot] == 0 and requests.entry[slot, WORD_BEST_EFFORT] == 0:
+            found += 1 if requests.length[slot] - requests.computed[slot] > 1 else 0
+    return block_sum(found, lane, lanes) > 0
+
+
+@device
+def begin_yield(limits, state, lane, lanes):
+    """Whether best-effort prompts yield in this turn: none is admitted, and none that runs has a part in the step if a
+    latency-sensitive one has. It is so when one of these runs, or is the first to be admitted while there is a row, unless it was
+    so in limits.yield_steps turns in a row."""
+    requests, counts = state.requests, state.counts
+    yielded, waiting, first = counts[S.YIELDED_TURNS], counts[S.WAITING_COUNT], 0
+    while first < waiting and state.pairs.unclaimed_entries[requests.pair[state.waiting[first]]] == 0:
+        first += 1
+    yields = sensitive_prompt_runs(state, lane, lanes)
+    if first < waiting and counts[S.RUNNING_COUNT] < limits.rows and requests.entry[state.waiting[first], WORD_BEST_EFFORT] == 0:
+        yields = True
+    yields = yields and yielded < limits.yield_steps
+    if lane == 0:
+        counts[S.YIELDED_TURNS] = yielded + 1 if yields else 0
+    barrier(lanes)
+    return yields

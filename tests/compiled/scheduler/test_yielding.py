@@ -1,0 +1,129 @@
+"""Classes in the scheduler: best-effort prompts yield to latency-sensitive ones for a bounded time; one class changes nothing."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scheduler_cases import Case, case_sizes, make_case, tokens
+
+from blinkpy.kv import state as S
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.scheduler.policies import BEST_EFFORT_US, SHIPPED, RequestFields, fcfs, load_policy, short_prompts
+from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.world import make_world
+
+ROOM = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
+
+
+def step(case: Case) -> dict[int, int]:
+    """Tokens of each request in the step of one turn, by its number in the order of arrival."""
+    case.turn()
+    case.read(0)
+    batch, arrival = case.state.batch, case.state.requests.arrival
+    rows = range(batch.counts[S.ROWS])
+    return {int(arrival[batch.row_slots[i]]): int(batch.query_starts[i + 1] - batch.query_starts[i]) for i in rows}
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_keep_their_pages(lanes: int) -> None:
+    case = make_case(fcfs, lanes, **ROOM)
+    case.submit(tokens(3), 30)
+    assert step(case) == {0: 3}
+    case.submit(tokens(60), 2, best_effort=1)
+    assert [step(case) for _ in range(2)] == [{0: 1, 1: 7}] * 2
+    slot = int(np.flatnonzero(case.state.requests.arrival == 1)[0])
+    pages = case.state.requests.page_table[slot].copy()
+    case.submit(tokens(10, 5), 2)
+    case.submit(tokens(20, 3), 2, best_effort=1)
+    assert [step(case) for _ in range(2)] == [{0: 1, 2: 7}, {0: 1, 2: 3}], "it has the steps alone, but for who decodes"
+    assert (case.state.requests.page_table[slot] == pages).all()
+    assert case.state.requests.computed[slot] == 14
+    assert step(case) == {0: 1, 2: 1, 1: 6}
+    case.finish()
+    assert case.counter("preemptions") == 0
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int) -> None:
+    """Latency-sensitive prompts never end. Of bound + 1 steps best-effort ones have a part in one; both get to their ends."""
+    case = make_case(short_prompts, 1, yield_steps=bound, **ROOM)
+    case.submit(tokens(40), 2, best_effort=1)
+    case.submit(tokens(30, 1), 2, best_effort=1)
+    step(case)
+    parts = list[int]()
+    for _ in range(24):
+        if sum(case.state.requests.status != S.EMPTY) < 6:
+            case.submit(tokens(20, len(parts)), 1)
+        parts.append(sum(count for request, count in step(case).items() if request in (0, 1)))
+    while parts and not parts[-1]:
+        parts.pop()
+    waits = "".join("x" if count else "." for count in parts).split("x")
+    assert max(map(len, waits)) == bound, parts
+    case.finish()
+
+
+def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waiting() -> None:
+    """They are no prompts any more once they run, and still nobody else is admitted when they are."""
+    case, turns = make_case(short_prompts, 1, yield_steps=2, **ROOM), 0
+    waits = case.submit(tokens(1), 1, best_effort=1)
+    while not waits.ended:
+        case.submit(tokens(1, turns), 1)
+        case.turn()
+        case.read(0)
+        turns += 1
+        assert turns <= 4, "two turns of yielding, one in which it is admitted, and one that commits its token"
+    assert turns == 4
+    case.finish()
+
+
+def one_class(seed: int, policy: str, kind: int | None, yield_steps: int, rounds: int = 120) -> tuple[list[Any], int]:
+    """What the scheduler of a storm decides, turn by turn, where all requests are of one class; None: as they come. And the
+    number of turns in which somebody yields."""
+    draw = random.Random(seed)
+    rows, tight = draw.randint(2, 5), draw.choice((12, 20, 60))
+    sizes = case_sizes(pairs=2, slots=5, rows=rows, tokens=rows + draw.randint(2, 8), pages=tight, yield_steps=yield_steps)
+    world = make_world(seed, rounds, chosen=sizes)
+    if kind is not None:
+        world.sim.good[:, WORD_BEST_EFFORT] = kind
+    storm, decisions, yielded = Simulation(seed, rounds, SHIPPED[policy], world=world, mode="python"), [], 0
+    state = world.state
+    for _ in range(rounds):
+        assert storm.advance()
+        rows_used = int(state.batch.counts[S.ROWS])
+        batch = state.batch.row_slots[:rows_used].tolist(), state.batch.query_starts[: rows_used + 1].tolist()
+        decisions.append((batch, state.requests.status.tolist(), state.pages.refcount.tolist(), storm.counters()))
+        yielded += int(state.counts[S.YIELDED_TURNS] > 0)
+    assert storm.calm().failure is None
+    return decisions, yielded
+
+
+@pytest.mark.parametrize("policy", sorted(SHIPPED))
+def test_one_class_alone_is_served_as_without_classes(policy: str, seed: int) -> None:
+    differ = yielded = 0
+    for number in range(8):
+        without, turns = one_class(seed + number, policy, 0, 0)
+        assert turns == 0
+        assert one_class(seed + number, policy, 0, 4)[0] == without
+        assert one_class(seed + number, policy, 1, 4) == (without, 0)
+        mixed, turns = one_class(seed + number, policy, None, 4)
+        differ, yielded = differ + (mixed != without), yielded + turns
+    assert differ > 0
+    assert yielded > 0
+
+
+def test_a_policy_sees_the_class(tmp_path: Path, rng: np.random.Generator) -> None:
+    (tmp_path / "mine.py").write_text("def rank(request):\n    return 7 if request.best_effort else 3\n")
+    case = make_case(load_policy(f"{tmp_path}/mine.py:rank"), pairs=1, rows=1, slots=6, intake_entries=6)
+    classes = rng.permutation([0, 0, 0, 1, 1, 1]).tolist()
+    requests = [case.submit(tokens(n), 2, best_effort=kind) for n, kind in enumerate(classes, 3)]
+    case.finish()
+    assert [classes[requests.index(request)] for request in case.done] == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_default_policy_prefers_latency_sensitive_requests_within_a_bound() -> None:
+    def rank(at_us: int, best_effort: int) -> int:
+        return short_prompts(RequestFields(0, at_us, 100, 10, 0, 0, 0, 0, 0, best_effort))
+
+    assert rank(BEST_EFFORT_US - 1, 0) < rank(0, 1) < rank(BEST_EFFORT_US + 1, 0)
