@@ -153,6 +153,12 @@ class SchedulerOptions:
         low=0,
         high=1 << 20,
     )
+    tpot_target_ms: int = option(
+        0,
+        "time per output token that is soon enough: steps wait for each other, which saves energy (0: off; docs/tuning.md)",
+        low=0,
+        high=60_000,
+    )
     policy: str = option("short-prompts", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
 

@@ -12,7 +12,8 @@ SCHEDULER = ("queues", "device", "kv", "scheduler")
 DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py", "verify/sim")
 """What compiled code that outlives the process is made of."""
 VERIFIED = (
-    *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/phases", "scheduler/yielding.py"),
+    *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/pace.py", "scheduler/phases"),
+    "scheduler/yielding.py",
     *("engine/devices/null_step.py", "engine/devices/host_turns.py"),
     *("dpu/link/arenas.py", "dpu/link/connect_shm.py", "dpu/link/grammar_arena.py", "dpu/link/queue_pair.py"),
     "dpu/link/store_fence.py",

@@ -118,6 +118,7 @@ class Engine:
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
             token_words=token_words,
+            tpot_target_ms=options.tpot_target_ms,
         )
 
     def _facts(self, model: DecoderDescription, grammars: bool) -> EngineFacts:

@@ -10,6 +10,7 @@ from blinkpy.queues.layout import QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long
+PACE_MARGIN_PPM = 31_250  # of the target: for steps that take longer than the ones before, and for the way to the client
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
@@ -51,6 +52,7 @@ class Limits(NamedTuple):
     token_words: int  # of the bytes of all tokens
     record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
+    pace_ns: int  # from token to token, for which steps wait: see scheduler/pace.py; 0: they don't
 
 
 def make_limits(
@@ -67,6 +69,7 @@ def make_limits(
     intake_tokens: int = 32768,
     record_turns: int = 0,
     token_words: int = 0,
+    tpot_target_ms: float = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
     options, when they clash."""
@@ -122,6 +125,7 @@ def make_limits(
         token_words=token_words,
         record_turns=record_turns,
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
+        pace_ns=int(tpot_target_ms * (1_000_000 - PACE_MARGIN_PPM)),
     )
 
 

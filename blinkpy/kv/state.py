@@ -80,6 +80,15 @@ RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
 NOTE_SHIFT = 8
 
+# State.pace, see scheduler/pace.py
+(
+    PACE_STEP_NS,  # that the next step will take, as far as one can tell; limits.pace_ns at most
+    PACE_TOKEN_NS,  # when the last step's tokens came
+    PACE_SINCE_NS,  # since when the next step is held; 0: it is not
+    PACE_DUE_NS,  # until when, if nothing happens; 0: it is not held
+) = range(4)
+PACE_WORDS = 8
+
 # Recorder.cursor and Recorder.progress
 (
     POSITION,  # words that complete records have, since the start
@@ -119,6 +128,7 @@ class Requests(NamedTuple):
     rank: Int64  # the policy's, lower first; set when the request enters `waiting`
     arrival: Int64  # number of the request, in the order of acceptance; unique
     arrival_us: Int64  # engine's clock
+    first_token_ns: Int64  # when its first generated token came, where steps are paced
     finish: Int32  # FINISHING: FINISH_* | reason << 8
     stalled: Int32  # running, but its completion queue is full
     preemptions: Int32
@@ -271,4 +281,5 @@ class State(NamedTuple):
     finishing: Int32  # [S]
     counts: Int64  # [COUNTS]
     counters: Int64  # [len(COUNTER_NAMES)]
+    pace: Int64  # [PACE_WORDS]
     fault: Int64 | NoFaultWord = NoFaultWord()  # [1] first fault that an expect of compiled code found: see device/expect.py

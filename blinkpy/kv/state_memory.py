@@ -91,6 +91,7 @@ def make_state(
         finishing=np.zeros(S, np.int32),
         counts=counts,
         counters=np.zeros(len(COUNTER_NAMES), np.int64),
+        pace=np.zeros(kinds.PACE_WORDS, np.int64),
         fault=np.zeros(1, np.int64) if checked else kinds.NoFaultWord(),
     )
 

@@ -2,7 +2,7 @@
 
 `make_phases(policy)` gives the device functions overlap, schedule and publish, which the loop on the GPU runs as kernels
 (kernels/loop/loop_kernels.py), and `turn`, all three in order, which runs on the host as plain Python or compiled by njit
-(scheduler/host_scheduler.py). Each phase is a file of scheduler/phases and returns at once when it has nothing to do.
+(scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or pace.py; it returns at once when it has nothing to do.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from blinkpy.device.portable import barrier, device
 from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP
+from blinkpy.scheduler.pace import holds_step, time_step
 from blinkpy.scheduler.phases.admit import admit
 from blinkpy.scheduler.phases.commit import commit
 from blinkpy.scheduler.phases.endings import mark_ending, notify_ends, release_ended
@@ -55,6 +56,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
     @device
     def overlap(limits, queues, state, now_ns, lane, lanes):
         """Writes nothing that the running step reads, and releases no page."""
+        time_step(limits, state, now_ns, lane, lanes)  # how long a step takes, where steps are paced
         read_inbox(limits, queues, state, now_ns, lane, lanes)  # the only loads of words that others write
         validate_front_words(limits, state, lane, lanes)  # a verdict for each queue pair
         count_computed(limits, state, lane, lanes)  # the step's tokens are in the cache; index its full pages
@@ -78,6 +80,8 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
         update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
+        if holds_step(limits, state, lane, lanes):
+            return clear_batch(state, S.NO_BATCH, lane, lanes)  # everybody is ahead of the target
         grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
         budget = step_budget(limits, state, lane, lanes)
         yields = begin_yield(limits, state, lane, lanes)  # best-effort prompts, to latency-sensitive ones

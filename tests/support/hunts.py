@@ -17,7 +17,10 @@ EXAMPLES = 600
 CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
 UNDER_TEST = tuple(
     PACKAGE / part
-    for part in ("scheduler/cycle.py", "scheduler/phases", "device/lanes.py", "kv", "queues", "transport", "dpu/link")
+    for part in (
+        *("scheduler/cycle.py", "scheduler/pace.py", "scheduler/phases", "device/lanes.py"),
+        *("kv", "queues", "transport", "dpu/link"),
+    )
 )
 
 
@@ -33,8 +36,9 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL
             while made < calls:
                 seed += 1
                 policy, schedule = schedules[seed % len(schedules)]
-                records = bug is not None and bug.module == "recorder"
-                outcome = simulate(seed, TURNS, policy, scheduler=schedule, records=records)
+                module = bug.module if bug else ""
+                seen = {"records": module == "recorder", "oracle": module in ("pace", "forecast")}
+                outcome = simulate(seed, TURNS, policy, scheduler=schedule, **seen)
                 if outcome.failure:
                     return str(outcome.failure)
                 made += outcome.calls

@@ -149,6 +149,21 @@ SCHEDULER_BUGS = _bugs({
         ("a claim by itself leaves no record", "note_word(seen, 5 * pair + 1, inbox.claim[pair])", "0"),
         ("the last token of a step is not written down", "lane, committed, lanes):", "lane, committed - 1, lanes):"),
     ],
+    "forecast": [
+        ("a usual turn has no pace", "state.pace[S.PACE_STEP_NS] == limits.pace_ns", "limits.pages > 0"),
+    ],
+    "pace": [
+        ("steps wait although a prompt waits", ".counts[S.WAITING_COUNT] == 0", ".counts[S.WAITING_COUNT] >= 0"),
+        ("a late request does not catch up", "due = min(needed, pace[S.PACE_TOKEN_NS] + limits.pace_ns)",
+         "due = pace[S.PACE_TOKEN_NS] + limits.pace_ns"),
+        ("who is ahead waits for longer than a pace", "min(needed, pace[S.PACE_TOKEN_NS] + limits.pace_ns)", "needed"),
+        ("a step begins when its tokens are due", " - pace[S.PACE_STEP_NS]\n", "\n"),
+        ("one slow step counts for ever", "known - (known >> DECAY_SHIFT)", "known"),
+        ("the pace begins anew with each token", ".length[slot] == requests.prompt", ".length[slot] >= requests.prompt"),
+        ("a request whose reader is slow hurries all steps", "stalled[slot] == 0:", "stalled[slot] >= 0:"),
+        ("a very slow step counts for long", "min(slowest, limits.pace_ns)", "slowest"),
+        ("every step counts as held for a whole pace", "+= now - since", "+= limits.pace_ns"),
+    ],
     "stall": [
         ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
     ],

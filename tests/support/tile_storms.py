@@ -36,6 +36,7 @@ WILD = Odds(**NEVER | {
 # Many leases end, and last completions wait; and all slots of a front end are filled at once.
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
+PACE_MS = 0.13  # two and a half turns
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
 TILES |= {"request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
@@ -64,6 +65,15 @@ def long(lanes: int) -> WorldSizes:
     )  # fmt: skip
 
 
+def paced(lanes: int) -> WorldSizes:
+    """Room for all, so that nobody waits, and a pace."""
+    rows = 2 * lanes + lanes // 4 + 2
+    return case_sizes(
+        pairs=2, slots=rows // 2, cq_entries=1 << (8 * rows).bit_length(), rows=rows, page_size=16, pages=24 * lanes,
+        max_model_len=128, vocab_size=1000, intake_entries=4 * lanes, record_turns=4, tokens=16 * rows, tpot_target_ms=PACE_MS,
+    )  # fmt: skip
+
+
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
@@ -71,6 +81,7 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
         (long(lanes), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
+        (paced(lanes), QUIET),
     ]
 
 

@@ -3,12 +3,14 @@
 import logging
 import os
 import threading
+from collections import deque
 from importlib import import_module
 from typing import Any
 
-from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.metrics import METERS, Metrics
 
 PERIOD_S = 1.0
+READINGS = 60  # of which the energy of a token is the mean
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -21,7 +23,7 @@ def start_energy_meter(metrics: Metrics) -> "EnergyMeter | None":
         meter = EnergyMeter(nvml, chosen_gpu(nvml, os.environ.get("CUDA_VISIBLE_DEVICES", "")), metrics)
         meter.read()
     except Exception as error:  # NVML's own, and whatever else keeps a machine from telling
-        logger.debug("no energy is read: %s", error)
+        logger.info("no energy is read: %s", error)
         return None
     meter.start()
     return meter
@@ -42,11 +44,19 @@ class EnergyMeter(threading.Thread):
         super().__init__(daemon=True, name="energy")
         self._nvml, self._gpu, self._metrics = nvml, gpu, metrics
         self._ended = threading.Event()
+        self._readings = deque[tuple[float, float]](maxlen=READINGS + 1)  # joules, tokens of all workers
 
     def read(self) -> None:
         """Read once. Raises NVML's error."""
-        self._metrics.gauge("gpu_energy_joules_total", self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3)
+        energy = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3
+        self._metrics.gauge("gpu_energy_joules_total", energy)
         self._metrics.gauge("gpu_power_watts", self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3)
+        generated = self._metrics.gauge_of_all("generated_tokens")
+        if self._readings and generated < self._readings[-1][1]:  # a worker began anew
+            self._readings.clear()
+        self._readings.append((energy, generated))
+        joules, tokens = (last - first for first, last in zip(self._readings[0], self._readings[-1], strict=True))
+        self._metrics.gauge("gpu_joules_per_token", joules / tokens if tokens > 0 else 0)
 
     def run(self) -> None:
         try:
@@ -54,8 +64,8 @@ class EnergyMeter(threading.Thread):
                 self.read()
         except Exception:  # the GPU is gone: the counter stays away rather than stand still
             logger.exception("the GPU's energy can't be read any more")
-            self._metrics.gauge("gpu_energy_joules_total", 0)
-            self._metrics.gauge("gpu_power_watts", 0)
+            for name in METERS:
+                self._metrics.gauge(name, 0)
 
     def stop(self) -> None:
         """End the thread."""

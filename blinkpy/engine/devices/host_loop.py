@@ -69,7 +69,8 @@ class HostLoop:
             if self._when != "never" and now >= self._integrity_due:
                 self._integrity_due = now + INTEGRITY_PERIOD_NS
                 require_integrity(self.check())
-            time.sleep(pause)
+            due = int(self.state.pace[S.PACE_DUE_NS])  # of a step that is held
+            time.sleep(min(pause, max(0, due - now) / 1e9) if due else pause)
             spin_ns, pause = 0, min(2 * pause, longest)
         return S.NO_BATCH
 

@@ -104,6 +104,7 @@ def forecast(limits, state, grown, lane, lanes):
         and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)
         and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] + counts[S.YIELDED_TURNS] == 0
         and state.inbox.command[0] == COMMAND_RUN
+        and state.pace[S.PACE_STEP_NS] == limits.pace_ns  # the next step will not be held: both are 0 without a pace
     )
     blocked = 0
     if predictable:

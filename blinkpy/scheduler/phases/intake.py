@@ -109,6 +109,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.canonical[slot] = S.NO_PAGE
         requests.arrival[slot] = arrivals
         requests.arrival_us[slot] = state.inbox.now_ns[0] // MICROSECOND_NS
+        requests.first_token_ns[slot] = 0
         requests.finish[slot] = C.FINISH_NONE
         requests.stalled[slot] = 0
         requests.preemptions[slot] = 0

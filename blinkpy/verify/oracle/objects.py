@@ -60,6 +60,7 @@ class Request:
     hashed: int = 0  # pages whose hash is known
     arrival: int = 0
     arrival_us: int = 0
+    first_token_ns: int = 0  # where steps are paced
     rank: int = 0
     computed: int = 0
     pages: list[Page] = field(default_factory=list)

@@ -56,9 +56,11 @@ class Oracle:
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
         self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = 0
+        self.step_ns = self.tokens_ns = self.held_since = 0
 
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
+        self._time_step(now_ns)
         self.now_ns = now_ns
         command = int(self.queues.control[W.CONTROL_COMMAND])
         words, slots = self.queues.cancel.tolist(), self.limits.slots_per_pair
@@ -81,15 +83,19 @@ class Oracle:
         self.bucket = self._stop(command)
         if self.bucket == S.NO_BATCH:
             self._stall()
-            self._grow()
-            budget = self._budget()
-            yields = self._begin_yield()
-            self._admit(budget, yields)
-            self._rank()
-            self.bucket = self._plan(budget, yields)
+            if not self._holds(command):
+                self._plan_step()
         self.turns += 1
         self.counters["evictions"] = self.pool.evictions
         return self.bucket
+
+    def _plan_step(self) -> None:
+        self._grow()
+        budget = self._budget()
+        yields = self._begin_yield()
+        self._admit(budget, yields)
+        self._rank()
+        self.bucket = self._plan(budget, yields)
 
     # ---- front ends -----------------------------------------------------------------------------------------------------
 
@@ -476,6 +482,35 @@ class Oracle:
         if request.cacheable:
             self.counters["prefix_lookup_tokens"] += len(request.tokens)
             self.counters["prefix_hit_tokens"] += request.hit_tokens
+
+    # ---- the pace -------------------------------------------------------------------------------------------------------
+
+    def _time_step(self, now_ns: int) -> None:
+        """R17: what a step tells about the next one, and when its tokens came; before the turn's time is that of this turn."""
+        pace = self.limits.pace_ns
+        if not pace or not self.rows:
+            return
+        self.tokens_ns = now_ns
+        for request, _, emits in self.rows:
+            if emits and len(request.tokens) == request.prompt_length:
+                request.first_token_ns = now_ns
+        if all(row.request.missing == 1 for row in self.rows):
+            self.step_ns = min(pace, max(now_ns - self.now_ns, self.step_ns - self.step_ns // 8))
+
+    def _holds(self, command: int) -> bool:
+        """R17: whether nobody needs the next step yet."""
+        pace, able = self.limits.pace_ns, [r for r in self.running if not r.stalled]
+        held = bool(pace and self.step_ns and able) and command == W.COMMAND_RUN and not self.waiting
+        held = held and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
+        ends = self.now_ns + self.step_ns  # of a step that began now
+        held = held and ends < self.tokens_ns + pace
+        held = held and all(ends < r.first_token_ns + pace * (len(r.tokens) - r.prompt_length) for r in able)
+        if held:
+            self.held_since = self.held_since or self.now_ns
+        elif self.held_since:
+            self.counters["paced_ns"] += self.now_ns - self.held_since
+            self.held_since = 0
+        return held
 
     # ---- the next step --------------------------------------------------------------------------------------------------
 

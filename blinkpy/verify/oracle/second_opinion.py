@@ -20,7 +20,7 @@ from blinkpy.verify.oracle.rules import Oracle
 # What State.requests remembers of those that run or wait.
 FIELDS = (
     *("request_id", "arrival", "arrival_us", "rank", "prompt_length", "length", "computed", "num_pages", "hashed", "indexed"),
-    *("stalled", "preemptions", "hit_tokens", "grammar_state"),
+    *("stalled", "preemptions", "hit_tokens", "grammar_state", "first_token_ns"),
 )
 of_request = attrgetter(*FIELDS)
 PAIR_WORDS = [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED]

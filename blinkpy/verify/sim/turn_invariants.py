@@ -10,6 +10,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import parent_lives
 from blinkpy.queues.words import (
     COMMAND_RUN,
+    COMMAND_STOP,
     CONTROL_COMMAND,
     FRONT_CLAIM,
     FRONT_HEARTBEAT,
@@ -34,6 +35,8 @@ INTAKE_EXCEEDED = fault_code("more entries were consumed than one turn may take"
 INTAKE_IDLE = fault_code("entries wait, and intake takes none")
 PASSED_OVER = fault_code("intake passes a pair over")
 INDEXED_TWICE = fault_code("the index has a page twice: the same tokens behind the same page")
+HELD_WRONGLY = fault_code("a step is held although somebody needs it")
+HELD_LONG = fault_code("a step is held for longer than the pace allows")
 STARVES = fault_code("the request with the lowest rank stands still")
 
 SEEN_TURNS = 1  # turns after which a cancel that could be seen must have been seen
@@ -200,6 +203,30 @@ def check_progress(limits, state, sim):
 
 
 @device
+def check_pace(limits, state, sim, now, command):
+    """A turn without a batch although somebody could run: steps are paced, nobody else is there, and nobody is late. When tokens
+    came is observed here."""
+    r, observed, batch = state.requests, sim.observed, state.batch
+    held = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
+    for slot in range(limits.slots):
+        generated = r.length[slot] - r.prompt_length[slot]
+        if r.status[slot] != S.RUNNING or generated <= 0:
+            observed.generated[slot] = 0
+        elif generated > observed.generated[slot]:
+            if generated == 1:
+                observed.first_ns[slot] = now
+            observed.generated[slot], observed.token_ns[0] = generated, now
+    for slot in range(limits.slots):
+        if held and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
+            late = now >= observed.first_ns[slot] + observed.generated[slot] * limits.pace_ns
+            if observed.generated[slot] == 0 or state.counts[S.WAITING_COUNT] > 0 or command != COMMAND_RUN or late:
+                return HELD_WRONGLY
+            if now >= observed.token_ns[0] + limits.pace_ns:
+                return HELD_LONG
+    return 0
+
+
+@device
 def check_turn(limits, queues, state, sim, now):
     """Judge one turn of the scheduler, made at `now`. Returns a fault, or 0."""
     fault = check_slots(limits, queues, state, sim)
@@ -211,6 +238,8 @@ def check_turn(limits, queues, state, sim, now):
     # Where hashes tell pages apart; else chains are longer than a lookup follows them.
     if fault == 0 and limits.hash_multiplier_1 != 0 and sim.hostile != HOSTILE:
         fault = check_duplicates(limits, state.pages)
+    if fault == 0:
+        fault = check_pace(limits, state, sim, now, queues.control[CONTROL_COMMAND])
     if fault == 0:
         fault = check_progress(limits, state, sim)
     return fault

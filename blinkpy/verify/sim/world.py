@@ -26,6 +26,7 @@ from blinkpy.verify.sim.rule_supply import RuleSupply, random_rules
 WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
 TICK_NS = 50_000
+PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes a tick, but where time jumps
 FEW_PAGES = 24
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: what the last front end is; the last shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims that it wrote, and its entries that were consumed
@@ -98,6 +99,9 @@ class Observed(NamedTuple):
     status: Int64  # [S]
     request_id: Int64  # [S]
     cancel_age: Int64  # [S] turns since a cancel could be seen
+    generated: Int64  # [S] tokens of a request that runs
+    first_ns: Int64  # [S] when the first of them came
+    token_ns: Int64  # [1] when any came
     attached: Int64  # [Q]
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
@@ -248,6 +252,8 @@ def make_world(
     limits = make_limits(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
+    if chosen is None:
+        limits = limits._replace(pace_ns=random.Random(f"pace {seed}").choice(PACES_NS))
     odds = odds or random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)
@@ -296,6 +302,7 @@ def _make_fronts(limits: Limits) -> Fronts:
 
 
 def _make_observed(limits: Limits) -> Observed:
-    per_slot = ("status", "request_id", "cancel_age")
-    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields} | {"best": 3}
+    per_slot = ("status", "request_id", "cancel_age", "generated", "first_ns")
+    sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields}
+    sizes |= {"token_ns": 1, "best": 3}
     return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})

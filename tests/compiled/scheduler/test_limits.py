@@ -134,6 +134,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
+        "pace": (S.PACE_WORDS,),
     }
     # fmt: on
     none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from blinkpy.dpu.metrics import ENDINGS, HISTOGRAMS, Metrics
+from blinkpy.dpu.metrics import BLOCK_BYTES, ENDINGS, HISTOGRAMS, Metrics
 from blinkpy.dpu.watch.energy_meter import EnergyMeter, chosen_gpu, start_energy_meter
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.queues import words as W
@@ -156,7 +157,7 @@ class Nvml:
 
 def test_energy_is_read_where_there_is_a_gpu(monkeypatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.watch.energy_meter.PERIOD_S", 0.01)
-    nvml, metrics = Nvml(), Metrics()
+    nvml, metrics = Nvml(), Metrics(worker=0, workers=2)
     monkeypatch.setattr("blinkpy.dpu.watch.energy_meter.import_module", lambda name: nvml)
     meter = start_energy_meter(metrics)
     assert isinstance(meter, EnergyMeter)
@@ -164,6 +165,10 @@ def test_energy_is_read_where_there_is_a_gpu(monkeypatch) -> None:
     assert first["blinkpy_gpu_energy_joules_total"][""] >= 5000.3
     assert first["blinkpy_gpu_power_watts"][""] == 300
     while samples(Exposition(metrics).render(None))["blinkpy_gpu_energy_joules_total"][""] < 5001:
+        assert meter.is_alive()
+    assert "blinkpy_gpu_joules_per_token" not in samples(Exposition(metrics).render(None)), "no token, and no price"
+    metrics.count("generated_tokens", 1 << 20)
+    while "blinkpy_gpu_joules_per_token" not in samples(Exposition(metrics).render(None)):
         assert meter.is_alive()
     nvml.broken = True
     meter.join(10)
@@ -174,16 +179,34 @@ def test_energy_is_read_where_there_is_a_gpu(monkeypatch) -> None:
     assert start_energy_meter(Metrics()) is None, "this GPU has no counter"
 
 
-def test_without_nvml_there_is_no_energy(monkeypatch) -> None:
+def test_without_nvml_there_is_no_energy(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
     def missing(name: str) -> SimpleNamespace:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("blinkpy.dpu.watch.energy_meter.import_module", missing)
     metrics = Metrics()
-    assert start_energy_meter(metrics) is None
+    with caplog.at_level("INFO"):
+        assert start_energy_meter(metrics) is None
+    assert caplog.messages == ["no energy is read: pynvml"]
     assert not [name for name in samples(Exposition(metrics).render(None)) if "gpu" in name]
 
 
 def test_the_gpu_of_the_engine() -> None:
     visible = {"": "index 0", "3": "index 3", "2,1": "index 2", "GPU-1a2b": "uuid GPU-1a2b"}
     assert {given: chosen_gpu(Nvml(), given) for given in visible} == visible
+
+
+def test_the_energy_of_a_token_is_that_of_the_last_readings(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all workers' tokens, and absent where none came; a worker that begins anew takes none away."""
+    monkeypatch.setattr("blinkpy.dpu.watch.energy_meter.READINGS", 5)
+    memory, nvml = memoryview(bytearray(2 * BLOCK_BYTES)), Nvml()
+    first, second = Metrics(0, 2, memory), Metrics(1, 2, memory)
+    meter, tokens = EnergyMeter(nvml, "index 0", first), list[int]()
+    for reading, generated in enumerate([*rng.integers(1, 30, 20).tolist(), *[0] * 6, *rng.integers(1, 30, 9).tolist()]):
+        if reading == 29:
+            second, tokens = Metrics(1, 2, memory), []
+        second.count("generated_tokens", generated)
+        tokens = [*tokens, (tokens or [0])[-1] + generated][-6:]
+        meter.read()
+        came = tokens[-1] - tokens[0]
+        assert first.values("gpu_joules_per_token")[0] == pytest.approx(0.3 * (len(tokens) - 1) / came if came else 0)

@@ -1,0 +1,75 @@
+"""Paced steps: with a target for the time of a token (Limits.pace_ns), a step waits until a request needs it.
+
+A held step is a turn without a batch: the loop goes on turning, so what arrives from outside is seen at once, and the engine's
+heartbeat goes on. Requests that wait for the same step share it, and the weights are read less often. The rule is R17 of
+docs/verification.md. A request's pace counts from its first token, so after a late step it catches up; however far ahead it is,
+it waits no longer than one pace for its next token.
+"""
+
+from blinkpy.device.portable import barrier, block_max, device, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.words import COMMAND_RUN
+
+PACED_NS = S.COUNTER_INDEX["paced_ns"]
+NEVER = 1 << 62
+DECAY_SHIFT = 3  # after a slow step the estimate falls by 2**-3 with each faster one
+
+
+@device
+def time_step(limits, state, now_ns, lane, lanes):
+    """Part of overlap, before the inbox is read, which still has the time of the turn that planned the step: note when the step's
+    tokens come, and how long a step takes in which every row decodes."""
+    if limits.pace_ns == 0:
+        return
+    requests, batch, pace = state.requests, state.batch, state.pace
+    rows = batch.counts[S.ROWS]
+    for row in strided(lane, rows, lanes):
+        slot = batch.row_slots[row]
+        if batch.emits[row] != 0 and requests.length[slot] == requests.prompt_length[slot]:
+            requests.first_token_ns[slot] = now_ns
+    if rows > 0 and lane == lanes - 1:  # the lane that writes the inbox's time
+        if rows == batch.counts[S.DECODE_ROWS]:
+            known = pace[S.PACE_STEP_NS]
+            slowest = max(now_ns - state.inbox.now_ns[0], known - (known >> DECAY_SHIFT))
+            pace[S.PACE_STEP_NS] = min(slowest, limits.pace_ns)  # no step is held at a pace that a step can't keep
+        pace[S.PACE_TOKEN_NS] = now_ns
+
+
+@device
+def holds_step(limits, state, lane, lanes):
+    """Part of schedule, before anything is planned: whether the next step has to wait. Counts the time for which steps waited."""
+    if limits.pace_ns == 0:
+        return False
+    pace, now = state.pace, state.inbox.now_ns[0]
+    due = 0
+    if pace[S.PACE_STEP_NS] > 0 and state.counts[S.WAITING_COUNT] == 0 and state.inbox.command[0] == COMMAND_RUN:
+        needed = next_needed(limits, state, lane, lanes)
+        if needed != NEVER:
+            due = min(needed, pace[S.PACE_TOKEN_NS] + limits.pace_ns) - pace[S.PACE_STEP_NS]
+    holds = now < due
+    barrier(lanes)  # all lanes have read the words
+    if lane == 0:
+        since = pace[S.PACE_SINCE_NS]
+        if holds and since == 0:
+            pace[S.PACE_SINCE_NS] = now
+        if not holds and since != 0:
+            state.counters[PACED_NS] += now - since
+            pace[S.PACE_SINCE_NS] = 0
+        pace[S.PACE_DUE_NS] = due if holds else 0
+    barrier(lanes)
+    return holds
+
+
+@device
+def next_needed(limits, state, lane, lanes):
+    """When the first of the running requests needs its next token, ns; 0 or less where one computes its prompt, or again what it
+    lost, and NEVER where none can go on."""
+    requests = state.requests
+    first = NEVER
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.stalled[slot] == 0:
+            generated = requests.length[slot] - requests.prompt_length[slot]  # 0 or less while its prompt is computed
+            needed = requests.first_token_ns[slot] + generated * limits.pace_ns
+            first = min(first, needed if requests.length[slot] - requests.computed[slot] == 1 else 0)
+    return -block_max(-first, lane, lanes)

@@ -1,0 +1,182 @@
+"""Paced steps, the rule R17, at the clock of a case: a step takes a turn, and the target has twenty."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.expected_request import ExpectedRequest
+from support.scheduler_cases import Case, make_case, tokens
+
+from blinkpy.kv import state as S
+from blinkpy.kv.limits import make_limits
+from blinkpy.queues import words as W
+from blinkpy.verify.sim.world import TICK_NS
+
+TARGET_NS = 20 * TICK_NS
+HIGHEST = 24  # tokens of an answer
+
+
+def paced_case(**sizes: Any) -> Case:
+    return make_case(**{"tpot_target_ms": 1, "pages": 64, "lease_ms": 1000} | sizes)
+
+
+def follow(case: Case, requests: list[ExpectedRequest], until: Callable[[], bool]) -> list[list[int]]:
+    """Turns until something is true; for each request, when its tokens came, ns."""
+    times: list[list[int]] = [[] for _ in requests]
+    for _ in range(2000):
+        if until():
+            return times
+        case.turn()
+        case.read(0, 1)
+        for request, own in zip(requests, times, strict=True):
+            own += [case.now] * (len(request.got) - len(own))
+    raise AssertionError("it does not come about")
+
+
+def hold(case: Case, max_tokens: int = HIGHEST) -> ExpectedRequest:
+    """A request that has its first tokens, and whose next step is held."""
+    request = case.submit(tokens(5), max_tokens)
+    follow(case, [request], lambda: is_held(case))
+    assert 1 <= len(request.got) < max_tokens
+    return request
+
+
+def is_held(case: Case) -> bool:
+    return bool(case.state.pace[S.PACE_DUE_NS] > case.now)
+
+
+def steps(case: Case) -> int:
+    return int(case.state.counts[S.STEPS])
+
+
+def test_tokens_come_at_the_target_and_not_later(rng: np.random.Generator) -> None:
+    case = paced_case()
+    request = case.submit(tokens(int(rng.integers(1, 8))), HIGHEST)
+    (times,) = follow(case, [request], lambda: bool(request.ended))
+    assert len(times) == HIGHEST
+    each = (times[-1] - times[0]) / (HIGHEST - 1)
+    assert 0.85 * TARGET_NS < each <= TARGET_NS, "the first step, whose time nobody knows, is not held"
+    assert all(time - times[0] <= n * TARGET_NS for n, time in enumerate(times))
+    waited = case.counter("paced_ns")
+    assert waited == times[-1] - times[0] - (HIGHEST - 1) * TICK_NS, "all that the steps did not take"
+
+
+def test_requests_of_different_ages_share_steps() -> None:
+    """Four that come one after another need hardly more steps than one."""
+    case, requests = paced_case(rows=4), list[ExpectedRequest]()
+    for i in range(4):
+        requests.append(case.submit(tokens(5, start=i), HIGHEST))
+        for _ in range(33):
+            case.turn()
+            case.read(0, 1)
+    times = follow(case, requests, lambda: all(request.ended for request in requests))
+    assert all(len(own) <= HIGHEST for own in times)
+    assert steps(case) < 1.5 * HIGHEST
+
+
+def test_without_a_target_no_step_waits() -> None:
+    case = paced_case(tpot_target_ms=0)
+    request = case.submit(tokens(5), HIGHEST)
+    (times,) = follow(case, [request], lambda: bool(request.ended))
+    assert times[-1] - times[0] == (HIGHEST - 1) * TICK_NS and case.counter("paced_ns") == 0
+
+
+def test_a_prompt_ends_the_wait_at_once() -> None:
+    case = paced_case()
+    request = hold(case)
+    before = len(request.got)
+    other = case.submit(tokens(6, start=3), 2, pair=1)
+    assert case.turn() >= 0, "the turn that sees the prompt plans its step"
+    follow(case, [other], lambda: len(other.got) == 1)
+    assert len(request.got) > before, "who waited has its token from the same step"
+
+
+def test_a_cancel_ends_the_wait_at_once() -> None:
+    case = paced_case()
+    request = hold(case)
+    case.cancel(request)
+    case.turn(2)
+    assert not case.state.requests.status.any() and case.state.counts[S.FREE_COUNT] + case.state.counts[S.CACHED_COUNT] == 64
+    assert not case.state.pace[S.PACE_DUE_NS] and case.counter("paced_ns") > 0
+
+
+@pytest.mark.parametrize(("command", "result"), [(W.COMMAND_DRAIN, 0), (W.COMMAND_STOP, S.STOPPED)])
+def test_a_command_ends_the_wait_at_once(command: int, result: int) -> None:
+    case = paced_case()
+    request = hold(case)
+    case.views.control[W.CONTROL_COMMAND] = command
+    assert case.turn() == result
+    if command == W.COMMAND_DRAIN:
+        began, left = case.now, HIGHEST - len(request.got)
+        follow(case, [request], lambda: bool(request.ended))
+        assert case.now - began == left * TICK_NS, "no turn without a step"
+        assert case.turn() == S.DRAINED
+
+
+def test_the_heartbeat_goes_on_while_a_step_is_held() -> None:
+    case = paced_case()
+    hold(case)
+    seen = []
+    while case.turn() == S.NO_BATCH:
+        seen.append((int(case.views.engine[W.ENGINE_HEARTBEAT]), int(case.views.engine[W.ENGINE_TIME_NS])))
+    assert len(seen) > 10
+    assert seen == [(seen[0][0] + i, seen[0][1] + i * TICK_NS) for i in range(len(seen))]
+
+
+def test_who_is_late_catches_up_and_who_is_ahead_waits_no_longer_than_one_pace() -> None:
+    case = paced_case()
+    late = hold(case)
+    case.now += 7 * TARGET_NS
+    other = case.submit(tokens(4, start=9), HIGHEST, pair=1)
+    for _ in range(6):
+        assert case.turn() >= 0, "no step waits while it catches up"
+        case.read(0, 1)
+    ahead = len(other.got)
+    assert ahead >= 4, "who came later has as many tokens meanwhile"
+    (_, times) = follow(case, [late, other], lambda: len(other.got) == ahead + 4)
+    gaps = np.diff(times[ahead:])
+    assert (gaps <= TARGET_NS).all() and gaps.max() > TARGET_NS / 2
+
+
+def test_a_reader_that_is_behind_holds_up_and_hurries_nobody() -> None:
+    """The requests of its queue pair can't go on, so the pace is that of the others."""
+    case = paced_case(cq_entries=4, pairs=2)
+    slow = case.submit(tokens(5), HIGHEST)
+    own = case.submit(tokens(5, start=2), HIGHEST, pair=1)
+    for _ in range(400):
+        case.turn()
+        case.read(1)
+        if case.state.counts[S.STALLED_COUNT] == 1:
+            break
+    assert len(slow.got) == 0 and case.state.counts[S.STALLED_COUNT] == 1
+    before, now = len(own.got), case.now
+    while len(own.got) < before + 8:
+        case.turn()
+        case.read(1)
+    assert 0.85 * TARGET_NS < (case.now - now) / 8 <= 1.15 * TARGET_NS
+    case.read(0)
+    case.turn()
+    assert steps(case) and case.bucket >= 0, "it is late, so its step comes at once"
+    case.finish()
+
+
+def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
+    """And none is held. Without a pace they do, too; at a pace that steps can keep, none does."""
+    fast = {}
+    for name, target, jump in (("none", 0, 0), ("kept", 1, 0), ("missed", 1, 2 * TARGET_NS)):
+        case = paced_case(tpot_target_ms=target, cq_entries=64)
+        request, fast[name] = case.submit(tokens(5), HIGHEST), 0
+        while not request.ended:
+            case.now += jump if case.bucket >= 0 else 0
+            case.turn()
+            case.read(0)
+            fast[name] += int(case.state.counts[S.FAST_PATH])
+        assert (case.counter("paced_ns") > 0) == (name == "kept")
+    assert fast["kept"] == 0 < fast["missed"] <= fast["none"] == HIGHEST - 1
+
+
+def test_the_pace_leaves_a_margin_of_the_target() -> None:
+    case = paced_case()
+    assert case.limits.pace_ns == TARGET_NS * 31 // 32
+    assert make_limits.__kwdefaults__["tpot_target_ms"] == 0
