@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R16.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R17.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
