@@ -159,7 +159,7 @@ def meta_step(config: dict[str, Any], shape: StepShape, pdl: bool) -> GpuStep:
     model = describe_config(config | {"num_hidden_layers": LAYERS})
     dtype = TORCH_DTYPES[model.dtype]
 
-    def parts(described: list[Part]) -> dict[str, torch.Tensor]:
+    def parts(described: list[Part]) -> dict[str, Any]:
         return {part.field: meta(*part.shape, dtype=own_dtype(part, dtype)) for part in described}
 
     outer = parts(outer_parts(model))
