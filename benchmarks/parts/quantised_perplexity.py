@@ -1,9 +1,10 @@
 """What FP8 weights cost the demonstration model: its perplexity on a novel that it was not trained on, with and without.
 
 The model reads the text in windows of as many tokens, each behind the token that begins a text, and predicts every token from
-those before it in the window; the perplexity is the exponential of the mean loss. By torch on the CPU, in bfloat16 and in float32;
-FP8 is what --quantization fp8 makes: a scale for each row of a weight, and one for each input. worse: the ratio of the perplexities,
-less 1, of the same dtype; low and high: its 95 % interval, from the mean and the spread of the windows' differences.
+those before it in the window; the perplexity is the exponential of the mean loss. By torch on the CPU, in bfloat16 and in
+float32; FP8 is what --quantization fp8 makes: a scale for each row of a weight, and one for each input. worse: the ratio of the
+perplexities, less 1, of the same dtype; low and high: its 95 % interval, from the mean and the spread of the windows'
+differences.
 """
 
 import math
@@ -30,7 +31,7 @@ WORSE = 0.01
 
 
 def windows_of(most: int) -> NDArray[np.int64]:
-    """Token ids of the text, [windows, WINDOW]; at most so many windows."""
+    """Token ids of the text, [windows, WINDOW]. most: windows, at most."""
     tokenizer = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
     ids = np.array(tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False).ids)
     count = min(most, len(ids) // (WINDOW - 1)) // TOGETHER * TOGETHER

@@ -51,6 +51,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "cpu": part_tables.cpu,
     "capacity": part_tables.capacity,
     "window_cache": part_tables.window_cache,
+    "quantised": part_tables.quantised,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
     "simulated": part_tables.simulated,
     "mutants": part_tables.mutants,

@@ -202,6 +202,16 @@ def window_cache(results: Results) -> dict[str, Any]:
     return {"head": head, "rows": rows}
 
 
+def quantised(results: Results) -> dict[str, Any]:
+    """What FP8 weights cost in perplexity, for each dtype."""
+    found = results.read("quantised_perplexity").get("results", {})
+    rows = []
+    for dtype, model in found.get("models", {}).get("demo", {}).items():
+        value, low, high = (f"{100 * model['worse'][key]:.2f} %" for key in ("value", "low", "high"))
+        rows.append([dtype, f"{model['unquantised']:.2f}", f"{model['fp8']:.2f}", f"{value} ({low} to {high})"])
+    return {"head": ["computed in", "unquantised", "`--quantization fp8`", "worse by (95 % interval)"], "rows": rows}
+
+
 def files(results: Results) -> dict[str, Any]:
     """The result files, each with its origin."""
     rows = []

@@ -17,7 +17,7 @@ class Fp8Matrix:
     """A weight: values times scales.
 
     With a scale for each row, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k], where qx is a row x[m] divided
-    by sx[m] and rounded. sx[m] is `input_scale` or, where that is None, max |x[m]| / 448. With a scale for each block, x is
+    by sx[m] and rounded. sx[m] is `input_scale` or else, without one, max |x[m]| / 448. With a scale for each block, x is
     quantised in groups of 128 columns, each with the scale max |group| / 448, and the sum over k is the sum over the groups of
     sx[m, g] * scales[n // 128, g] * (sum of the group). x is in its storage dtype before it is quantised; sums are float32.
     Where max |x| / 448 is 0, the scale is 1.

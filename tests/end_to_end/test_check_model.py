@@ -115,7 +115,7 @@ def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported by Glm4MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported by Glm4MoeForCausalLM"),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "model class DeepseekV3ForCausalLM is not supported"),
         ({"topk_group": 9}, "do not fit 12 experts"),
     ],
@@ -124,7 +124,7 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
     change(model, **keys)
     code, facts = look(capsys, str(model))
     assert code == 1 and words in facts["problems"][0]
-    assert facts["quantization"] == ("fp8" if "quantization_config" in keys else "none")
+    assert facts["quantization"] == ("awq" if "quantization_config" in keys else "none")
     assert facts["tokenizer"]["kind"] == "BPE", "the rest is told anyway"
 
 

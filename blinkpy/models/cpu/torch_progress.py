@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.models.cpu.cpu_fp8 import fp8_linear
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
+from blinkpy.models.cpu.quantised.cpu_fp8 import fp8_linear
 from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.weights.decoder_weights import Matrix
 

@@ -37,7 +37,7 @@ class QuantizedRows(NamedTuple):
         self.scales.copy_(scales)
 
     def pieces(self, numbers: int) -> list["QuantizedRows"]:
-        """Of whole rows, each with at most so many numbers."""
+        """Of whole rows; numbers: the most of each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
             raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long to be quantised as they are loaded")
@@ -48,7 +48,7 @@ Target = torch.Tensor | QuantizedRows
 
 
 def _split(target: Target, numbers: int) -> list[Target]:
-    """Parts of a target, each with at most so many numbers."""
+    """Parts of a target; numbers: the most of each."""
     return [*target.pieces(numbers)] if isinstance(target, QuantizedRows) else [*target.view(-1).split(numbers)]
 
 

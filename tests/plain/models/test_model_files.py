@@ -17,7 +17,7 @@ import transformers
 from support.models.model_zoo import save_model
 
 from blinkpy.config import ConfigError
-from blinkpy.models.cpu.cpu_mxfp4 import unpack_mxfp4
+from blinkpy.models.cpu.quantised.cpu_mxfp4 import unpack_mxfp4
 from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.checkpoint import expected_tensors, open_checkpoint, with_stored_head

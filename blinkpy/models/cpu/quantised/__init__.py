@@ -1,0 +1,1 @@
+"""Products with quantised weights by torch."""

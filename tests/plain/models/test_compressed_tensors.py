@@ -1,0 +1,55 @@
+"""Checkpoints that compressed-tensors itself writes: its presets with FP8 weights and inputs, read as it says."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+from support.models.fp8_checkpoints import quantised
+from support.models.model_zoo import make_model
+
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.weights.decoder_weights import load_weights
+
+SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+PRESETS = {"FP8_DYNAMIC": "row", "FP8": "tensor", "FP8_BLOCK": "block"}  # and what shares a scale
+KEPT = r"model\.layers\.1\..*o_proj"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets(preset: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    model: Any = make_model("llama2", int(rng.integers(2**31)), **SIZES)
+    config = QuantizationConfig(
+        config_groups={"group_0": preset_name_to_scheme(preset, ["Linear"])}, ignore=["lm_head", f"re:{KEPT}"]
+    )
+    apply_quantization_config(model, config)
+    exact, inputs = dict[str, torch.Tensor](), dict[str, float]()
+    for name, module in model.named_modules():
+        if hasattr(module, "weight_scale"):
+            _, scales, exact[name] = quantised(module.weight.data, PRESETS[preset])
+            module.weight_scale.data.copy_(scales.view(module.weight_scale.shape))
+        if hasattr(module, "input_scale"):
+            inputs[name] = float(rng.uniform(0.01, 0.03))
+            module.input_scale.data.fill_(inputs[name])
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path)
+    compressor.update_config(str(tmp_path))
+
+    layers = load_weights(describe_model(tmp_path), tmp_path, torch.float32).layers
+    assert not isinstance(layers[1].o, Fp8Matrix)
+    assert "model.layers.1.self_attn.o_proj" not in exact and "model.layers.0.self_attn.o_proj" in exact
+    for index, layer in enumerate(layers):
+        names = [f"model.layers.{index}.self_attn.{name}_proj" for name in "qkv"]
+        assert isinstance(layer.qkv, Fp8Matrix)
+        scales = layer.qkv.scales
+        every = scales.repeat_interleave(128, 0).repeat_interleave(128, 1) if layer.qkv.blocks else scales[:, None]
+        expected = torch.cat([exact[name] for name in names])
+        assert torch.equal(layer.qkv.values.float() * every, expected)
+        given = [inputs[name] for name in names if name in inputs]
+        assert layer.qkv.input_scale is None if not given else math.isclose(layer.qkv.input_scale or 0, max(given), rel_tol=1e-6)
