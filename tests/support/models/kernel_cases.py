@@ -473,7 +473,8 @@ def quantised_operands(
     x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))
     groups = -(-k // 128)
     sizes = ((m, groups), (-(-wide // 128), groups)) if shape.blocks else ((m,), (wide,))
-    x_scale, w_scale = (torch.exp2(draw(rng, *size, **real)) / 3600 for size in sizes)
+    x_scale, w_scale = (torch.exp2(draw(rng, *size, **real)) / 60 for size in sizes)
+    w_scale *= k**-0.5  # products as large as what is added to them
     if shape.blocks:
         by_x = x_scale.repeat_interleave(128, 1)[:, :k]
         by_w = w_scale.repeat_interleave(128, 0)[:wide].repeat_interleave(128, 1)[:, :k]
