@@ -122,8 +122,9 @@ def test_logits_are_those_of_a_rounded_cache(name: str, tmp_path: Path, rng: np.
         decoder = make_decoder(tmp_path, scales, torchs=torchs)
         ours = follow(decoder, make_batches(rng), tokens, 44, int(rng.integers(5, 50)))
         theirs, own, apart = (np.abs(a - b).mean(-1) for a, b in ((rounded, exact), (ours, exact), (ours, rounded)))
-        assert np.median(own) <= 1.5 * np.median(theirs), (np.median(own), np.median(theirs))
-        assert np.median(apart) <= 0.1 * np.median(theirs), (np.median(apart), np.median(theirs))
+        for part in (slice(44), slice(44, None)):  # computed in chunks, and one by one
+            middle = [float(np.median(some[part])) for some in (theirs, own, apart)]
+            assert middle[1] <= 1.5 * middle[0] and middle[2] <= 0.15 * middle[0], middle
 
 
 def test_bfloat16_follows_float32(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from support.models.model_zoo import BASE
 
 from blinkpy.config import Config, ConfigError
@@ -15,7 +16,9 @@ from blinkpy.engine.devices.cuda_device import fp8_problem
 from blinkpy.engine.devices.null_device import NullDevice
 from blinkpy.models.cache_scales import FP8_NUMBERS, cache_itemsize, choose_scales, scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
+from blinkpy.models.cpu.njit_math import float_of_fp8, fp8_of
 from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.array_weights import dummy_array_weights
@@ -30,6 +33,24 @@ LAYERS = len(MODEL.layers)
 def test_the_numbers_are_those_of_torch() -> None:
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     assert np.array_equal(FP8_NUMBERS, theirs, equal_nan=True)
+
+
+def test_compiled_code_rounds_as_torch_does(rng: np.random.Generator) -> None:
+    """Numbers of all sizes, all halves between two numbers, and what saturates; and back."""
+
+    @njit
+    def both_ways(given, bits, numbers):  # type: ignore[no-untyped-def]
+        for i in range(len(given)):
+            bits[i] = fp8_of(given[i])
+            numbers[i] = float_of_fp8(bits[i])
+
+    ordered = np.sort(FP8_NUMBERS[~np.isnan(FP8_NUMBERS)])
+    given = (rng.standard_normal(4000) * np.exp2(rng.uniform(-14, 10, 4000))).astype(np.float32)
+    given = np.concatenate([given, (ordered[1:] + ordered[:-1]) / 2, np.float32([448, 464, 1e30, -1e30, -0.0])])
+    bits, numbers = np.zeros(len(given), np.uint8), np.zeros(len(given), np.float32)
+    both_ways(given, bits, numbers)
+    theirs = torch.from_numpy(given).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert np.array_equal(bits, theirs.view(torch.uint8).numpy()) and np.array_equal(numbers, theirs.float().numpy())
 
 
 def test_measured_scales_are_powers_of_two_with_headroom(rng: np.random.Generator) -> None:
@@ -98,6 +119,9 @@ def test_the_pool_of_a_gpu_doubles(window_cache: str) -> None:
     both = [config.with_options({"kv_cache_dtype": name}) for name in ("auto", "fp8_e4m3")]
     assert all((ring_sizes(one, model) is not None) == (window_cache == "ring") for one in both)
     plain, halved = (fit(model, one, "GPU", 24 << 30).cached for one in both)
+    plans = [plan_memory(one.with_options({"max_num_batched_tokens": 2048}), model, 2, 1 << 20, 1 << 35, 1 << 35) for one in both]
+    rings = [plan.parts["window rings"] for plan in plans]
+    assert rings == [0, 0] if window_cache == "full" else 0.5 * rings[0] <= rings[1] < 0.51 * rings[0]
     assert plain > 0 and halved > 1.95 * plain
     assert halved < 2.3 * plain or window_cache == "ring"
 

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import support.models.kernel_cases as cases
 import torch
+import triton
+import triton.language as tl
 
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.fp8_cache import as_cached
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
 from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.batch_view import BatchView
@@ -80,6 +83,24 @@ def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str
         tiles=VARIANTS["tiles"].plans(dtype)[1],
         **shape,  # type: ignore[arg-type]
     )
+
+
+@triton.jit
+def _round_all(x_ptr, scale_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out_ptr + at, as_cached(tl.load(x_ptr + at), tl.load(scale_ptr), out_ptr, True))
+
+
+def test_rounding_to_fp8(rng: np.random.Generator) -> None:
+    """As torch does: numbers of all sizes, all halves between two numbers, and what saturates; NaN stays."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ordered, scale = numbers[~numbers.isnan()].sort().values, torch.tensor([2.0 ** float(rng.integers(-9, 9))])
+    x = cases.draw(rng, 4096, dtype=torch.float32, device=CPU) * torch.from_numpy(np.exp2(rng.uniform(-14, 10, 4096))).float()
+    x[:253], x[300:305] = (ordered[1:] + ordered[:-1]) / 2, torch.tensor([464.0, 1e30, -1e30, -0.0, float("nan")])
+    out = torch.zeros(4096, dtype=torch.float8_e4m3fn)
+    _round_all[(1,)](x * scale, scale, out, 4096)
+    expected = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
 
 
 @both_dtypes
