@@ -41,6 +41,7 @@ STARVES = fault_code("the request with the lowest rank stands still")
 
 SEEN_TURNS = 1  # turns after which a cancel that could be seen must have been seen
 ID, PROGRESS, STILL = range(3)  # Observed.best
+PLANNED, ENDED_NS = range(2)  # Observed.step
 
 
 @device
@@ -215,13 +216,16 @@ def check_pace(limits, state, sim, now, command):
         elif generated > observed.generated[slot]:
             if generated == 1:
                 observed.first_ns[slot] = now
-            observed.generated[slot], observed.token_ns[0] = generated, now
+            observed.generated[slot] = generated
+    if observed.step[PLANNED] != 0:
+        observed.step[ENDED_NS] = now
+    observed.step[PLANNED] = batch.counts[S.ROWS]
     for slot in range(limits.slots):
         if held and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
             late = now >= observed.first_ns[slot] + observed.generated[slot] * limits.pace_ns
             if observed.generated[slot] == 0 or state.counts[S.WAITING_COUNT] > 0 or command != COMMAND_RUN or late:
                 return HELD_WRONGLY
-            if now >= observed.token_ns[0] + limits.pace_ns:
+            if now >= observed.step[ENDED_NS] + limits.pace_ns:
                 return HELD_LONG
     return 0
 

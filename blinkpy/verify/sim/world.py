@@ -101,7 +101,7 @@ class Observed(NamedTuple):
     cancel_age: Int64  # [S] turns since a cancel could be seen
     generated: Int64  # [S] tokens of a request that runs
     first_ns: Int64  # [S] when the first of them came
-    token_ns: Int64  # [1] when any came
+    step: Int64  # [2] rows that the last turn planned, and when the last step ended
     attached: Int64  # [Q]
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
@@ -304,5 +304,5 @@ def _make_fronts(limits: Limits) -> Fronts:
 def _make_observed(limits: Limits) -> Observed:
     per_slot = ("status", "request_id", "cancel_age", "generated", "first_ns")
     sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields}
-    sizes |= {"token_ns": 1, "best": 3}
+    sizes |= {"step": 2, "best": 3}
     return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})
