@@ -108,6 +108,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
             batch_invariant=arguments.batch_invariant,
+            **({"quantization": arguments.quantization} if arguments.quantization else {}),
         )
         loop = Spinning if arguments.spin_us else GpuLoop
         engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
@@ -130,7 +131,7 @@ def _measure(
     client.join(20)
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
-        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar")},
+        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization")},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
         "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
         "rows": {},
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take this long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
     parser.add_argument("--batch-invariant", action="store_true", help="one order of sums in every bucket")
+    parser.add_argument("--quantization", default="", help="the engine's --quantization")
     parser.add_argument("--grammar", action="store_true", help="all requests write JSON of a schema")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
