@@ -46,6 +46,8 @@ from blinkpy.models.families.describe_model import describe_model  # noqa: E402
 from blinkpy.queues.byte_automaton import ByteAutomaton  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
 
+ARGUMENTS = ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization", "kv_cache_dtype")  # in the result
+
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": round(float(np.percentile(values, 50)), 2), "p99": round(float(np.percentile(values, 99)), 2)}
@@ -108,14 +110,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             control=arguments.control,
             record_steps=arguments.record_steps,
             batch_invariant=arguments.batch_invariant,
-            **({"quantization": arguments.quantization} if arguments.quantization else {}),
+            quantization=arguments.quantization,
+            kv_cache_dtype=arguments.kv_cache_dtype,
         )
         loop = Spinning if arguments.spin_us else GpuLoop
         engine = make_engine(config, device=CudaDevice(trace_rows=200_000, pdl=arguments.pdl, loop=loop))
         Spinning.cycles = arguments.spin_us * torch.cuda.get_device_properties(0).clock_rate // 1000
         engine.start()
         try:
-            return _measure(engine, describe_model(folder), arguments, grammar)
+            return _measure(engine, describe_model(folder, arguments.quantization), arguments, grammar)
         finally:
             engine.close()
 
@@ -131,7 +134,7 @@ def _measure(
     client.join(20)
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
-        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization")},
+        **{name: getattr(arguments, name) for name in ARGUMENTS},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
         "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
         "rows": {},
@@ -158,7 +161,7 @@ def _measure(
             "wall": wall.get(rows),
         }
         if not arguments.spin_us:
-            floor = floor_us(a, rows, context)
+            floor = floor_us(a, rows, context, fp8_cache=arguments.kv_cache_dtype != "auto")
             result["rows"][rows] |= {"floor_us": round(floor, 1), "share_of_floor": round(floor / step["p50"], 3)}
     return result
 
@@ -191,7 +194,8 @@ def main() -> None:
     parser.add_argument("--spin-us", type=int, default=0, help="a step does nothing but take this long (0: it is the model's)")
     parser.add_argument("--no-pdl", dest="pdl", action="store_false", help="no programmatic dependent launches")
     parser.add_argument("--batch-invariant", action="store_true", help="one order of sums in every bucket")
-    parser.add_argument("--quantization", default="", help="the engine's --quantization")
+    parser.add_argument("--quantization", default="auto", help="the engine's")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="the engine's")
     parser.add_argument("--grammar", action="store_true", help="all requests write JSON of a schema")
     parser.add_argument("--record-steps", type=int, default=2048, help="flight recorder: steps kept (0: off)")
     parser.add_argument("--budget", type=float, default=120, help="seconds after which the loop ends by itself")
