@@ -20,6 +20,7 @@ TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: f
 HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
 FIRST_S = 1.0  # of the processor, of tests that go before the stages
 KILLERS = 6  # of neighbours, that go before all
+STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
 TESTS = "tests"
 
 Stage = tuple[str, list[str]]  # its name, and which tests
@@ -95,7 +96,8 @@ class Hunt:
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
-        """What a process says about a mutant. When it is a test's first kill, the same test has to pass without the mutant."""
+        """What a process says about a mutant. When it is a test's first kill, or others had the processor, the same test has to
+        pass without the mutant."""
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
         stage, tests = hunted.stages.pop(0)
         if claim:
@@ -109,7 +111,7 @@ class Hunt:
             hunted.stages = [(TESTS, tests + later), *(other for other in hunted.stages if other[0] != TESTS)]
         elif said:
             verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of))
-            if verdict.by not in tests or verdict.by in self._fit:
+            if verdict.by not in tests or (verdict.by in self._fit and ended.starved_s < STARVED_S):
                 return verdict
             hunted.claim = verdict
             hunted.stages.insert(0, (TESTS, tests))

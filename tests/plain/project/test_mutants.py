@@ -1,6 +1,8 @@
 """The mutation tester itself: what it chooses, what it runs, what it keeps, and that nothing of a mutant stays."""
 
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -94,15 +96,18 @@ def test_each_function_of_tests_comes_before_more_parameters() -> None:
 class Nobody:
     """Processes that find nothing, or what a function of what they run says."""
 
-    has_room = True
-
-    def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "") -> None:
+    def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "", starved_s: float = 0.0) -> None:
+        self.starved_s = starved_s
         self.started: list[Any] = []
         self._running: list[Any] = []
         self._say = say
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        return not self._running
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Any, *arguments: Any) -> None:
         tests = list(arguments[0]) if isinstance(arguments[0], dict) else []
@@ -114,21 +119,20 @@ class Nobody:
         from mutants.processes import Ended
 
         done, self._running = self._running, []
-        return [Ended(key, said, "", 1.0) for key, said in done]
+        return [Ended(key, said, "", 1.0, self.starved_s) for key, said in done]
 
 
-def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody) -> Any:
-    """The verdict on a mutant whose line is reached by some, when others of its function were killed."""
+def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody, nth: int = 0) -> Any:
+    """The last verdict on mutants, up to the nth, whose lines are reached by some, when others of the function were killed."""
     from mutants.hunt import Hunt, Hunted, Killers
     from mutants.mutations import mutants_of
     from mutants.reach import Reach
 
-    mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
-    reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching}})
-    neighbours = [(f"{mutant.file}::{mutant.function}: {text}", by) for text, by in killed]
+    mutants = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[: nth + 1]
+    reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching for mutant in mutants} for mutant in mutants})
+    neighbours = [(f"{mutants[0].file}::{mutants[0].function}: {text}", by) for text, by in killed]
     hunt = Hunt(processes, reach, Killers(neighbours), "path", 1, "folder")  # type: ignore[arg-type]
-    (verdict,) = hunt.verdicts([Hunted(mutant, "kv")], float("inf"))
-    return verdict
+    return list(hunt.verdicts([Hunted(mutant, "kv") for mutant in mutants], float("inf")))[-1]
 
 
 @pytest.mark.parametrize(("slow", "last"), [(2.0, ["run_collected", "exercised"]), (9.0, ["exercised", "run_collected"])])
@@ -182,6 +186,19 @@ def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
     assert nobody.started == [("path", "run_collected", some) for some in tests]
 
 
+@pytest.mark.parametrize(("starved_s", "tried"), [(0.0, 1), (60.0, 3)])
+def test_where_others_have_the_processor_each_kill_is_tried_without_the_mutant(starved_s: float, tried: int) -> None:
+    whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
+    sources: list[str] = []
+
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        sources.append(source)
+        return "a.py::good: wrong" if source != whole else ""
+
+    verdict = hunted({"a.py::good": 0.1}, ["a.py"], [], Nobody(say, starved_s), nth=2)
+    assert verdict.by == "a.py::good" and sources.count(whole) == tried and len(sources) == 3 + tried
+
+
 # ---- processes ----------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +212,7 @@ def answers(cpu_s: float, origin: str, function: Callable[..., Any], *arguments:
     found: list[Any] = []
     while processes:
         found += processes.ended()
-    ((key, answer, died_of, _),) = found
+    ((key, answer, died_of, *_),) = found
     assert key == "key" and processes.has_room
     return answer, died_of
 
@@ -206,12 +223,37 @@ def loop() -> None:
 
 
 def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(60, "here", lambda: 7) == (7, "")
     assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1000)
     assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
     assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
+
+
+def work(seconds: float) -> int:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return 7
+
+
+def wait_for_work(seconds: float) -> int:
+    """Sleep while a child works."""
+    child = os.fork()
+    if child == 0:
+        work(seconds)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return 7
+
+
+@pytest.mark.parametrize("function", [work, wait_for_work])
+def test_who_has_work_is_never_late(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of the processor it gets: a limit of its sleep is none of its time."""
+    monkeypatch.setattr("mutants.processes.SLEEP_LOOK_S", 0.05)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 0.005)
+    assert answers(60, "here", function, 1.5) == (7, "")
+    assert answers(60, "here", time.sleep, 600)[1] == "waits for what never comes"
 
 
 @pytest.fixture
@@ -231,7 +273,7 @@ def test_a_child_of_a_server_that_hangs_or_dies_is_noticed(collected: Any, monke
     assert answers(60, path, abs, -7, served=processes) == (7, "")
     assert answers(60, path, os._exit, 3, served=processes)[1] == "its process died, with 3"
     assert answers(1, path, sum, range(1 << 40), served=processes)[1] == "takes more than 1 s of the processor"
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(1, path, time.sleep, 600, served=processes)[1] == "waits for what never comes"
 
 
@@ -327,6 +369,46 @@ def test_a_ledger_keeps_verdicts_as_long_as_the_function_is_the_same(tmp_path: P
     assert ledger.of(alive, "queues") == Verdict.of(alive, "queues", "", "", 1.5)
     assert ledger.of(changed._replace(text="another"), "queues") is None and ledger.of(cut, "queues") is None
     assert ledger.of(later._replace(line=later.line + 9, start=0), "queues").by == "b.py::test"  # type: ignore[union-attr]
+
+
+def test_one_run_at_a_time_adds_to_a_ledger(tmp_path: Path) -> None:
+    from mutants.results import alone
+
+    path = tmp_path / "ledger.jsonl"
+    for _ in range(2):
+        with alone(path), pytest.raises(SystemExit, match="another run adds"), alone(path):
+            pass
+
+
+def test_a_run_ends_when_it_is_told_to_in_the_state_machine(tmp_path: Path) -> None:
+    """Hypothesis takes some of what a signal raises for a failure of what it runs, and goes on."""
+    code = """
+import os, signal, sys
+from mutants import __main__ as run
+from hypothesis import given, settings, strategies as st
+
+seen = set()
+
+def told(arguments, seed):
+    @settings(max_examples=5, database=None)
+    @given(st.integers())
+    def test(number):
+        if number not in seen:
+            seen.add(number)
+            os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        test()
+    except Exception:
+        print("goes on")
+
+run.hunt_all, sys.argv = told, ["mutants"]
+raise SystemExit(run.main())
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tools'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 143 and "goes on" not in done.stdout, done.stderr
 
 
 def test_a_mutant_is_another_one_when_its_function_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
