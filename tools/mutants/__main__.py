@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--resume", action="store_true", help="with --all: only those without a verdict in the ledger, and keep theirs"
     )
-    made.add_argument("--again", action="store_true", help="with --resume: once more those that lived, too")
+    made.add_argument("--again", action="store_true", help="with --resume: first once more those that lived")
     made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
@@ -113,7 +113,7 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
             verdicts[verdict.name] = verdict
     waiting = [hunted for hunted in mutants if hunted.mutant.name not in verdicts]
     if arguments.again:
-        waiting += [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by]
+        waiting = [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by] + waiting
     print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
     if waiting and arguments.seconds > 0:
         found = hunted_down(waiting, list(verdicts.values()), arguments.jobs, seed, arguments.seconds)

@@ -371,6 +371,30 @@ def test_a_ledger_keeps_verdicts_as_long_as_the_function_is_the_same(tmp_path: P
     assert ledger.of(later._replace(line=later.line + 9, start=0), "queues").by == "b.py::test"  # type: ignore[union-attr]
 
 
+def test_who_lived_is_hunted_first_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutants import __main__ as command
+    from mutants.results import Ledger, Verdict
+
+    path, asked = tmp_path / "ledger.jsonl", list[list[str]]()
+
+    def hunted_down(waiting: list[Any], *others: Any) -> Iterator[Any]:
+        asked.append([hunted.mutant.name for hunted in waiting])
+        yield from ()
+
+    monkeypatch.setattr(command, "hunted_down", hunted_down)
+    monkeypatch.setattr(command, "GROUPS", {"queues": ("queues/completion.py",)})
+    monkeypatch.setattr(command, "equivalent", dict)
+    options = ["--all", "--resume", "--ledger", str(path)]
+    chosen = command.chosen(command.parser().parse_args(options), command.FULL_SEED)[0]
+    lived, killed = chosen[-1].mutant, chosen[0].mutant
+    for mutant, by in ((lived, ""), (killed, "simulator")):
+        Ledger(path).add(Verdict.of(mutant, "queues", by, "an error" if by else "", 1.0))
+    for again in ([], ["--again"]):
+        command.hunt_all(command.parser().parse_args([*options, *again]), command.FULL_SEED)
+    others = [hunted.mutant.name for hunted in chosen[1:-1]]
+    assert asked == [others, [lived.name, *others]]
+
+
 def test_one_run_at_a_time_adds_to_a_ledger(tmp_path: Path) -> None:
     from mutants.results import alone
 
