@@ -19,7 +19,7 @@ from mutants.mutations import Mutant
 
 HOW = ("an error", "an endless call", "a timeout")
 """How mutants are noticed: somebody says what is wrong; one call, or one test, takes many times what it usually takes; or its
-process died, or took or waited too long as a whole, which one that changes nothing may do on a bad machine."""
+process died, took too much of the processor as a whole, or slept too long, which one that changes nothing may do, too."""
 
 COUNTS = ("killed", "survived", "equivalent", "unknown")
 
