@@ -93,6 +93,9 @@ def test_each_function_of_tests_comes_before_more_parameters() -> None:
     assert "a.py::slow" in tests and 10 < len(tests) < 20
 
 
+DIED = "its process died"
+
+
 class Nobody:
     """Processes that find nothing, or what a function of what they run says."""
 
@@ -119,7 +122,8 @@ class Nobody:
         from mutants.processes import Ended
 
         done, self._running = self._running, []
-        return [Ended(key, said, "", 1.0, self.starved_s) for key, said in done]
+        died = [said if said.startswith(DIED) else "" for _, said in done]
+        return [Ended(key, None if of else said, of, 1.0, self.starved_s) for (key, said), of in zip(done, died, strict=True)]
 
 
 def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody, nth: int = 0) -> Any:
@@ -176,14 +180,26 @@ def test_what_a_process_with_all_imports_can_t_have_is_imported() -> None:
 def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
     whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
 
+    bad, good = "a.py::bad[x: y]", "a.py::good"
+
     def say(origin: str, function: str, tests: list[str], source: str) -> str:
-        return "a.py::bad: always" if "a.py::bad" in tests else "a.py::good: wrong" if tests and source != whole else ""
+        return f"{bad}: always" if bad in tests else f"{good}: wrong" if tests and source != whole else ""
 
     nobody = Nobody(say)
-    verdict = hunted({"a.py::bad": 0.1, "a.py::good": 0.1}, ["simulator", "a.py"], [], nobody)
-    assert verdict.by == "a.py::good"
-    tests = [["a.py::bad", "a.py::good"], ["a.py::bad"], ["a.py::good"], ["a.py::good"]]
+    verdict = hunted({bad: 0.1, good: 0.1}, ["simulator", "a.py"], [], nobody)
+    assert verdict.by == good
+    tests = [[bad, good], [bad], [good], [good]]
     assert nobody.started == [("path", "run_collected", some) for some in tests]
+
+
+@pytest.mark.parametrize("reached", ["simulator", "a.py"])
+def test_who_dies_without_the_mutant_too_is_broken(reached: str) -> None:
+    whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
+    mutants_die = Nobody(lambda origin, function, tests, source: DIED if source != whole else "")
+    verdict = hunted({"a.py::one": 0.1}, [reached], [], mutants_die)
+    assert (verdict.by, verdict.how) == ("tests" if reached == "a.py" else reached, "a timeout")
+    with pytest.raises(SystemExit, match=DIED):
+        hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED))
 
 
 @pytest.mark.parametrize(("starved_s", "tried"), [(0.0, 1), (60.0, 3)])
