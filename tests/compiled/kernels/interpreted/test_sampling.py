@@ -116,7 +116,10 @@ FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "voca
     ("made", "filters"),
     [
         *((FLAT, filters) for filters in ({E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {})),
-        *((PEAKED, filters) for filters in ({E.WORD_TOP_K: 1}, {E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3})),
+        *(
+            (PEAKED, filters)
+            for filters in ({E.WORD_TOP_K: 1}, {E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_TOP_P: 0.0}, {E.WORD_MIN_P: 0.3})
+        ),
     ],
 )
 def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[int, float]) -> None:
