@@ -4,7 +4,7 @@ A fresh random sample, or all of them with --all: at most one for each line and 
 verdicts are kept in a ledger as they come, and those that it has are not found again, as long as the text of the mutant's
 function is the same. So --all --resume may be stopped at any time, and goes on with what is left. docs/verification.md has more.
 
-Exit codes: 0 when as many die as must, 1 when fewer do, 2 wrong usage.
+Exit codes: 0 when as many die as must, 1 when fewer do, 2 wrong usage, 143 when it was ended.
 """
 
 import argparse
@@ -12,12 +12,11 @@ import multiprocessing
 import random
 import secrets
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from mutants.hunt import Hunt, Hunted, Killers
 from mutants.mutations import mutants_of, thinned
 from mutants.processes import Processes
 from mutants.reach import reach, test_files
-from mutants.results import COUNTS, HOW, Ledger, Verdict, interval, result, write
+from mutants.results import COUNTS, HOW, Ledger, Verdict, alone, interval, result, write
 from mutants.session import Change
 from mutants.stages import STAGES
 
@@ -58,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--resume", action="store_true", help="with --all: only those without a verdict in the ledger, and keep theirs"
     )
-    made.add_argument("--again", action="store_true", help="with --resume: once more those that lived, too")
+    made.add_argument("--again", action="store_true", help="with --resume: first once more those that lived")
     made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
@@ -114,7 +113,7 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
             verdicts[verdict.name] = verdict
     waiting = [hunted for hunted in mutants if hunted.mutant.name not in verdicts]
     if arguments.again:
-        waiting += [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by]
+        waiting = [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by] + waiting
     print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
     if waiting and arguments.seconds > 0:
         found = hunted_down(waiting, list(verdicts.values()), arguments.jobs, seed, arguments.seconds)
@@ -155,9 +154,14 @@ def main() -> int:
         parser().error("--again needs --resume, and that --all")
     if arguments.resume and (arguments.seed or arguments.every):
         parser().error("a full run has its own choice: --resume takes no --seed and no --every")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Hypothesis takes SystemExit for a failure of what it runs
     seed = FULL_SEED if arguments.resume else arguments.seed or secrets.randbelow(1 << 31) + 1
-    found = hunt_all(arguments, seed)
+    adds = arguments.resume and arguments.seconds > 0
+    try:
+        with alone(arguments.ledger) if adds else nullcontext():
+            found = hunt_all(arguments, seed)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGTERM
     if arguments.resume and not arguments.only:
         write(arguments.ledger.with_suffix(".json"), found)
     return judge(found, sample=not arguments.all)

@@ -20,6 +20,7 @@ TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: f
 HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
 FIRST_S = 1.0  # of the processor, of tests that go before the stages
 KILLERS = 6  # of neighbours, that go before all
+STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
 TESTS = "tests"
 
 Stage = tuple[str, list[str]]  # its name, and which tests
@@ -59,11 +60,10 @@ class Hunted:
     forks: bool = True  # from the process that has collected all tests
     claim: Verdict | None = None  # of a test that must not fail without the mutant
 
-    def verdict(self, stage: str = "", said: str = "", died: bool = False) -> Verdict:
-        """stage: that noticed it, "" for none. said: what it said, or what its process died of."""
+    def verdict(self, stage: str = "", said: str = "", died: bool = False, tests: Iterable[str] = ()) -> Verdict:
+        """stage: that noticed it, "" for none. said: what it said, or what its process died of. tests: that it ran."""
         how = HOW[2 if died else 1 if EndlessCallError.__name__ in said else 0] if stage else ""
-        test = said.partition(": ")[0]
-        by = test if stage == TESTS and "::" in test else stage
+        by = next((test for test in tests if said.startswith(f"{test}: ")), stage)
         return Verdict.of(self.mutant, self.group, by, how, round(sum(self.seconds.values()), 2), said[:200])
 
 
@@ -95,24 +95,29 @@ class Hunt:
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
-        """What a process says about a mutant. When it is a test's first kill, the same test has to pass without the mutant."""
+        """What a process says about a mutant. Where it is a test's first kill, others had the processor, or the process died, the
+        same is tried without the mutant. Raises SystemExit when a process dies even so: the machine, or a tool, is broken."""
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
         stage, tests = hunted.stages.pop(0)
         if claim:
-            (self._unfit if said else self._fit).add(claim.by)
+            test = claim.by if claim.by in tests else hunted.verdict(stage, said, tests=tests).by
+            if said and test not in tests:
+                raise SystemExit(f"without {claim.name}, too, {stage}: {said}")
+            (self._unfit if said else self._fit).add(test)
             hunted.claim = None
-            hunted.stages.insert(0, (TESTS, tests))
+            hunted.stages.insert(0, (stage, tests))
             return None if said else claim
         hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
         if said == UNCHANGED:
             hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
             hunted.stages = [(TESTS, tests + later), *(other for other in hunted.stages if other[0] != TESTS)]
         elif said:
-            verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of))
-            if verdict.by not in tests or verdict.by in self._fit:
+            verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of), tests)
+            tried = verdict.by in self._fit and ended.starved_s < STARVED_S
+            if not ended.died_of and (verdict.by not in tests or tried):
                 return verdict
             hunted.claim = verdict
-            hunted.stages.insert(0, (TESTS, tests))
+            hunted.stages.insert(0, (stage, tests))
         return None
 
     def _plan(self, hunted: Hunted) -> None:
@@ -144,10 +149,10 @@ class Hunt:
             return False
         mutant, (stage, tests) = hunted.mutant, hunted.stages[0]
         change = Change(mutant.module, mutant.path, mutant.source)
+        tests = [test for test in tests if test not in self._unfit]
         if hunted.claim:
-            tests, change = [hunted.claim.by], change._replace(source=mutant.path.read_text())
-        elif stage == TESTS:
-            tests = [test for test in tests if test not in self._unfit]
+            tests = [hunted.claim.by] if hunted.claim.by in tests else tests
+            change = change._replace(source=mutant.path.read_text())
         if stage != TESTS:
             self._processes.start(hunted, HANGS * STAGE_S, HERE, STAGES[stage], change, self._seed)
             return True

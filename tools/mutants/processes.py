@@ -9,14 +9,16 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 MEMORY_BYTES = 16 << 30
-WALL_SHARE = 20  # a multiple of its processor time: a process that takes longer waits for what never comes
-READY_S = 600.0  # for a server to be ready
+SLEEP_SHARE = 3  # a multiple of its processor time: a process that sleeps longer waits for what never comes
+SLEEP_LOOK_S = 1.0  # between looks at who sleeps
+READY_S = 3600.0  # for a server to be ready
 LOOK_S = 5.0  # between its looks for its parent
 PRELOADED = ["mutants.session", "hypothesis", "numba", "torch"]
 HERE, FRESH = "here", "fresh"
@@ -25,20 +27,24 @@ packages, and nothing of blinkpy. A path is that of a server's socket."""
 
 
 class Ended(NamedTuple):
-    """A process that is over. answer: what the function returned, None when it died. seconds: of the processor."""
+    """A process that is over. answer: what the function returned, None when it died. seconds: of the processor. starved_s: how
+    long it could have run, and others had the processor."""
 
     key: Any
     answer: Any
     died_of: str
     seconds: float
+    starved_s: float = 0.0
 
 
-class _Running(NamedTuple):
+@dataclass
+class _Running:
     process: BaseProcess | None  # None: another one's child
-    group: int
+    group: int  # its session, too
     key: Any
     cpu_s: float
-    until: float  # time.monotonic()
+    looked: float  # time.monotonic() of the last look at whether it sleeps
+    slept_s: float = 0.0
 
 
 class Processes:
@@ -83,23 +89,23 @@ class Processes:
             ours = Client(origin, "AF_UNIX")
             ours.send((cpu_s, function, arguments))
             group = ours.recv()
-        self._running[ours] = _Running(process, group, key, cpu_s, time.monotonic() + WALL_SHARE * cpu_s)
+        self._running[ours] = _Running(process, group, key, cpu_s, time.monotonic())
 
     def ended(self) -> Iterator[Ended]:
         """Those that are over, after a second at most."""
         ready = {pipe for pipe in wait(list(self._running), timeout=1.0) if isinstance(pipe, Connection)}
         for pipe, running in list(self._running.items()):
-            late = time.monotonic() > running.until
+            late = pipe not in ready and _sleeps_late(running)
             if pipe in ready or late:
-                answer, seconds, code = None, running.cpu_s, None
+                answer, seconds, starved, code = None, running.cpu_s, 0.0, None
                 with contextlib.suppress(EOFError, ConnectionError):
-                    answer, seconds, code = (None, seconds, None) if late else pipe.recv()
+                    answer, seconds, starved, code = (None, seconds, starved, None) if late else pipe.recv()
                 ended = self._kill(pipe)
                 code = ended if code is None else code
                 died_of = "waits for what never comes" if late else f"takes more than {running.cpu_s:g} s of the processor"
                 if not late and code != -signal.SIGXCPU:
                     died_of = f"its process died, with {code}"
-                yield Ended(running.key, answer, "" if answer is not None else died_of, seconds)
+                yield Ended(running.key, answer, "" if answer is not None else died_of, seconds, starved)
 
     def _kill(self, pipe: Connection) -> int | None:
         """With all that it started. Returns how it ended by itself, if it did and is known."""
@@ -153,7 +159,7 @@ def _watch(connection: Any) -> None:
         os._exit(0)
     _, status, usage = os.wait4(child, 0)
     with contextlib.suppress(OSError):
-        connection.send((None, usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status)))
+        connection.send((None, usage.ru_utime + usage.ru_stime, 0.0, os.waitstatus_to_exitcode(status)))
     os._exit(0)
 
 
@@ -174,4 +180,40 @@ def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], argument
     """Die when it takes too much."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 5))
-    pipe.send((function(*arguments), time.process_time(), None))
+    answer = function(*arguments)
+    pipe.send((answer, time.process_time(), starved_s(), None))
+
+
+def starved_s() -> float:
+    """How long the threads of this process, together, could have run and did not get a processor."""
+    delays = [_text(task / "schedstat").split()[1:2] for task in Path("/proc/self/task").iterdir()]
+    return sum(int(delay) for found in delays for delay in found) / 1e9
+
+
+def _sleeps_late(running: _Running) -> bool:
+    """Whether a process, and all that it started, slept too long. Time in which one of them had work does not count, however
+    little of the processor it got: so a machine with other work makes nobody late."""
+    now = time.monotonic()
+    if now - running.looked >= SLEEP_LOOK_S:
+        running.slept_s += 0.0 if _has_work(running.group) else now - running.looked
+        running.looked = now
+    return running.slept_s > SLEEP_SHARE * running.cpu_s
+
+
+def _has_work(session: int) -> bool:
+    """Whether a thread of a session runs, or could."""
+    its = [process for process in Path("/proc").glob("[0-9]*") if _fields(process)[3:4] == [str(session)]]
+    return any(_fields(task)[:1] in (["R"], ["D"]) for process in its for task in process.glob("task/*"))
+
+
+def _fields(process: Path) -> list[str]:
+    """Of its stat, from the state on: proc_pid_stat(5)."""
+    return _text(process / "stat").rpartition(")")[2].split()
+
+
+def _text(path: Path) -> str:
+    """Of a file of a process, "" when that is over."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

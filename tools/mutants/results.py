@@ -4,10 +4,12 @@ A line `run` says when and where the verdicts behind it were found. A verdict co
 is the same; of several, the last one. So ledgers of several machines are merged by adding them: cat FILE >> LEDGER.
 """
 
+import contextlib
+import fcntl
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from mutants.mutations import Mutant
 
 HOW = ("an error", "an endless call", "a timeout")
 """How mutants are noticed: somebody says what is wrong; one call, or one test, takes many times what it usually takes; or its
-process died, or took or waited too long as a whole, which one that changes nothing may do on a bad machine."""
+process died, took too much of the processor as a whole, or slept too long, which one that changes nothing may do, too."""
 
 COUNTS = ("killed", "survived", "equivalent", "unknown")
 
@@ -68,6 +70,17 @@ class Ledger:
         self._began = True
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@contextlib.contextmanager
+def alone(ledger: Path) -> Iterator[None]:
+    """Nobody else adds to a ledger meanwhile. Raises SystemExit when somebody does."""
+    with open(ledger, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another run adds to {ledger}: wait for its end, or name another --ledger") from None
+        yield
 
 
 def origin() -> dict[str, Any]:

@@ -208,14 +208,18 @@ def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> 
         assert remainder(x, modulus) == x % modulus
 
 
-def test_a_bucket_is_looked_at_up_to_its_bound() -> None:
-    """Pages with the same hash, of which one has the request's token. What is further back is no hit: no turn takes long."""
+@pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
+def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
+    """Pages of one bucket, of which one has the request's token; the others have this hash, and this salt. What is further back
+    is no hit: no turn takes long."""
     length = CHAIN + 2
     limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
     requests = SimpleNamespace(page_hash=np.full((1, 1), 7), cache_salt=[0], tokens=np.ones((1, 1)))
     for place in range(length):
+        keys, salts = [key] * length, [salt] * length
+        keys[place], salts[place] = 7, 0
         pages = SimpleNamespace(
-            bucket_head=[0], bucket_next=[*range(1, length), -1], key=[7] * length, salt=[0] * length, parent=[-1] * length,
+            bucket_head=[0], bucket_next=[*range(1, length), -1], key=keys, salt=salts, parent=[-1] * length,
             tokens=(np.arange(length) == place)[:, None].astype(int),
         )  # fmt: skip
         found = find_page(limits, requests, pages, 0, 0, ANY_PARENT)

@@ -241,6 +241,17 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost(), ("restart",)]
 
 
+@pytest.mark.parametrize(("led", "lives", "first"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_who_waits_for_room_goes_first(stage: Stage, led: bool, lives: bool, first: bool) -> None:
+    """Not who waits for a leader, or was given up."""
+    waits, comes = Choice(stage.log, "a"), Choice(stage.log, "b")
+    waits.open, waits.leader = lives, comes if led else None
+    stage.link._held = [(waits, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    assert stage.link.room() == (0 if first else 8)
+    stage.link.submit([(comes, np.zeros(1, np.int32), None)])  # type: ignore[list-item]
+    assert (("submit", "b", None) in stage.log) != first and len(stage.link._held) == 1 + first
+
+
 def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
     """At once, with all of its request; or behind one that waits for room, where it was not tried before."""
     choices: list[Any] = [Choice(stage.log, name) for name in "abc"]

@@ -262,6 +262,19 @@ def test_the_longest_prompt_fits_and_room_comes_back_when_it_was_read(tokens: in
             pair.submit(np.zeros(1, np.int32), RequestParameters())
 
 
+def test_the_room_of_who_has_ended_comes_back_at_once() -> None:
+    """The engine has read its entry, even where the transport's words are older than the completion."""
+    transport = Noted(QueueSizes(1, 4, 4, 512, 40, 12))
+    pair = attached(transport)
+    request = pair.submit(np.zeros(40, np.int32), RequestParameters())
+    with pytest.raises(NoRoomError, match="arena is full"):
+        pair.submit(np.zeros(40, np.int32), RequestParameters())
+    at = pair._cq_position
+    transport.ring[at % 512] = pack_completion(request.slot, 1, HAS_TOKEN | FINISH_LENGTH, lap_of(at, 512))
+    assert len(pair.poll()) == 1 and transport.words.sq_head < request.after
+    pair.submit(np.zeros(40, np.int32), RequestParameters())
+
+
 def test_hashes_run_short_and_undo_what_was_taken() -> None:
     transport = Noted(QueueSizes(1, 4, 4, 512, 4096, 12))
     pair = attached(transport)

@@ -142,7 +142,7 @@ def test_the_apis_take_each_parameter_within_its_bounds() -> None:
         step = 1 if not p.is_float else 1e-6
         inside = [low + step, high] + [low] * (not p.above_low)
         assert all(p.in_bounds(value) for value in inside if value <= high), p.name
-        beyond = [low - 1, high + 1 if not p.is_float else math.nextafter(high, math.inf), *[low] * p.above_low]
+        beyond = [low - 1, high + 1 if not p.is_float else math.nextafter(high, math.inf), *[low, float(low)] * p.above_low]
         assert not any(p.in_bounds(value) for value in beyond), p.name
     assert len(RequestParameters(stop_ids=tuple(range(8))).stop_ids) == 8
     assert len(pack_entry(RequestParameters(stop_ids=tuple(range(8))), 1, 1, 0, 0, 1, 0, 0)) == SQ_ENTRY_BYTES

@@ -8,6 +8,7 @@ from support.models.random_grammars import random_rules
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.packed_rules import are_token_rules, is_allowed
 from blinkpy.queues import token_rules as R
+from blinkpy.queues.content_digest import digest_of
 from blinkpy.queues.token_rules import TokenRules
 
 
@@ -55,6 +56,12 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
         assert are_token_rules(*arguments, 0, 1) == fine, words.tolist()
         seen[fine] += 1
     assert min(seen.values()) > 200
+
+
+def test_each_word_changes_the_digest(rng: np.random.Generator) -> None:
+    words = random_rules(rng, 60).words()
+    changed = words + np.eye(len(words), dtype=np.int32)  # another word in each row
+    assert len({digest_of(each) for each in (words, words[:-1], *changed)}) == len(words) + 2
 
 
 MOST = R.MOST_BIASES, R.MOST_SEQUENCES

@@ -1,6 +1,8 @@
 """The mutation tester itself: what it chooses, what it runs, what it keeps, and that nothing of a mutant stays."""
 
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -91,18 +93,24 @@ def test_each_function_of_tests_comes_before_more_parameters() -> None:
     assert "a.py::slow" in tests and 10 < len(tests) < 20
 
 
+DIED = "its process died"
+
+
 class Nobody:
     """Processes that find nothing, or what a function of what they run says."""
 
-    has_room = True
-
-    def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "") -> None:
+    def __init__(self, say: Callable[[str, str, list[str], str], str] = lambda *started: "", starved_s: float = 0.0) -> None:
+        self.starved_s = starved_s
         self.started: list[Any] = []
         self._running: list[Any] = []
         self._say = say
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        return not self._running
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Any, *arguments: Any) -> None:
         tests = list(arguments[0]) if isinstance(arguments[0], dict) else []
@@ -114,21 +122,21 @@ class Nobody:
         from mutants.processes import Ended
 
         done, self._running = self._running, []
-        return [Ended(key, said, "", 1.0) for key, said in done]
+        died = [said if said.startswith(DIED) else "" for _, said in done]
+        return [Ended(key, None if of else said, of, 1.0, self.starved_s) for (key, said), of in zip(done, died, strict=True)]
 
 
-def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody) -> Any:
-    """The verdict on a mutant whose line is reached by some, when others of its function were killed."""
+def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[str, str]], processes: Nobody, nth: int = 0) -> Any:
+    """The last verdict on mutants, up to the nth, whose lines are reached by some, when others of the function were killed."""
     from mutants.hunt import Hunt, Hunted, Killers
     from mutants.mutations import mutants_of
     from mutants.reach import Reach
 
-    mutant = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[0]
-    reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching}})
-    neighbours = [(f"{mutant.file}::{mutant.function}: {text}", by) for text, by in killed]
+    mutants = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[: nth + 1]
+    reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching for mutant in mutants} for mutant in mutants})
+    neighbours = [(f"{mutants[0].file}::{mutants[0].function}: {text}", by) for text, by in killed]
     hunt = Hunt(processes, reach, Killers(neighbours), "path", 1, "folder")  # type: ignore[arg-type]
-    (verdict,) = hunt.verdicts([Hunted(mutant, "kv")], float("inf"))
-    return verdict
+    return list(hunt.verdicts([Hunted(mutant, "kv") for mutant in mutants], float("inf")))[-1]
 
 
 @pytest.mark.parametrize(("slow", "last"), [(2.0, ["run_collected", "exercised"]), (9.0, ["exercised", "run_collected"])])
@@ -172,14 +180,39 @@ def test_what_a_process_with_all_imports_can_t_have_is_imported() -> None:
 def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
     whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
 
+    bad, good = "a.py::bad[x: y]", "a.py::good"
+
     def say(origin: str, function: str, tests: list[str], source: str) -> str:
-        return "a.py::bad: always" if "a.py::bad" in tests else "a.py::good: wrong" if tests and source != whole else ""
+        return f"{bad}: always" if bad in tests else f"{good}: wrong" if tests and source != whole else ""
 
     nobody = Nobody(say)
-    verdict = hunted({"a.py::bad": 0.1, "a.py::good": 0.1}, ["simulator", "a.py"], [], nobody)
-    assert verdict.by == "a.py::good"
-    tests = [["a.py::bad", "a.py::good"], ["a.py::bad"], ["a.py::good"], ["a.py::good"]]
+    verdict = hunted({bad: 0.1, good: 0.1}, ["simulator", "a.py"], [], nobody)
+    assert verdict.by == good
+    tests = [[bad, good], [bad], [good], [good]]
     assert nobody.started == [("path", "run_collected", some) for some in tests]
+
+
+@pytest.mark.parametrize("reached", ["simulator", "a.py"])
+def test_who_dies_without_the_mutant_too_is_broken(reached: str) -> None:
+    whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
+    mutants_die = Nobody(lambda origin, function, tests, source: DIED if source != whole else "")
+    verdict = hunted({"a.py::one": 0.1}, [reached], [], mutants_die)
+    assert (verdict.by, verdict.how) == ("tests" if reached == "a.py" else reached, "a timeout")
+    with pytest.raises(SystemExit, match=DIED):
+        hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED))
+
+
+@pytest.mark.parametrize(("starved_s", "tried"), [(0.0, 1), (60.0, 3)])
+def test_where_others_have_the_processor_each_kill_is_tried_without_the_mutant(starved_s: float, tried: int) -> None:
+    whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
+    sources: list[str] = []
+
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        sources.append(source)
+        return "a.py::good: wrong" if source != whole else ""
+
+    verdict = hunted({"a.py::good": 0.1}, ["a.py"], [], Nobody(say, starved_s), nth=2)
+    assert verdict.by == "a.py::good" and sources.count(whole) == tried and len(sources) == 3 + tried
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------------
@@ -195,7 +228,7 @@ def answers(cpu_s: float, origin: str, function: Callable[..., Any], *arguments:
     found: list[Any] = []
     while processes:
         found += processes.ended()
-    ((key, answer, died_of, _),) = found
+    ((key, answer, died_of, *_),) = found
     assert key == "key" and processes.has_room
     return answer, died_of
 
@@ -206,12 +239,37 @@ def loop() -> None:
 
 
 def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(60, "here", lambda: 7) == (7, "")
     assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1000)
     assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
     assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
+
+
+def work(seconds: float) -> int:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return 7
+
+
+def wait_for_work(seconds: float) -> int:
+    """Sleep while a child works."""
+    child = os.fork()
+    if child == 0:
+        work(seconds)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return 7
+
+
+@pytest.mark.parametrize("function", [work, wait_for_work])
+def test_who_has_work_is_never_late(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of the processor it gets: a limit of its sleep is none of its time."""
+    monkeypatch.setattr("mutants.processes.SLEEP_LOOK_S", 0.05)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 0.005)
+    assert answers(60, "here", function, 1.5) == (7, "")
+    assert answers(60, "here", time.sleep, 600)[1] == "waits for what never comes"
 
 
 @pytest.fixture
@@ -231,7 +289,7 @@ def test_a_child_of_a_server_that_hangs_or_dies_is_noticed(collected: Any, monke
     assert answers(60, path, abs, -7, served=processes) == (7, "")
     assert answers(60, path, os._exit, 3, served=processes)[1] == "its process died, with 3"
     assert answers(1, path, sum, range(1 << 40), served=processes)[1] == "takes more than 1 s of the processor"
-    monkeypatch.setattr("mutants.processes.WALL_SHARE", 1)
+    monkeypatch.setattr("mutants.processes.SLEEP_SHARE", 1)
     assert answers(1, path, time.sleep, 600, served=processes)[1] == "waits for what never comes"
 
 
@@ -327,6 +385,70 @@ def test_a_ledger_keeps_verdicts_as_long_as_the_function_is_the_same(tmp_path: P
     assert ledger.of(alive, "queues") == Verdict.of(alive, "queues", "", "", 1.5)
     assert ledger.of(changed._replace(text="another"), "queues") is None and ledger.of(cut, "queues") is None
     assert ledger.of(later._replace(line=later.line + 9, start=0), "queues").by == "b.py::test"  # type: ignore[union-attr]
+
+
+def test_who_lived_is_hunted_first_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutants import __main__ as command
+    from mutants.results import Ledger, Verdict
+
+    path, asked = tmp_path / "ledger.jsonl", list[list[str]]()
+
+    def hunted_down(waiting: list[Any], *others: Any) -> Iterator[Any]:
+        asked.append([hunted.mutant.name for hunted in waiting])
+        yield from ()
+
+    monkeypatch.setattr(command, "hunted_down", hunted_down)
+    monkeypatch.setattr(command, "GROUPS", {"queues": ("queues/completion.py",)})
+    monkeypatch.setattr(command, "equivalent", dict)
+    options = ["--all", "--resume", "--ledger", str(path)]
+    chosen = command.chosen(command.parser().parse_args(options), command.FULL_SEED)[0]
+    lived, killed = chosen[-1].mutant, chosen[0].mutant
+    for mutant, by in ((lived, ""), (killed, "simulator")):
+        Ledger(path).add(Verdict.of(mutant, "queues", by, "an error" if by else "", 1.0))
+    for again in ([], ["--again"]):
+        command.hunt_all(command.parser().parse_args([*options, *again]), command.FULL_SEED)
+    others = [hunted.mutant.name for hunted in chosen[1:-1]]
+    assert asked == [others, [lived.name, *others]]
+
+
+def test_one_run_at_a_time_adds_to_a_ledger(tmp_path: Path) -> None:
+    from mutants.results import alone
+
+    path = tmp_path / "ledger.jsonl"
+    for _ in range(2):
+        with alone(path), pytest.raises(SystemExit, match="another run adds"), alone(path):
+            pass
+
+
+def test_a_run_ends_when_it_is_told_to_in_the_state_machine(tmp_path: Path) -> None:
+    """Hypothesis takes some of what a signal raises for a failure of what it runs, and goes on."""
+    code = """
+import os, signal, sys
+from mutants import __main__ as run
+from hypothesis import given, settings, strategies as st
+
+seen = set()
+
+def told(arguments, seed):
+    @settings(max_examples=5, database=None)
+    @given(st.integers())
+    def test(number):
+        if number not in seen:
+            seen.add(number)
+            os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        test()
+    except Exception:
+        print("goes on")
+
+run.hunt_all, sys.argv = told, ["mutants"]
+raise SystemExit(run.main())
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tools'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 143 and "goes on" not in done.stdout, done.stderr
 
 
 def test_a_mutant_is_another_one_when_its_function_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

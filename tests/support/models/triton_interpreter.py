@@ -15,6 +15,7 @@ Programs run one after another, so a kernel must not wait for another program.
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 
@@ -67,6 +68,47 @@ def install() -> None:
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
     builder.create_fmul = create_fmul
+
+
+def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a kernel that reads or writes outside of the tensors that it was called with fails."""
+    import triton.runtime.interpreter as interpreter
+
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    take_arguments, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+    bounds: list[np.ndarray] = []  # first addresses, and those behind the last ones
+
+    def taking(self: Any, arguments: Any, named: Any) -> Any:
+        taken = take_arguments(self, arguments, named)
+        tensors = [each for each in (*taken[0], *taken[1].values()) if hasattr(each, "data_ptr") and each.numel()]
+        spans = np.array([(each.data_ptr(), each.data_ptr() + _bytes_of(each)) for each in tensors], np.uint64)
+        bounds[:] = spans[np.argsort(spans[:, 0])].T
+        return taken
+
+    def check(pointers: Any, mask: Any) -> None:
+        at = pointers.data[mask.data]
+        size = np.uint64(pointers.get_element_ty().primitive_bitwidth // 8)
+        inside = [(at >= first) & (at + size <= past) for first, past in zip(*bounds, strict=True)]
+        if not np.logical_or.reduce(inside).all():
+            raise IndexError("an access outside of all tensors")
+
+    def loading(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        check(pointers, mask)
+        return load(self, pointers, mask, *others)
+
+    def storing(self: Any, pointers: Any, value: Any, mask: Any, *others: Any) -> Any:
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *others)
+
+    monkeypatch.setattr(executor, "_init_args_hst", taking)
+    monkeypatch.setattr(builder, "create_masked_load", loading)
+    monkeypatch.setattr(builder, "create_masked_store", storing)
+
+
+def _bytes_of(tensor: Any) -> int:
+    """From the first to the last element of a tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def _round_to_bfloat16(data: np.ndarray) -> np.ndarray:

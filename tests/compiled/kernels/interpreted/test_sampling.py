@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
+from support.models import triton_interpreter
 from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.sampling.apply_rules import apply_rules
-from blinkpy.kernels.sampling.candidates import THRESHOLDS
+from blinkpy.kernels.sampling.candidates import THRESHOLDS, section_of
 from blinkpy.kernels.sampling.draw import first_distances
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
@@ -25,6 +27,24 @@ from blinkpy.models.cpu.cpu_sampler import uniform
 from blinkpy.queues import submission as E
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
+
+
+@pytest.fixture(autouse=True)
+def _inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton_interpreter.stay_inside(monkeypatch)
+
+
+@triton.jit
+def copy_some(in_ptr, out_ptr, loads, stores):
+    index = tl.arange(0, 8)
+    tl.store(out_ptr + index, tl.load(in_ptr + index, mask=index < loads, other=0), mask=index < stores)
+
+
+@pytest.mark.parametrize(("loads", "stores", "fine"), [(5, 4, True), (6, 4, False), (5, 5, False)])
+def test_what_a_kernel_reads_outside_of_its_tensors_is_noticed(loads: int, stores: int, fine: bool) -> None:
+    given, out = torch.arange(20, dtype=torch.int32)[2:7], torch.zeros(4, dtype=torch.int32)
+    with nullcontext() if fine else pytest.raises(triton.runtime.errors.InterpreterError, match="outside of all tensors"):
+        copy_some[(1,)](given, out, loads, stores)
 
 
 # Flat: searches in the whole row; peaked: the head is enough.
@@ -72,6 +92,22 @@ def test_the_first_pass_cuts_densely_near_the_largest_logit() -> None:
     assert out.tolist() == pytest.approx([0.4 * n * n for n in range(1, 8)] + [3.0e38])
 
 
+@triton.jit
+def store_section(short_ptr, counts_ptr, out_ptr):
+    index = tl.arange(0, THRESHOLDS)
+    tl.store(out_ptr, section_of(tl.load(short_ptr + index) != 0, tl.load(counts_ptr + index)))
+
+
+def test_a_target_past_all_candidates_is_in_the_section_of_the_last(rng: np.random.Generator) -> None:
+    """Rounding alone leads there."""
+    thresholds = THRESHOLDS.value
+    for reached in range(thresholds + 1):
+        counts = np.sort(rng.integers(0, 4, thresholds).astype(np.int32))
+        short, out = np.arange(thresholds) < reached, torch.zeros(1, dtype=torch.int32)
+        store_section[(1,)](torch.from_numpy(short.astype(np.int32)), torch.from_numpy(counts), out)
+        assert out.item() == min(reached, counts.tolist().index(counts[-1])), (short, counts)
+
+
 # Flat distributions of which a filter keeps more than can be sorted at once, and peaked ones of which it keeps a few candidates.
 FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "vocabulary": 60, "spread": 2.0}
 
@@ -80,7 +116,10 @@ FLAT, PEAKED = {"rows": 4, "vocabulary": 300, "spread": 0.5}, {"rows": 12, "voca
     ("made", "filters"),
     [
         *((FLAT, filters) for filters in ({E.WORD_TOP_K: 120}, {E.WORD_TOP_P: 0.9}, {E.WORD_MIN_P: 0.2}, {})),
-        *((PEAKED, filters) for filters in ({E.WORD_TOP_K: 1}, {E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_MIN_P: 0.3})),
+        *(
+            (PEAKED, filters)
+            for filters in ({E.WORD_TOP_K: 1}, {E.WORD_TOP_K: 3}, {E.WORD_TOP_P: 0.6}, {E.WORD_TOP_P: 0.0}, {E.WORD_MIN_P: 0.3})
+        ),
     ],
 )
 def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[int, float]) -> None:
