@@ -131,7 +131,10 @@ def _measure(
     client.join(20)
     gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
-        **{name: getattr(arguments, name) for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization")},
+        **{
+            name: getattr(arguments, name)
+            for name in ("shape", "control", "pdl", "spin_us", "prompt", "new", "grammar", "quantization")
+        },
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
         "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
         "rows": {},
