@@ -116,7 +116,7 @@ def energy() -> float:
 def stacks(
     model: str, rows: int, table: LinearTable, fp8: LinearTable
 ) -> dict[str, tuple[list[LinearShape], list[LinearConfig]]]:
-    """By name: all layers at a number of rows, with the configurations of a table."""
+    """By name: all layers at this many rows, with the configurations of a table."""
 
     def of(kind: str, chosen: LinearTable, fixed: LinearConfig | None = None) -> tuple[list[LinearShape], list[LinearConfig]]:
         shapes, configs = layer_shapes([model], [rows], kind), []

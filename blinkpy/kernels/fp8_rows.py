@@ -36,7 +36,7 @@ class Fp8Rows:
 
     @classmethod
     def within(cls, scratch: Self, weight: Fp8Matrix, rows: int) -> Self:
-        """Memory of a number of inputs of a weight, at the begin of a larger one. Raises ValueError where it is too small."""
+        """Memory of that number of inputs of a weight, at the begin of a larger one. Raises ValueError where it is too small."""
         k = weight.values.shape[-1]
         groups = -(-k // BLOCK) if weight.blocks else 1
         if scratch.values.numel() < rows * k or scratch.scales.numel() < rows * groups:
@@ -46,7 +46,7 @@ class Fp8Rows:
 
     @classmethod
     def allocate(cls, rows: int, width: int, device: str) -> Self:
-        """Scratch for a number of rows of up to this width, with scales of either kind."""
+        """Scratch for this many rows of up to this width, with scales of either kind."""
         values = torch.zeros(rows * width, dtype=torch.uint8, device=device).view(FP8)
         return cls(values, torch.zeros(rows * -(-width // BLOCK), dtype=torch.float32, device=device))
 

@@ -101,11 +101,9 @@ def _linear_tma(
     HALVES: tl.constexpr = 2 if SWIGLU else 1
     row_tile = tl.program_id(0)  # fastest: the row tiles of one column tile share its weights in the cache
     first_0 = tl.program_id(1) * (WIDTH_0 + WIDTH_1 + WIDTH_2)
-    first_1 = first_0 + WIDTH_0
-    first_2 = first_1 + WIDTH_1
+    first_1, first_2 = first_0 + WIDTH_0, first_0 + WIDTH_0 + WIDTH_1
     split = tl.program_id(2)
     begin = split * SPLIT
-    end = tl.minimum(begin + SPLIT, K)
     if EARLY_TRIGGER:
         launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
@@ -118,11 +116,10 @@ def _linear_tma(
     sums_2 = tl.zeros([SHAPE_2, BLOCK_M] if WEIGHTS_FIRST else [BLOCK_M, SHAPE_2], tl.float32)
     m = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     x_scale = tl.zeros([BLOCK_M], tl.float32)
-    for k in range(begin, end, BLOCK_K):
+    for k in range(begin, tl.minimum(begin + SPLIT, K), BLOCK_K):
         x = x_desc.load([row_tile * BLOCK_M, k])
         if SCALES == BLOCK_SCALES:
-            GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-            x_scale = tl.load(x_scale_ptr + m.to(tl.int64) * GROUPS + k // GROUP, mask=m < M, other=0.0)
+            x_scale = tl.load(x_scale_ptr + m.to(tl.int64) * tl.cdiv(K, GROUP) + k // GROUP, mask=m < M, other=0.0)
         sums_0 = _product(
             x, w_desc_0, first_0, k, sums_0, x_scale, w_scale_ptr, N, K, HALVES, WIDTH_0, BLOCK_K, WEIGHTS_FIRST, SCALES
         )

@@ -50,7 +50,6 @@ def _expert_linear(
     if expert >= 0:
         valid = assignment >= 0
         x_row = tl.where(valid, assignment // DIVIDE, 0).to(tl.int64)
-        x_at = x_row * x_stride
         SCALE_ROWS: tl.constexpr = (ROWS + GROUP - 1) // GROUP if SCALES == BLOCK_SCALES else ROWS
         w_scales = w_scale_ptr + expert.to(tl.int64) * (SCALE_ROWS * GROUPS)
         weights = w_ptr + expert.to(tl.int64) * (ROWS * K)
@@ -62,7 +61,7 @@ def _expert_linear(
                 inside = valid[:, None]
             else:
                 inside = valid[:, None] & (k < K)[None, :]
-            x = tl.load(x_ptr + x_at[:, None] + k[None, :], mask=inside, other=0.0)
+            x = tl.load(x_ptr + (x_row * x_stride)[:, None] + k[None, :], mask=inside, other=0.0)
             w = weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K)
             if SCALES == BLOCK_SCALES:
                 group = first // GROUP

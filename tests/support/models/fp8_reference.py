@@ -12,7 +12,7 @@ MATRICES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")
 
 
 def quantised(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """x [..., k] as FP8 numbers and their scales [..., groups]: of `group` columns each."""
+    """x [..., k] as FP8 numbers and their scales [..., groups]: of this many columns each."""
     groups = x.float().split(group, -1)
     scales = [part.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 448 for part in groups]
     parts = [part / scale for part, scale in zip(groups, scales, strict=True)]
