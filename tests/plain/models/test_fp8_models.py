@@ -20,6 +20,7 @@ from blinkpy.kernels.fp8_matrix import Fp8Matrix, quantize_rows
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
+from blinkpy.models.cpu.quantised import cpu_fp8
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -168,8 +169,9 @@ def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Gene
 
 @pytest.mark.parametrize("share", ["row", "tensor", "block"])
 @pytest.mark.parametrize("static", [False, True])
-def test_products(share: str, static: bool, rng: np.random.Generator) -> None:
+def test_products(share: str, static: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Odd sizes, rows of zeros and inputs beyond a static scale, against float64, with torch and without."""
+    monkeypatch.setattr(cpu_fp8, "UNPACKED_BYTES", 1)  # so that 128 rows are unpacked at a time
     for _ in range(6):
         tokens, outputs, columns = (int(n) for n in rng.integers(1, (40, 400, 400)))
         x = torch.from_numpy(rng.normal(0, 3, (tokens, columns)).astype(np.float32))
