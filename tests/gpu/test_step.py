@@ -31,7 +31,7 @@ STEPS = [
 def test_steps(rng: np.random.Generator, tmp_path: Path, name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, **options)
     exact, fp8 = dtype == torch.float32, "fp8_cache" in options  # rounded to FP8, a last bit may become a number's neighbour
-    assert error < ((3e-2 if exact else 0.1) if fp8 else 1e-4 if exact else 3e-2)
+    assert error < ((3e-2 if exact else 0.15) if fp8 else 1e-4 if exact else 3e-2)
 
 
 FP8_STEPS = [
@@ -49,7 +49,7 @@ def test_fp8_steps(
 ) -> None:
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     error = step_cases.step_case(rng, "cuda", name, tmp_path, dtype, steps=8, quantise=quantise, **options)
-    assert error < (2e-2 if dtype == torch.float32 else 0.15)
+    assert error < (0.1 if dtype == torch.float32 else 0.15)
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe-mixed"])

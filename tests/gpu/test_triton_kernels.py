@@ -143,7 +143,8 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
     configs = {default_config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu)}
     configs.add(table.config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu))
     for variant in VARIANTS.values():
-        configs |= {case.config for case in variant.cases if case.large and variant.supports(shape)}
+        cases_of_it = [case for case in variant.cases if case.large and not case.shape.fp8]
+        configs |= {case.config for case in cases_of_it if variant.supports(shape)}
     for config in configs:
         if leaves_partials(config):
             cases.linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
@@ -156,7 +157,7 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
 def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype, name: str) -> None:
     for case in VARIANTS[name].cases:
         shape = case.shape._replace(dtype=dtype)
-        if VARIANTS[name].supports(shape):
+        if not case.shape.fp8 and VARIANTS[name].supports(shape):
             cases.linear_case(rng, CUDA, case.config, shape)
 
 

@@ -30,7 +30,7 @@ STEP_INPUTS = ("batch.sampled", "batch.logprobs")
 ENDINGS = (COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP)
 NEVER = dict.fromkeys(Odds._fields, 0) | {"comeback": 200, "notice": 300}
 WILD = Odds(**NEVER | {
-    "submit": 700, "answer": 1, "burst": 60, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
+    "submit": 700, "answer": 1, "burst": 120, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
 # Many leases end, and last completions wait; and all slots of a front end are filled at once.
@@ -81,7 +81,7 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
         (long(lanes), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
-        (paced(lanes), QUIET),
+        (paced(lanes), QUIET._replace(submit=15, burst=20)),
     ]
 
 

@@ -31,9 +31,10 @@ from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
-# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then.
+# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and a
+# GPU's sums of FP8 products have fewer bits than float32.
 CACHE_LIMITS = {
-    (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 3e-2, (torch.bfloat16, True): 0.15,
+    (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 0.1, (torch.bfloat16, True): 0.15,
 }  # fmt: skip
 READ = ("page_table", "entry", "tokens", "prompt_length")  # of the requests, by a step
 
@@ -182,7 +183,7 @@ def step_case(
         batches.commit(batch)
     # In bfloat16 another expert may be chosen where two are nearly equal.
     if exact or not any(model.expert_layers):
-        limit = (0.1 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
+        limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
     return worst
 
