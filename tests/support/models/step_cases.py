@@ -31,8 +31,8 @@ from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
-# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and a
-# GPU's sums of FP8 products have fewer bits than float32.
+# Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and
+# a GPU's sums of FP8 products have fewer bits than float32.
 CACHE_LIMITS = {
     (torch.float32, False): 1e-4, (torch.bfloat16, False): 3e-2, (torch.float32, True): 0.1, (torch.bfloat16, True): 0.15,
 }  # fmt: skip
