@@ -26,6 +26,11 @@ def first_row(results: Results, shape: str) -> Document:
     return found
 
 
+def decode_ms(shape: str, rows: str, results: Results) -> str:
+    """A decode step, in ms."""
+    return milliseconds(results.read(f"decode-{shape}")["rows"][rows]["step_us"]["p50"])
+
+
 def share_of_floor(shape: str, rows: str, results: Results) -> str:
     """The time to read what a decode step reads, of the step's time."""
     return percent(results.read(f"decode-{shape}")["rows"][rows]["share_of_floor"])
@@ -91,6 +96,7 @@ NAMED: dict[str, Source] = {
     "general-gap-us": between_steps("general_gap_us"),
     "general-scheduler-us": between_steps("general_scheduler_us"),
     "decode-ms-llama": lambda results: milliseconds(first_row(results, "llama-3-8b")["step_us"]["p50"]),
+    **{f"decode-ms-llama-fp8-{rows}": partial(decode_ms, "llama-3-8b-fp8", rows) for rows in ("1", "64", "256")},
     "decode-ms-qwen": lambda results: milliseconds(first_row(results, "qwen3-30b-a3b")["step_us"]["p50"]),
     "bandwidth-share-llama": lambda results: percent(first_row(results, "llama-3-8b")["share_of_floor"]),
     **{
