@@ -33,7 +33,7 @@ class Fp8Matrix:
         return self.scales.dim() == self.values.dim()
 
 
-def quantize_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def quantised_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers over their scale as FP8, to the nearest, larger ones as the largest; and the scales.
 
     x: [..., K], of any float type. scale: of all rows; None: the largest of each row becomes 448, where that is 0, it is 1.

@@ -47,7 +47,7 @@ class Quantization:
         return name.endswith(self.ignored_ends) or (bool(self.ignored) and _compiled(self.ignored).match(name) is not None)
 
 
-QUANTIZED_ON_LOADING = Quantization(stored=False)
+QUANTISED_ON_LOADING = Quantization(stored=False)
 """What `--quantization fp8` makes of other weights."""
 
 

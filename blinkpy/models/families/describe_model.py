@@ -10,7 +10,7 @@ from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.description.quantization import QUANTIZED_ON_LOADING
+from blinkpy.models.description.quantization import QUANTISED_ON_LOADING
 from blinkpy.models.families.family import family_of
 from blinkpy.models.weights.checkpoint import all_parts
 
@@ -32,7 +32,7 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
     if quantization == "fp8" and model.experts.mxfp4:
         raise ConfigError("--quantization fp8 is not supported here: the experts of the checkpoint are MXFP4")
     if quantization == "fp8" and model.quantization is None:
-        model = replace(model, quantization=QUANTIZED_ON_LOADING)
+        model = replace(model, quantization=QUANTISED_ON_LOADING)
     if model.quantization is not None:
         all_parts(model)  # refuses matrices that can't be FP8
     return model

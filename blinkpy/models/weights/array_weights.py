@@ -13,7 +13,7 @@ from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, 
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import load_arrays
 from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
-from blinkpy.models.weights.fp8_arrays import LARGEST, quantize_rows, round_to_fp8
+from blinkpy.models.weights.fp8_arrays import LARGEST, quantised_rows, round_to_fp8
 from blinkpy.models.weights.stored_scales import read_scales
 
 Float32 = NDArray[np.float32]
@@ -173,7 +173,7 @@ def load_array_weights(
         rows, own = matrix.values.reshape(-1, part.shape[-1]), matrix.scales.reshape(-1)
         for first in range(0, len(rows), QUANTISED_ROWS):
             some = slice(first, first + QUANTISED_ROWS)
-            rows[some], own[some] = quantize_rows(rows[some])
+            rows[some], own[some] = quantised_rows(rows[some])
         if not np.isfinite(own).all():
             raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
     for array, factor in scaled:

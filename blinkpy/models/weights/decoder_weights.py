@@ -14,7 +14,7 @@ from blinkpy.kernels.fp8_matrix import LARGEST, Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.checkpoint import Part, StoredTensor, layer_parts, open_checkpoint, outer_parts
 from blinkpy.models.weights.stored_scales import read_scales
-from blinkpy.models.weights.tensor_loader import QuantizedRows, Target, load_tensors
+from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
 from blinkpy.models.weights.weight_dtypes import dtype_name
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -158,7 +158,7 @@ def load_weights(
         for name, shape, expert, row in part.sources:
             values, own = (result.values, result.scales) if expert < 0 else (result.values[expert], result.scales[expert])
             rows = slice(row, row + shape[0])
-            places.append((name, stored[name], QuantizedRows(values[rows], own[rows]) if found is None else values[rows]))
+            places.append((name, stored[name], QuantisedRows(values[rows], own[rows]) if found is None else values[rows]))
         if part.factor != 1:
             changed.append((result.scales, 0, part.factor))
         return result

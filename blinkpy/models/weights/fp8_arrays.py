@@ -15,7 +15,7 @@ def round_to_fp8(x: Float32) -> Float32:
     return np.clip(np.rint(x / step) * step, -LARGEST, LARGEST)
 
 
-def quantize_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Float32]:
+def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Float32]:
     """Numbers over their scale, rounded; and the scales, float32 [...]. x: [..., K]. scale: of all rows; None: the largest of
     each row becomes 448, and where that is 0, it is 1."""
     if scale is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_matrix import quantize_rows
+from blinkpy.kernels.fp8_matrix import quantised_rows
 from blinkpy.models.weights.checkpoint import StoredTensor
 from blinkpy.models.weights.weight_reader import open_weights, read_into
 
@@ -24,7 +24,7 @@ STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float1
 STORED_DTYPES |= {"F8_E4M3": torch.float8_e4m3fn}
 
 
-class QuantizedRows(NamedTuple):
+class QuantisedRows(NamedTuple):
     """Rows of a matrix that become FP8 as they are loaded."""
 
     values: torch.Tensor  # float8_e4m3fn [rows, columns]
@@ -32,28 +32,28 @@ class QuantizedRows(NamedTuple):
 
     def fill(self, source: torch.Tensor) -> None:
         """source: as many numbers of any type."""
-        values, scales = quantize_rows(source.view(self.values.shape))
+        values, scales = quantised_rows(source.view(self.values.shape))
         self.values.copy_(values)
         self.scales.copy_(scales)
 
-    def pieces(self, numbers: int) -> list["QuantizedRows"]:
+    def pieces(self, numbers: int) -> list["QuantisedRows"]:
         """Of whole rows; numbers: the most of each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
             raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long to be quantised as they are loaded")
-        return [QuantizedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
+        return [QuantisedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
 
 
-Target = torch.Tensor | QuantizedRows
+Target = torch.Tensor | QuantisedRows
 
 
 def _split(target: Target, numbers: int) -> list[Target]:
     """Parts of a target; numbers: the most of each."""
-    return [*target.pieces(numbers)] if isinstance(target, QuantizedRows) else [*target.view(-1).split(numbers)]
+    return [*target.pieces(numbers)] if isinstance(target, QuantisedRows) else [*target.view(-1).split(numbers)]
 
 
 def _numel(target: Target) -> int:
-    return target.values.numel() if isinstance(target, QuantizedRows) else target.numel()
+    return target.values.numel() if isinstance(target, QuantisedRows) else target.numel()
 
 
 class Staging:
@@ -74,7 +74,7 @@ class Staging:
         """Begin to copy as many elements of a dtype as the target has, which may have another one."""
         source = self.tensor[: _numel(target) * dtype.itemsize].view(dtype)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            if isinstance(target, QuantizedRows):
+            if isinstance(target, QuantisedRows):
                 target.fill(source.to(target.values.device, non_blocking=True))
             elif target.is_cuda and target.dtype != dtype:
                 target.copy_(source.to(target.device, non_blocking=True))  # the GPU converts faster

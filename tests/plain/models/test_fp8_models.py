@@ -16,7 +16,7 @@ from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, make_model, save
 from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_matrix import Fp8Matrix, quantize_rows
+from blinkpy.kernels.fp8_matrix import Fp8Matrix, quantised_rows
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.arrays.numpy_products import NumpyProgress
 from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
@@ -30,7 +30,7 @@ from blinkpy.models.weights import array_loader, fp8_arrays
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayWeights, dummy_array_weights, load_array_weights
 from blinkpy.models.weights.checkpoint import layer_parts, open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights, dummy_weights, load_weights
-from blinkpy.models.weights.tensor_loader import QuantizedRows, load_tensors
+from blinkpy.models.weights.tensor_loader import QuantisedRows, load_tensors
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss") and name != "phi4-mini-long"]  # which needs long texts
 NO_BLOCKS = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
@@ -148,7 +148,7 @@ def test_pieces_of_whole_rows(tmp_path: Path, rng: np.random.Generator) -> None:
     load_tensors([("down", stored, whole)], torch.device("cpu"))
     values, scales = by_rows(whole)
     for piece in (2 * 96, 2 * 96 * 5 + 30, 1 << 20):
-        rows = QuantizedRows(torch.empty(64, 96, dtype=torch.float8_e4m3fn), torch.empty(64))
+        rows = QuantisedRows(torch.empty(64, 96, dtype=torch.float8_e4m3fn), torch.empty(64))
         load_tensors([("down", stored, rows)], torch.device("cpu"), piece_bytes=piece)
         assert torch.equal(rows.values.float(), values) and torch.equal(rows.scales, scales[:, 0])
 
@@ -209,7 +209,7 @@ def test_rounding(rng: np.random.Generator) -> None:
     found = fp8_arrays.round_to_fp8(tried)
     assert np.isin(found, exact).all()
     assert (np.abs(found - np.clip(tried, -448, 448)) <= np.abs(exact[:, None] - np.clip(tried, -448, 448)).min(0)).all()
-    by_torch, _ = quantize_rows(torch.from_numpy(tried), 1.0)
+    by_torch, _ = quantised_rows(torch.from_numpy(tried), 1.0)
     assert np.array_equal(found, by_torch.float()) and np.array_equal(found, rounded(torch.from_numpy(tried)))
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from blinkpy.kernels.fp8_matrix import BLOCK, Fp8Matrix, quantize_rows
+from blinkpy.kernels.fp8_matrix import BLOCK, Fp8Matrix, quantised_rows
 
 UNPACKED_BYTES = 4 << 20  # of weights at a time, as float32
 
@@ -14,7 +14,7 @@ class Fp8Inputs:
 
     def __init__(self, x: torch.Tensor, matrix: Fp8Matrix):
         groups = x.split(BLOCK, dim=1) if matrix.blocks else (x,)
-        found = [quantize_rows(group, matrix.input_scale) for group in groups]
+        found = [quantised_rows(group, matrix.input_scale) for group in groups]
         self.groups = [(values.float(), scales[:, None]) for values, scales in found]
 
     def multiply(self, matrix: Fp8Matrix) -> torch.Tensor:
