@@ -130,7 +130,8 @@ GLM_AIR = config(
     **GLM,
 )
 GLM_45 = config("Glm4MoeForCausalLM", 5120, 12288, 92, 96, 8, 151552, 131072, first_k_dense_replace=3, **BIG_GLM)
-FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}
+STATIC_FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}}
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 
 MODELS = (
@@ -349,14 +350,10 @@ MODELS = (
         config("GptOssForCausalLM", 2880, 2880, 36, 64, 8, 201088, 131072, num_local_experts=128, **GPT_OSS),
         116_829_156_672,
     ),
-    Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, refusal="quantization_config is not supported by Qwen3ForCausalLM here"),
+    Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
+    Published("Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quant_method 'awq' is not supported by Qwen2ForCausalLM"),
     Published(
-        "Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quantization_config is not supported by Qwen2ForCausalLM here"
-    ),
-    Published(
-        "mistralai/Ministral-3-8B-Instruct-2512",
-        mistral3(MINISTRAL_3, **FP8),
-        refusal="quantization_config is not supported by Mistral3ForConditionalGeneration here",
+        "mistralai/Ministral-3-8B-Instruct-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False, **STATIC_FP8), 8_489_553_920
     ),
     Published(
         "deepseek-ai/DeepSeek-V3",

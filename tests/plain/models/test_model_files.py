@@ -344,7 +344,7 @@ def test_local_folder(model: Path) -> None:
         resolve_model(str(model), weights=False)
 
 
-@pytest.mark.parametrize("argument", ["none/such/folder", "nothing", "../x"])
+@pytest.mark.parametrize("argument", ["none/such/folder", "nothing", "../no-such-folder"])
 def test_no_such_model(argument: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(argument) + ".*neither"):
         resolve_model(argument)

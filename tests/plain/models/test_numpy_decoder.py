@@ -13,7 +13,7 @@ from support.models.model_zoo import BASE, MOE, save_model
 from support.waiting import wait_for
 
 from blinkpy.config import ConfigError
-from blinkpy.models.arrays import numpy_products, row_passes
+from blinkpy.models.arrays import row_passes
 from blinkpy.models.arrays.row_passes import RowPasses
 from blinkpy.models.arrays.thread_team import ThreadTeam
 from blinkpy.models.cpu import cpu_decoders
@@ -89,21 +89,6 @@ def test_threads_end_with_their_team() -> None:
     del team
     gc.collect()
     wait_for(lambda: not any(thread.is_alive() for thread in own), 60)
-
-
-def test_products_are_those_of_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any number of tokens, divided among threads or not, a token by itself or all at once."""
-    monkeypatch.setattr(numpy_products, "UNIT_BYTES", 1 << 10)
-    monkeypatch.setattr(numpy_products, "UNIT_WORK", 1 << 10)
-    monkeypatch.setattr(numpy_products, "BLOCK_BYTES", 1 << 11)
-    for team in (ThreadTeam(1), ThreadTeam(3)):
-        for tokens in (0, 1, 3, 4, 5, int(rng.integers(6, 100))):
-            width, outputs = (int(n) for n in rng.integers(1, 200, 2))
-            x = rng.standard_normal((tokens, width), np.float32)
-            weight = rng.standard_normal((outputs, width), np.float32)
-            out = np.full((tokens, outputs), np.nan, np.float32)
-            numpy_products.multiply(team, x, weight, out)
-            np.testing.assert_allclose(out, x.astype(np.float64) @ weight.T.astype(np.float64), atol=1e-3)
 
 
 def test_passes_are_those_of_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

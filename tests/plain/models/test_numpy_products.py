@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 
+from blinkpy.models.arrays import numpy_products
 from blinkpy.models.arrays.numpy_products import multiply
 from blinkpy.models.arrays.thread_team import ThreadTeam
 
-SIZES = [(1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600, 70), (3, 1500, 900), (1, 1500, 900)]
+SIZES = [(0, 5, 7), (1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600, 70), (3, 1500, 900), (1, 1500, 900)]
 """Tokens, inputs, outputs: below and beyond a tile, a block of tokens, and what one thread computes."""
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Generator) -> None:
+def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numpy_products, "UNIT_BYTES", 1 << 10)  # so that small products are divided, too
+    monkeypatch.setattr(numpy_products, "UNIT_WORK", 1 << 10)
     tokens, inputs, outputs = sizes
     x = rng.standard_normal((tokens + 2, inputs), np.float32)[1:-1]
     weight = rng.standard_normal((outputs + 2, inputs + 3), np.float32)[1:-1, 1 : inputs + 1]
