@@ -142,6 +142,9 @@ SCHEDULER_BUGS = _bugs({
         ("paused requests never give way", "if state.counts[S.STALLED_COUNT] > 0:", "if state.counts[S.STALLED_COUNT] > 1000:"),
         ("who does not fit keeps others waiting for ever", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
         ("a row too many runs", "if running == limits.rows or", "if running > limits.rows or"),
+        ("prompts that yield use up the budget", "== 0 and not (yields and best_effort_prompt(requests, slot)):", "== 0:"),
+        ("best-effort requests are admitted although they yield",
+         "allowed = not yields or requests.entry[slot, WORD_BEST_EFFORT] == 0", "allowed = True"),
     ],
     "recorder": [
         ("a cancel is not written down", "slots[i] if finish[slots[i]] == cancelled else -1", "-1"),
@@ -151,6 +154,7 @@ SCHEDULER_BUGS = _bugs({
     ],
     "forecast": [
         ("a usual turn has no pace", "state.pace[S.PACE_STEP_NS] == limits.pace_ns", "limits.pages > 0"),
+        ("a usual turn keeps the count of turns of yielding", " + counts[S.YIELDED_TURNS] == 0", " == 0"),
     ],
     "pace": [
         ("steps wait although a prompt waits", ".counts[S.WAITING_COUNT] == 0", ".counts[S.WAITING_COUNT] >= 0"),
@@ -164,6 +168,14 @@ SCHEDULER_BUGS = _bugs({
         ("a very slow step counts for long", "min(slowest, limits.pace_ns)", "slowest"),
         ("every step counts as held for a whole pace", "+= now - since", "+= limits.pace_ns"),
     ],
+    "yielding": [
+        ("who is latency-sensitive yields", "WORD_BEST_EFFORT] != 0 and requests.", "WORD_BEST_EFFORT] == 0 and requests."),
+        ("who is passed over makes others yield", "pair[state.waiting[first]]] == 0:", "pair[state.waiting[first]]] < 0:"),
+        ("who waits for a row makes others yield", "counts[S.RUNNING_COUNT] < limits.rows and ", ""),
+        ("best-effort prompts yield for ever", "yields = yields and yielded < limits.yield_steps", "yields = yields"),
+        ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
+        ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
+    ],
     "stall": [
         ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
     ],
@@ -175,10 +187,14 @@ SCHEDULER_BUGS = _bugs({
         ("steps beside decodes have no room for prompts", "budget = limits.mixed_tokens", "budget = decoding"),
         ("a burst's steps have no room for prompts", "budget = limits.burst_step_tokens", "budget = decoding"),
         ("padding keeps old cache slots", "batch.cache_slots[i] = -1", "batch.cache_slots[i] += 0"),
+        ("a best-effort prompt has a part although it yields",
+         " and missing > 1 and not (yields and best_effort_prompt(requests, slot)):", " and missing > 1:"),
+        ("best-effort prompts yield to nobody", "yields and sensitive_prompt_runs(state, lane, lanes)", "yields"),
     ],
     "waiting_list": [
         ("a request is ranked among the better ones", "if requests.rank[other] < rank or", "if requests.rank[other] > rank or"),
         ("requests without a rank are left behind", "] = ranked + unranked", "] = ranked + min(unranked, 2)"),
+        ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
     ],
 })
 
@@ -191,29 +207,7 @@ FRONT_BUGS = _bugs({
     "fast_path": [
         ("a usual turn counts a prompt's tokens as generated", "+ rows - state.forecast.scores[0]", "+ rows"),
     ],
-    "yielding": [
-        ("who is latency-sensitive yields", "WORD_BEST_EFFORT] != 0 and requests.", "WORD_BEST_EFFORT] == 0 and requests."),
-        ("who is passed over makes others yield", "pair[state.waiting[first]]] == 0:", "pair[state.waiting[first]]] < 0:"),
-        ("who waits for a row makes others yield", "counts[S.RUNNING_COUNT] < limits.rows and ", ""),
-        ("best-effort prompts yield for ever", "yields = yields and yielded < limits.yield_steps", "yields = yields"),
-        ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
-        ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
-    ],
-    "forecast": [
-        ("a usual turn keeps the count of turns of yielding", " + counts[S.YIELDED_TURNS] == 0", " == 0"),
-    ],
-    "plan": [
-        ("a best-effort prompt has a part although it yields",
-         " and missing > 1 and not (yields and best_effort_prompt(requests, slot)):", " and missing > 1:"),
-        ("best-effort prompts yield to nobody", "yields and sensitive_prompt_runs(state, lane, lanes)", "yields"),
-    ],
-    "waiting_list": [
-        ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
-    ],
     "admit": [
-        ("prompts that yield use up the budget", "== 0 and not (yields and best_effort_prompt(requests, slot)):", "== 0:"),
-        ("best-effort requests are admitted although they yield",
-         "allowed = not yields or requests.entry[slot, WORD_BEST_EFFORT] == 0", "allowed = True"),
         ("a hit word has another name", "pair[slot], requests.request_id[slot]", "pair[slot], requests.arrival[slot]"),
         ("pages of a request's own count as hits", "if requests.preemptions[slot] == 0:", "if requests.preemptions[slot] >= 0:"),
     ],
