@@ -85,7 +85,7 @@ def test_no_output_has_a_call_that_breaks_its_schema(name: str, seed: int, rng: 
             assert all(is_fine(*call) for call in given), (text, given)
             found, texts = found + len(given), texts + 1
         assert not start or calls.text.keywords or calls_of(whole, expected), whole
-    assert found > 50, (found, texts)
+    assert found > 15, (found, texts)  # pythonic: mostly 55 to 85
 
 
 @pytest.mark.parametrize("name", TEXT_FORMATS)

@@ -85,9 +85,9 @@ class RandomGrammars:
 
 
 def random_rules(rng: np.random.Generator, vocabulary: int) -> TokenRules:
-    """Biases of either sign, sequences of any length, and most often a set of allowed tokens. Before the banned token
+    """At least one bias of either sign, sequences of any length, and most often a set of allowed tokens. Before the banned token
     stand few different ones, so that short sequences are met."""
-    biased = rng.choice(vocabulary, rng.integers(0, min(vocabulary, 700) + 1), replace=False).tolist()
+    biased = rng.choice(vocabulary, rng.integers(1, min(vocabulary, 700) + 1), replace=False).tolist()
     lengths = rng.choice([1, 2, 2, 3, SEQUENCE_TOKENS], rng.integers(0, 40)).tolist()
     few = min(vocabulary, 4)
     banned = [[*rng.integers(0, few, length - 1).tolist(), int(rng.integers(vocabulary))] for length in lengths]
