@@ -1,15 +1,27 @@
-"""Lines of Python by folder, as `make lint` prints them: growth is explained in the commit.
+"""Lines of Python by folder, as `make lint` prints them, and docs/sizes.md, which has the words of docs/ too.
+
+Growth is explained in the commit.
 
 python tools/sizes.py [--markdown] [--against COMMIT]
 """
 
 import argparse
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {"blinkpy": 25_500, "benchmarks": 5_500, "tests": 17_000}
+MOST_WORDS = 25_000  # of docs/, written by hand
+GENERATED_PAGES = ("cli.md",)
+GENERATED_PARTS = re.compile(r"<!-- measured: .*?<!-- end of measured -->|(?<=, by make docs -->\n)(?:\|[^\n]*\n)*", re.DOTALL)
+HEAD = """\
+# Sizes
+
+For hackers: lines of Python by folder, and words of the pages here. `make docs` writes this page, `make lint` prints the lines;
+growth is explained in the commit.
+"""
 
 
 def git(*arguments: str) -> str:
@@ -55,18 +67,40 @@ def rows(sizes: Counter[str], before: Counter[str] | None) -> list[tuple[str, ..
     return found
 
 
+def words(text: str) -> int:
+    """Those of a text with letters or digits in them, without comments."""
+    return len(re.findall(r"\S*\w\S*", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)))
+
+
+def words_of_page(name: str, text: str) -> tuple[int, int, int]:
+    """Words of a page that are written by hand, that stand in its examples of code, and that a tool writes."""
+    own = "" if name in GENERATED_PAGES else GENERATED_PARTS.sub("", text)
+    prose = re.sub(r"^ {4}.*$", "", own, flags=re.MULTILINE)
+    return words(prose), words(own) - words(prose), words(text) - words(own)
+
+
+def page() -> str:
+    """docs/sizes.md."""
+    lines = [f"| `{name}/` | {count} | {limit.removeprefix('of ')} |" for name, count, limit, _ in rows(lines_now(), None)]
+    pages = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "sizes.md"]
+    counts: dict[str, tuple[int, ...]] = {
+        f"[{path.name}]({path.name})": words_of_page(path.name, path.read_text()) for path in pages
+    }
+    counts[f"all; goal: {MOST_WORDS:,} by hand"] = tuple(map(sum, zip(*counts.values(), strict=True)))
+    table = [f"| {name} | {hand:,} | {code:,} | {tool:,} |" for name, (hand, code, tool) in counts.items()]
+    head = ["| page: words | by hand | in examples | generated |", "|---|---|---|---|"]
+    return "\n".join([HEAD, "| folder | lines | goal |", "|---|---|---|", *lines, "", *head, *table])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Lines of Python by folder.")
-    parser.add_argument("--markdown", action="store_true", help="as a table for a page")
+    parser.add_argument("--markdown", action="store_true", help="docs/sizes.md")
     parser.add_argument("--against", metavar="COMMIT", help="show the change since a commit")
     options = parser.parse_args()
-    table = rows(lines_now(), lines_at(options.against) if options.against else None)
     if options.markdown:
-        print("| folder | lines | goal |\n|---|---|---|")
-        for name, lines, limit, _ in table:
-            print(f"| `{name}/` | {lines} | {limit.removeprefix('of ')} |")
+        print(page())
         return
-    for name, lines, limit, change in table:
+    for name, lines, limit, change in rows(lines_now(), lines_at(options.against) if options.against else None):
         print(f"{'  ' if '/' in name else ''}{name:<28}{lines:>8} {limit:<10}{change:>8}")
 
 
