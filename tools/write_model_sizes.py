@@ -7,7 +7,7 @@ from published_models import MODELS
 
 from blinkpy.config import Config
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.weights.checkpoint import weight_bytes, weight_elements
+from blinkpy.models.weights.weight_parts import weight_bytes, weight_elements
 from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

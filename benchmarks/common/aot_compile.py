@@ -49,9 +49,9 @@ from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
-from blinkpy.models.weights.checkpoint import Part, layer_parts, outer_parts
 from blinkpy.models.weights.decoder_weights import TORCH_DTYPES, LayerWeights, Weights, own_dtype
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 

@@ -27,7 +27,7 @@ from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.weights.checkpoint import layer_parts, outer_parts
+from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 MEASURED_ROWS = {
     1: (1,),

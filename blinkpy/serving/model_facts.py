@@ -23,7 +23,8 @@ from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.paged_cache import kv_bytes_per_page
 from blinkpy.models.ring_sizes import ring_sizes
-from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.checkpoint import open_checkpoint
+from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.checkpoint import layer_parts
+from blinkpy.models.weights.weight_parts import layer_parts
 
 TOKENS, INPUTS, OUTPUTS = 128, 1024, 3072  # of the product that is measured
 TRIALS = 4  # the best one counts: others share the machine

@@ -12,7 +12,7 @@ from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.quantization import QUANTISED_ON_LOADING
 from blinkpy.models.families.family import family_of
-from blinkpy.models.weights.checkpoint import all_parts
+from blinkpy.models.weights.weight_parts import all_parts
 
 
 def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> DecoderDescription:

@@ -7,7 +7,7 @@ from blinkpy.models.cache_scales import cache_itemsize
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import ring_bytes
 from blinkpy.models.ring_sizes import ring_sizes
-from blinkpy.models.weights.checkpoint import weight_bytes
+from blinkpy.models.weights.weight_parts import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
 """Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""

@@ -11,7 +11,7 @@ from io import FileIO
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.models.weights.checkpoint import StoredTensor
+from blinkpy.models.weights.safetensors_files import StoredTensor
 from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 4

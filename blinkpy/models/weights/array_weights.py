@@ -12,9 +12,10 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, Norm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_loader import load_arrays
-from blinkpy.models.weights.checkpoint import Part, layer_parts, open_checkpoint, outer_parts
+from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.fp8_arrays import LARGEST, quantised_rows, round_to_fp8
 from blinkpy.models.weights.stored_scales import read_scales
+from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 
 Float32 = NDArray[np.float32]
 DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as of decoder_weights.py

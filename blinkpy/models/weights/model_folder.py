@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.models.weights.checkpoint import weight_files
+from blinkpy.models.weights.safetensors_files import weight_files
 from blinkpy.progress import ProgressCallback
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"

@@ -12,7 +12,8 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.quantization import BLOCK, Scales
 from blinkpy.models.weights.array_loader import load_piece
-from blinkpy.models.weights.checkpoint import Part, ScaleTensor, StoredTensor, all_parts, cache_scales
+from blinkpy.models.weights.safetensors_files import StoredTensor
+from blinkpy.models.weights.weight_parts import Part, ScaleTensor, all_parts, cache_scales
 from blinkpy.models.weights.weight_reader import open_weights
 
 Float32 = NDArray[np.float32]

@@ -15,7 +15,7 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.fp8_matrix import quantised_rows
-from blinkpy.models.weights.checkpoint import StoredTensor
+from blinkpy.models.weights.safetensors_files import StoredTensor
 from blinkpy.models.weights.weight_reader import open_weights, read_into
 
 THREADS = 8

@@ -24,7 +24,7 @@ from benchmarks.report.part_tables import Results, step_row  # noqa: E402
 from blinkpy.kv.state import DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS  # noqa: E402
 from blinkpy.models.families.describe_model import describe_config  # noqa: E402
 from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes  # noqa: E402
-from blinkpy.models.weights.checkpoint import expected_tensors  # noqa: E402
+from blinkpy.models.weights.weight_parts import expected_tensors  # noqa: E402
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS  # noqa: E402
 
 PAGE = 16

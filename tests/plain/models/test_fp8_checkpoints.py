@@ -21,8 +21,9 @@ from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights import array_weights, decoder_weights
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.checkpoint import open_checkpoint, weight_bytes
+from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.decoder_weights import load_weights
+from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import model_facts
 
 Q = "model.layers.1.self_attn.q_proj"

@@ -28,9 +28,10 @@ from blinkpy.models.families.describe_model import describe_config, describe_mod
 from blinkpy.models.paged_cache import ArrayCache, PagedCache
 from blinkpy.models.weights import array_loader, fp8_arrays
 from blinkpy.models.weights.array_weights import ArrayFp8, ArrayWeights, dummy_array_weights, load_array_weights
-from blinkpy.models.weights.checkpoint import layer_parts, open_checkpoint
+from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.decoder_weights import Weights, dummy_weights, load_weights
 from blinkpy.models.weights.tensor_loader import QuantisedRows, load_tensors
+from blinkpy.models.weights.weight_parts import layer_parts
 
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss") and name != "phi4-mini-long"]  # which needs long texts
 NO_BLOCKS = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few

@@ -27,7 +27,7 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.families.family import families
-from blinkpy.models.weights.checkpoint import weight_elements
+from blinkpy.models.weights.weight_parts import weight_elements
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",

@@ -9,7 +9,7 @@ import pytest
 
 from blinkpy.config import ConfigError
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.weights.checkpoint import weight_elements
+from blinkpy.models.weights.weight_parts import weight_elements
 
 ROOT = Path(__file__).parents[3]
 MODELS: list[Any] = list(runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"])

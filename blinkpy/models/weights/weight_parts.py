@@ -1,0 +1,252 @@
+"""Which tensors a model's checkpoint has to hold, and our weights that they make."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
+
+NORMS = {  # of a layer, by their fields in LayerWeights
+    NormPlacement.PRE: ("input_norm", "post_norm"),
+    NormPlacement.POST: ("attention_out_norm", "mlp_out_norm"),
+    NormPlacement.SANDWICH: ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
+}
+LINEAR = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")  # fields that FP8 models have as such
+CACHE_SCALES = {"k_scale": ("k_scale", "k_proj.k_scale"), "v_scale": ("v_scale", "v_proj.v_scale")}  # field, names in attention
+SCALAR: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))  # shapes of one number
+MXFP4_BLOCK = 32  # weights that share a scale
+Source = tuple[str, tuple[int, ...], int, int]
+
+
+class ScaleTensor(NamedTuple):
+    """A tensor with scales that a checkpoint has to hold, under one of these names and with one of these shapes."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of our weights, and the checkpoint's tensors that it consists of.
+
+    field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
+    first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
+    weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
+    one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
+    packed: bytes of MXFP4, blocks or scales, not numbers. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here);
+    None: it is a tensor.
+    """
+
+    field: str
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+    factor: float = 1.0
+    offset: float = 0.0
+    wide: bool = False
+    transposed: bool = False
+    interleaved: bool = False
+    packed: bool = False
+    quantization: Quantization | None = None
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Of an FP8 matrix."""
+        if self.quantization is None or self.quantization.scales != Scales.BLOCK:
+            return self.shape[:-1]
+        return (*self.shape[:-2], *(-(-size // BLOCK) for size in self.shape[-2:]))
+
+    @property
+    def stored_scales(self) -> list[ScaleTensor]:
+        """Of an FP8 matrix that is stored as such: for each source one of its weights."""
+        found, kind = list[ScaleTensor](), self.quantization
+        if kind is None or not kind.stored:
+            return found
+        for name, (rows, *width), _, _ in self.sources:
+            shapes: dict[Scales, tuple[tuple[int, ...], ...]] = {
+                Scales.MATRIX: SCALAR,
+                Scales.ROW: ((rows, 1), (rows,)),
+                Scales.BLOCK: (tuple(-(-size // BLOCK) for size in (rows, *width)),),
+            }
+            found.append(ScaleTensor(_beside(name, kind.scale), shapes[kind.scales]))
+        return found
+
+    @property
+    def stored_input_scales(self) -> list[ScaleTensor]:
+        """For each source the one of its inputs, if these are stored."""
+        kind = self.quantization
+        if kind is None or not kind.static:
+            return []
+        return [ScaleTensor(_beside(name, kind.input_scale), SCALAR) for name, _, _, _ in self.sources]
+
+    @property
+    def parameters(self) -> int:
+        """How many it has. Scales are none of their own."""
+        return 0 if self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
+        if self.quantization is not None:
+            return math.prod(self.shape) + 4 * math.prod(self.scale_shape)
+        return math.prod(self.shape) * (1 if self.packed else 4 if self.wide else itemsize)
+
+
+def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
+    """Names of what belongs to a weight."""
+    return tuple(weight.removesuffix("weight") + end for end in ends)
+
+
+def _joined(field: str, tensors: Sequence[tuple[str, int]], *width: int) -> Part:
+    """Tensors stacked along their first dimension: (name, rows) of each. width: their second one; none for vectors."""
+    first_rows = accumulate((rows for _, rows in tensors), initial=0)
+    sources = tuple((name, (rows, *width), -1, first) for (name, rows), first in zip(tensors, first_rows, strict=False))
+    return Part(field, (sum(rows for _, rows in tensors), *width), sources)
+
+
+def _of_experts(field: str, number: int, stored: Sequence[str], rows: int, width: int) -> Part:
+    """A weight of all experts, each stacked from [rows, width] tensors. stored: their names, with {expert}."""
+    sources = tuple((x.format(expert=e), (rows, width), e, rows * i) for e in range(number) for i, x in enumerate(stored))
+    return Part(field, (number, rows * len(stored), width), sources)
+
+
+def _with_offset(norm: Part, offset: float) -> Part:
+    """A norm to whose weights an offset is added, in float32: else they would lose their last bits."""
+    return replace(norm, offset=offset, wide=True) if offset else norm
+
+
+def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int) -> list[Part]:
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias."""
+    number, interleaved, blocks = mlp.number, field == "gate_up", width // MXFP4_BLOCK
+
+    def part(suffix: str, shape: tuple[int, ...], stored: tuple[int, ...], ending: str) -> Part:
+        return Part(f"{field}{suffix}", (number, *shape), ((name + ending, (number, *stored), -1, 0),), interleaved=interleaved)
+
+    if mlp.mxfp4:
+        packed = (
+            part("", (rows, width // 2), (rows, blocks, MXFP4_BLOCK // 2), "_blocks"),
+            part("_scales", (rows, blocks), (rows, blocks), "_scales"),
+        )
+        parts = [replace(some, packed=True) for some in packed]
+    else:
+        parts = [replace(part("", (rows, width), (width, rows), ""), transposed=True)]
+    return [*parts, part("_bias", (rows,), (rows,), "_bias")] if mlp.bias else parts
+
+
+def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
+    """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
+    factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
+    parts = _plain_layer_parts(model, layer)
+    parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
+    if model.quantization is not None:
+        parts = [_as_fp8(p, model, model.quantization) if p.field in LINEAR and not p.packed else p for p in parts]
+    return parts if factor == 1 else [replace(p, factor=factor) if p.field in added else p for p in parts]
+
+
+def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
+    """A matrix of an FP8 model, which keeps some as they are. Raises ConfigError for one that can't be FP8."""
+    names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
+    kept = [name for name in names if any(kind.keeps(spelling) for spelling in model.tensors.spellings(name))]
+    if len(kept) == len(names):
+        return part
+    if kept:
+        other = next(name for name in names if name not in kept)
+        raise ConfigError(f"{kept[0]} is not quantised, and {other} is: they are one matrix here, which is not supported")
+    if part.transposed:
+        raise ConfigError(f"{names[0]} has the matrices of all experts, which is not supported as FP8")
+    if (
+        part.field == "shared_down" and kind.static and model.experts.shared_gated
+    ):  # its inputs are gated here, and not its results
+        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes gated ones here")
+    ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
+    if kind.scales == Scales.BLOCK and ragged:
+        raise ConfigError(
+            f"{ragged[0]} does not begin at a multiple of {BLOCK} rows of the matrix that it is a part of here: FP8 with a scale "
+            f"for each block is not supported for {model.name} of this size"
+        )
+    return replace(part, quantization=kind)
+
+
+def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
+    names, hidden, (attention, mlp) = model.tensors, model.hidden_size, model.layers[layer]
+    prefix = names.layer.format(layer=layer)
+
+    def vector(field: str, name: str, size: int) -> Part:
+        return _joined(field, [(f"{prefix}{name}.weight", size)])
+
+    def matrix(field: str, stored: Sequence[str], rows: Sequence[int], width: int, bias: bool = False) -> list[Part]:
+        """A projection, and its bias. rows: of the tensors, which the checkpoint may have as a single one."""
+        sizes = list(zip(stored, rows, strict=True)) if len(stored) > 1 else [(stored[0], sum(rows))]
+        parts = [_joined(field, [(f"{prefix}{name}.weight", count) for name, count in sizes], width)]
+        if bias:
+            parts.append(_joined(f"{field}_bias", [(f"{prefix}{name}.bias", count) for name, count in sizes]))
+        return parts
+
+    parts = [
+        *(vector(field, getattr(names, field), hidden) for field in NORMS[model.placement]),
+        *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
+        *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
+    ]
+    if attention.qk_norm:
+        sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
+        parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
+    if attention.sinks:
+        parts.append(_joined("sinks", [(f"{prefix}{names.sinks}", model.heads)]))
+    if isinstance(mlp, Mlp):
+        parts += matrix("gate_up", names.gate_up, (mlp.size, mlp.size), hidden, mlp.bias)
+        return parts + matrix("down", (names.down,), (hidden,), mlp.size, mlp.bias)
+    parts += matrix("router", (names.router,), (mlp.number,), hidden, mlp.bias)
+    if mlp.router == RouterKind.SIGMOID_TOP_K:
+        parts.append(replace(_joined("selection_bias", [(f"{prefix}{names.selection_bias}", mlp.number)]), wide=True))
+    if mlp.shared:
+        parts += matrix("shared_gate_up", names.shared_gate_up, (mlp.shared, mlp.shared), hidden)
+        parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
+        parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
+    if "{expert}" not in names.expert_down:
+        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden)
+        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size)
+    gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
+    parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
+    return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]
+
+
+def outer_parts(model: DecoderDescription) -> list[Part]:
+    """The weights outside of the layers. Tied embeddings have no lm_head; the last norm has the factor of the logits."""
+    names, hidden, vocab = model.tensors, model.hidden_size, model.vocab_size
+    last = _joined("final_norm", [(f"{names.final_norm}.weight", hidden)])
+    parts = [
+        _joined("embedding", [(f"{names.embedding}.weight", vocab)], hidden),
+        replace(_with_offset(last, model.norm.offset), factor=model.factors.logits),
+    ]
+    return parts if model.tied_embeddings else [*parts, _joined("lm_head", [(f"{names.lm_head}.weight", vocab)], hidden)]
+
+
+def all_parts(model: DecoderDescription) -> list[Part]:
+    """All weights of a model."""
+    return outer_parts(model) + [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
+
+
+def expected_tensors(model: DecoderDescription) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of the model has to hold."""
+    return {name: shape for part in all_parts(model) for name, shape, _, _ in part.sources}
+
+
+def cache_scales(model: DecoderDescription) -> Iterator[tuple[int, str, ScaleTensor]]:
+    """Scales of an FP8 cache that a checkpoint may have: layer, field of LayerWeights, tensor."""
+    for layer in range(len(model.layers)):
+        prefix = model.tensors.layer.format(layer=layer) + model.tensors.o.rpartition(".")[0]
+        for field, names in CACHE_SCALES.items():
+            yield layer, field, ScaleTensor(tuple(f"{prefix}.{name}" for name in names), SCALAR)
+
+
+def weight_elements(model: DecoderDescription) -> int:
+    """Number of parameters; tied embeddings count once, and so does a block of packed ones with its scale."""
+    return sum(part.parameters for part in all_parts(model))
+
+
+def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
+    """Memory of all weights, of which those that are neither FP8, packed nor wide have `itemsize` bytes."""
+    return sum(part.nbytes(itemsize) for part in all_parts(model))
