@@ -28,7 +28,8 @@ from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields import tool_fields
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, Request
+from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS
 from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair

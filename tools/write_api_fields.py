@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
-from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS, Field
+from blinkpy.dpu.http.fields.field import Field
+from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
 from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 

@@ -73,7 +73,7 @@ class Parameter(NamedTuple):
 
 # In the order of RequestParameters, of SamplingParams and, but for those of 8 bytes, of the entry.
 PARAMETERS = (
-    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # request_fields.token_limit settles it
+    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # request_body.token_limit settles it
     Parameter(
         "min_tokens",
         "i4",

@@ -9,7 +9,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
 from blinkpy.dpu.http.connection import Connection
-from blinkpy.dpu.http.fields.request_fields import StreamUsage
+from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 

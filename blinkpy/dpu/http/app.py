@@ -20,7 +20,7 @@ from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
-from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.watch.access_log import AccessLog

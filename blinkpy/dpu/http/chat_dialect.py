@@ -6,7 +6,7 @@ from typing import Any
 from blinkpy.config import ConfigError, ModelOptions
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
-from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatTemplate

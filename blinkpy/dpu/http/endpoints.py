@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Field
+from blinkpy.dpu.http.fields.field import Field
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
 from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from blinkpy.version import __version__

@@ -10,7 +10,7 @@ import orjson
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Choice, Usage
 from blinkpy.dpu.http.fields.grammar_fields import TEXT
-from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.http.response_items import CALL, DELTAS, MESSAGE, REASONING, Event, Item
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs

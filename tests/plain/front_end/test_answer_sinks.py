@@ -11,7 +11,7 @@ import pytest
 
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer
-from blinkpy.dpu.http.fields.request_fields import StreamUsage
+from blinkpy.dpu.http.fields.http_request import StreamUsage
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice

@@ -13,7 +13,8 @@ from support.front_end.json_schema import valid
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.endpoints import ENDPOINTS, nullable, openapi, page
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, parse
+from blinkpy.dpu.http.fields.request_body import parse
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS, parse_response
 from blinkpy.queues.request_parameters import RequestParameters
 

@@ -6,7 +6,8 @@ from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, parse
+from blinkpy.dpu.http.fields.request_body import parse
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters

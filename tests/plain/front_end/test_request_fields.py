@@ -15,7 +15,9 @@ from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse, token_limit
+from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.request_body import parse, token_limit
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry

@@ -13,7 +13,7 @@ from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
 
-from blinkpy.dpu.http.fields.request_fields import Request
+from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 from blinkpy.dpu.tools.call_format import call_formats

@@ -4,27 +4,13 @@ from functools import partial
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.field import BOOLEAN, STRING, Field, one_of, takes, unsupported_fields
+from blinkpy.dpu.http.fields.field_checks import boolean, limit, text, top_logprobs
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
-from blinkpy.dpu.http.fields.request_fields import (
-    BOOLEAN,
-    CHAT_ONLY_FIELDS,
-    COMMON_FIELDS,
-    MAX_MESSAGES,
-    ROLES,
-    STRING,
-    Field,
-    Message,
-    Request,
-    _boolean,
-    _limit,
-    _text,
-    _top_logprobs,
-    missing,
-    one_of,
-    read_request,
-    takes,
-    unsupported_fields,
-)
+from blinkpy.dpu.http.fields.http_request import Message, Request
+from blinkpy.dpu.http.fields.prompt_checks import MAX_MESSAGES, ROLES
+from blinkpy.dpu.http.fields.request_body import missing, read_request
+from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS
 from blinkpy.dpu.http.fields.tool_fields import (
     EFFORTS,
     call_item,
@@ -35,8 +21,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     tools,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES
-from blinkpy.dpu.http.fields.value_checks import typed as _typed
-from blinkpy.dpu.http.fields.value_checks import unsupported as _unsupported
+from blinkpy.dpu.http.fields.value_checks import typed, unsupported
 from blinkpy.queues.request_parameters import RequestParameters
 
 SPEAKERS = tuple(role for role in ROLES if role != "tool")
@@ -56,8 +41,8 @@ _ITEM = {
 @takes(**one_of(STRING, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_MESSAGES}))
 def _input(name: str, value: Any) -> list[Message]:
     if type(value) is str:
-        return [{"role": "user", "content": _text(name, value)}]
-    if not 1 <= len(_typed(name, value, list)) <= MAX_MESSAGES:
+        return [{"role": "user", "content": text(name, value)}]
+    if not 1 <= len(typed(name, value, list)) <= MAX_MESSAGES:
         raise bad_request(f"'{name}' must be text, or 1 to {MAX_MESSAGES} messages, not {len(value)}.", name, "invalid_value")
     return _messages(name, value)
 
@@ -68,7 +53,7 @@ def _messages(name: str, items: list[Any]) -> list[Message]:
     open_turn = False  # the last message is an assistant's
     for i, item in enumerate(items):
         where = f"{name}[{i}]"
-        kind = _typed(where, item, dict).get("type", "message")
+        kind = typed(where, item, dict).get("type", "message")
         if kind == "message":
             message = _message(where, item)
             begun = open_turn and "tool_calls" not in found[-1] and not found[-1]["content"]  # by its reasoning
@@ -99,17 +84,17 @@ def _reasoning(where: str, item: Any) -> str:
     """The text of an item of reasoning: its content, or else its summary."""
     for key in ("content", "summary"):
         parts = item.get(key) or []
-        if any(type(part) is not dict for part in _typed(f"{where}.{key}", parts, list)):
+        if any(type(part) is not dict for part in typed(f"{where}.{key}", parts, list)):
             raise bad_request(f"'{where}.{key}' must be an array of objects.", f"{where}.{key}", "invalid_type")
         if parts:
-            return "\n".join(_text(f"{where}.{key}[{i}].text", part.get("text")) for i, part in enumerate(parts))
+            return "\n".join(text(f"{where}.{key}[{i}].text", part.get("text")) for i, part in enumerate(parts))
     return ""
 
 
 def _message(where: str, value: Any) -> Message:
     for key, entry in value.items():
         if key not in ITEM_FIELDS and entry not in (None, [], {}):
-            raise _unsupported(f"{where}.{key}")
+            raise unsupported(f"{where}.{key}")
     if value.get("role") not in SPEAKERS:
         raise bad_request(f"'{where}.role' must be one of {', '.join(SPEAKERS)}.", f"{where}.role", "invalid_value")
     content, texts = value.get("content"), []
@@ -118,13 +103,13 @@ def _message(where: str, value: Any) -> Message:
         place = f"{where}.content[{i}]" if parts is content else f"{where}.content"
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise bad_request(f"'{place}' must be an object of type 'input_text' or 'output_text'.", place, "unsupported_content")
-        texts.append(_text(place, part.get("text")))
+        texts.append(text(place, part.get("text")))
     return {"role": value["role"], "content": "\n".join(texts)}
 
 
 @takes(type="array", items={"enum": [LOGPROBS]})
 def _include(name: str, value: Any) -> bool:
-    for one in _typed(name, value, list):
+    for one in typed(name, value, list):
         if one != LOGPROBS:
             raise bad_request(f"'{name}' is supported with the value \"{LOGPROBS}\" only.", name, "unsupported_parameter")
     return bool(value)
@@ -132,24 +117,24 @@ def _include(name: str, value: Any) -> bool:
 
 @takes(type="object", properties={"include_obfuscation": BOOLEAN, "include_usage": BOOLEAN}, additionalProperties=False)
 def _stream_options(name: str, value: Any) -> None:
-    for key, option in _typed(name, value, dict).items():
+    for key, option in typed(name, value, dict).items():
         known = key in ("include_obfuscation", "include_usage")
-        if not known or (option is not None and _boolean(f"{name}.{key}", option) and key == "include_obfuscation"):
-            raise _unsupported(f"{name}.{key}")
+        if not known or (option is not None and boolean(f"{name}.{key}", option) and key == "include_obfuscation"):
+            raise unsupported(f"{name}.{key}")
 
 
 @takes(type="object", properties={"effort": {"enum": list(EFFORTS)}, "summary": {"enum": ["auto"]}}, additionalProperties=False)
 def _reasoning_options(name: str, value: Any) -> str | None:
     """The effort. There are no summaries: the reasoning comes as it is."""
-    for key, option in _typed(name, value, dict).items():
+    for key, option in typed(name, value, dict).items():
         if key not in ("effort", "summary", "generate_summary") or (key != "effort" and option not in (None, "auto")):
-            raise _unsupported(f"{name}.{key}")
+            raise unsupported(f"{name}.{key}")
     return None if value.get("effort") is None else reasoning_effort(f"{name}.effort", value["effort"])
 
 
 @takes(type="object", properties={"format": {"type": "object"}, "verbosity": {"enum": ["medium"]}})
 def _text_options(name: str, value: Any) -> TextFormat:
-    for key, option in _typed(name, value, dict).items():
+    for key, option in typed(name, value, dict).items():
         if option is not None and key != "format" and (key, option) != ("verbosity", "medium"):
             raise bad_request(f"'{name}.{key}' is supported with its default only.", f"{name}.{key}", "unsupported_parameter")
     given = value.get("format")
@@ -172,11 +157,11 @@ _REASONING_VALUES = '`effort`: as `reasoning_effort` of chats; `summary`: `"auto
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
     "input": Field("messages", _input, _INPUT_VALUES),
-    "instructions": Field("instructions", _text, "a system message before the input"),
-    "max_output_tokens": Field("max_tokens", _limit, "at least 1; input and output together have to fit into the context"),
+    "instructions": Field("instructions", text, "a system message before the input"),
+    "max_output_tokens": Field("max_tokens", limit, "at least 1; input and output together have to fit into the context"),
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
     "include": Field("logprobs", _include, f'`["{LOGPROBS}"]`: log probabilities of the generated tokens'),
-    "top_logprobs": Field("top_logprobs", _top_logprobs, "0 to 20, with `include`; without it, no effect"),
+    "top_logprobs": Field("top_logprobs", top_logprobs, "0 to 20, with `include`; without it, no effect"),
     "reasoning": Field("reasoning_effort", _reasoning_options, _REASONING_VALUES),
     "text": Field("text_format", _text_options, _FORMAT_VALUES),
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),

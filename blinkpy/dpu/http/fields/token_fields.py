@@ -3,18 +3,12 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.request_fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    Field,
-    Request,
-    _boolean,
-    _text,
-    missing,
-    read_fields,
-    takes,
-)
-from blinkpy.dpu.http.fields.value_checks import typed as _typed
+from blinkpy.dpu.http.fields.field import Field, takes
+from blinkpy.dpu.http.fields.field_checks import boolean, text
+from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.request_body import missing, read_fields
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from blinkpy.dpu.http.fields.value_checks import typed
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 
 _REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tools")
@@ -22,12 +16,12 @@ _REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_proc
 
 @takes(type="string")
 def _prompt(name: str, value: Any) -> list[str]:
-    return [_text(name, value)]
+    return [text(name, value)]
 
 
 @takes(type="array", items={"type": "integer", "minimum": 0, "maximum": INT32_MAX})
 def _tokens(name: str, value: Any) -> list[int]:
-    if not set(map(type, _typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
+    if not set(map(type, typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
         raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
     return list(value)
 
@@ -36,11 +30,11 @@ TOKENIZE_FIELDS = {
     "model": CHAT_FIELDS["model"],
     "prompt": Field("prompts", _prompt, "a text"),
     "messages": CHAT_FIELDS["messages"]._replace(values="in place of `prompt`: a conversation, for the chat template"),
-    "add_special_tokens": Field("add_special_tokens", _boolean, "whether a BOS token and the like are added", "of a text true"),
+    "add_special_tokens": Field("add_special_tokens", boolean, "whether a BOS token and the like are added", "of a text true"),
     "parse_special": COMPLETION_FIELDS["parse_special"],
     "add_generation_prompt": CHAT_FIELDS["add_generation_prompt"],
     "continue_final_message": CHAT_FIELDS["continue_final_message"],
-    "return_token_strs": Field("return_token_strs", _boolean, "true: the answer has `token_strs`, too", "false"),
+    "return_token_strs": Field("return_token_strs", boolean, "true: the answer has `token_strs`, too", "false"),
     **{name: CHAT_FIELDS[name] for name in _REFUSED},
 }
 DETOKENIZE_FIELDS = {

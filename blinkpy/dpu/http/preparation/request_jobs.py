@@ -16,7 +16,9 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS, Request, parse
+from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.request_body import parse
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.http.fields.token_fields import parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.preparation.json_shape import check_shape

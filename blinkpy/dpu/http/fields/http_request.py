@@ -1,0 +1,71 @@
+"""A request of the OpenAI API, checked."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from blinkpy.dpu.http.fields.grammar_fields import GrammarField, TextFormat
+from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
+from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.token_rules import TokenRules
+
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Request:
+    """One checked request. Exactly one of messages and prompts is set."""
+
+    parameters: RequestParameters  # everything but max_tokens and the model's end-of-sequence ids
+    model: str | None = None
+    messages: list[Message] | None = None
+    prompts: list[str | list[int]] = field(default_factory=list)  # texts or lists of token ids
+    max_tokens: int | None = None  # None leaves it to the context
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # the request's own
+    ignore_eos: bool = False
+    service_tier: str | None = None  # as asked for; once it has entered, what it is served as
+    stream: bool = False
+    stream_usage: "StreamUsage" = field(default_factory=lambda: StreamUsage())
+    n: int = 1  # choices for each prompt
+    best_of: int | None = None  # generated for each prompt, from which the n likeliest are the answer
+    logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
+    top_logprobs: int = 0
+    add_special_tokens: bool | None = None  # None: those of a text for a prompt, none for messages
+    parse_special: bool = False  # what is spelled like a special token in a prompt is one
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    add_generation_prompt: bool | None = None  # None: unless continue_final_message is set
+    continue_final_message: bool = False
+    request_id: str | None = None
+    instructions: str | None = None  # of /v1/responses, as is metadata
+    metadata: dict[str, Any] | None = None
+    text_format: TextFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    expected: Expected | None = None  # what its answer may hold beside content; known with its prompt
+    grammar: GrammarField | None = None  # what the output may be
+    automaton: ByteAutomaton | None = None  # of the grammar, once it is compiled
+    logit_bias: dict[int, float] = field(default_factory=dict)  # by token id
+    allowed_token_ids: tuple[int, ...] = ()  # none: all are
+    bad_words: tuple[str, ...] = ()
+    rules: TokenRules | None = None  # of these three, with the prompt
+    echo: bool = False
+    prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the answer has log probabilities of prompts."""
+        return self.prompt_logprobs is not None or (self.echo and self.parameters.logprobs >= 0)
+
+
+class StreamUsage(NamedTuple):
+    """Token counts that a stream shows."""
+
+    at_end: bool = False
+    with_each_event: bool = False

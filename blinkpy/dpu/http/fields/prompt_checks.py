@@ -1,0 +1,77 @@
+"""Checks of what a request gives to the model: the messages of a chat, or the prompts of a completion."""
+
+from typing import Any
+
+from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.field import STRING, one_of, takes
+from blinkpy.dpu.http.fields.http_request import Message
+from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, tool_message_fields
+from blinkpy.dpu.http.fields.value_checks import says_nothing, text, typed, unsupported
+
+MAX_PROMPTS = 128  # in one request
+MAX_MESSAGES = 10_000
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Of a message; templates do not use `name` and `refusal`.
+MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
+
+_ROLE = {"enum": list(ROLES)}
+_PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": _ROLE, "content": one_of(STRING, {"type": "array", "items": _PART}), "name": STRING},
+    "required": ["role", "content"],
+}
+
+
+@takes(type="array", items=_MESSAGE, minItems=1, maxItems=MAX_MESSAGES)
+def messages(name: str, value: Any) -> list[Message]:
+    if not 1 <= len(typed(name, value, list)) <= MAX_MESSAGES:
+        raise bad_request(f"'{name}' must hold 1 to {MAX_MESSAGES} messages, not {len(value)}.", name, "invalid_value")
+    return [_message(f"{name}[{i}]", message) for i, message in enumerate(value)]
+
+
+def _message(where: str, value: Any) -> Message:
+    role = typed(where, value, dict).get("role")
+    for key, entry in value.items():
+        if key not in MESSAGE_FIELDS and key not in MORE_MESSAGE_FIELDS.get(str(role), ()) and not says_nothing(entry):
+            raise unsupported(f"{where}.{key}")
+    if role not in ROLES:
+        raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
+    more = tool_message_fields(where, value)
+    silent = "tool_calls" in more or (role == "assistant" and "content" in value)  # as clients repeat an answer
+    content = "" if value.get("content") is None and silent else value.get("content")
+    message: Message = {"role": role, "content": _content(f"{where}.content", content), **more}
+    if value.get("name") is not None:
+        message["name"] = text(f"{where}.name", value["name"])
+    return message
+
+
+def _content(where: str, value: Any) -> str | list[dict[str, str]]:
+    """A text, or parts of one."""
+    if type(value) is list:
+        parts = []
+        for i, part in enumerate(value):
+            if type(part) is not dict or part.get("type") != "text" or set(part) != {"type", "text"}:
+                message = f"'{where}[{i}]' must be an object of type 'text' with a 'text'; other content is not supported."
+                raise bad_request(message, f"{where}[{i}]", "unsupported_content")
+            parts.append({"type": "text", "text": text(f"{where}[{i}].text", part["text"])})
+        return parts
+    return text(where, value)
+
+
+_PROMPT_IDS = {"type": "array", "items": {"type": "integer"}}
+_SEVERAL = {"type": "array", "items": one_of(STRING, _PROMPT_IDS), "maxItems": MAX_PROMPTS}
+
+
+@takes(**one_of(STRING, _PROMPT_IDS, _SEVERAL))
+def prompts(name: str, value: Any) -> list[str | list[int]]:
+    """A text, token ids, or a list of several of one of these."""
+    several = value if type(value) is list and value and type(value[0]) in (str, list) else [value]
+    if len(several) > MAX_PROMPTS:
+        raise bad_request(f"'{name}' can hold at most {MAX_PROMPTS} prompts, not {len(several)}.", name, "invalid_value")
+    for prompt in several:
+        if type(prompt) is list and not set(map(type, prompt)) <= {int}:
+            raise bad_request(f"'{name}' must be text, or an array of token ids, or an array of those.", name, "invalid_type")
+        if not (prompt if type(prompt) is list else text(name, prompt)):
+            raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
+    return several
