@@ -4,8 +4,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import support.models.kernel_cases as cases
 import torch
+from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
+from support.models.kernel_cases.expert_cases import experts_case, router_case, routing_case
+from support.models.kernel_cases.kernel_inputs import draw, header
+from support.models.kernel_cases.layer_cases import (
+    embedding_case,
+    gather_case,
+    last_token_case,
+    norm_case,
+    quantised_case,
+    softcap_case,
+    swiglu_case,
+)
+from support.models.kernel_cases.linear_cases import linear_case
+from support.models.kernel_cases.sampling_cases import sampling_case
 
 from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
 from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
@@ -38,15 +51,15 @@ SHAPES = [
 @both_dtypes
 @pytest.mark.parametrize("hidden", [256, 2048, 4096, 5120, 3000])
 def test_norm(rng: np.random.Generator, dtype: torch.dtype, hidden: int) -> None:
-    cases.norm_case(rng, CUDA, dtype, tokens=61, bucket=64, hidden=hidden)
-    cases.last_token_case(rng, CUDA, dtype, hidden=hidden)
-    cases.gather_case(rng, CUDA, dtype, hidden=hidden)
+    norm_case(rng, CUDA, dtype, tokens=61, bucket=64, hidden=hidden)
+    last_token_case(rng, CUDA, dtype, hidden=hidden)
+    gather_case(rng, CUDA, dtype, hidden=hidden)
 
 
 @both_dtypes
 @pytest.mark.parametrize(("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (2, False, 96)])
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
-    cases.rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, **SHAPES[shape])
+    rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, **SHAPES[shape])
 
 
 @both_dtypes
@@ -55,7 +68,7 @@ def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     contexts = [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
     for overlap in (False, True):
-        cases.attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, **shape)
+        attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, **shape)
 
 
 @both_dtypes
@@ -73,7 +86,7 @@ def test_attention_with_new_tokens(
     plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=dim)
     few = DecodePlan(splits=8, min_tiles=1, block_n=32)
     for chosen in (plan, few):
-        cases.new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
+        new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
 
 
 @both_dtypes
@@ -83,24 +96,22 @@ def test_attention_with_new_tokens(
 def test_fp8_cache(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
     sizes, contexts = SHAPES[shape], [1, 63, 64, 65, 129, 1000, 2500, 17, 16, 300, 900, 2, 1128, 512]
     parts = {name: sizes[name] for name in ("heads", "kv_heads", "head_dim", "page")}
-    cases.rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, fp8=True, **parts)
+    rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, fp8=True, **parts)
     lengths = [1] * 9 + [300, 77, 2, 128, 33]
     for overlap in (False, True):
-        cases.attention_case(
-            rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, fp8=True, **sizes
-        )
+        attention_case(rng, CUDA, dtype, lengths, contexts, overlap=overlap, bucket_tokens=640, bucket_rows=32, fp8=True, **sizes)
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     for rows in (1, 13, 64):
         plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=sizes["head_dim"], fp8=True)
         some = [*rng.integers(1, 3000, rows - 1).tolist(), 1200]
-        cases.new_tokens_case(rng, CUDA, dtype, some, norm=norm, rotary=rotary, plan=plan, bucket=rows + 3, fp8=True, **sizes)
+        new_tokens_case(rng, CUDA, dtype, some, norm=norm, rotary=rotary, plan=plan, bucket=rows + 3, fp8=True, **sizes)
 
 
 @pytest.mark.parametrize("context", [1, 64, 8192, 40_000])
 def test_one_long_sequence(rng: np.random.Generator, context: int) -> None:
     plan = plan_decode(1, 8, 40_960, torch.cuda.get_device_properties(0).multi_processor_count)
     for dtype in (torch.bfloat16, torch.float32):
-        cases.attention_case(rng, CUDA, dtype, [1], [context], page=16, plan=plan, bucket_tokens=1, bucket_rows=1, **LLAMA)
+        attention_case(rng, CUDA, dtype, [1], [context], page=16, plan=plan, bucket_tokens=1, bucket_rows=1, **LLAMA)
 
 
 def test_many_decode_rows(rng: np.random.Generator) -> None:
@@ -108,7 +119,7 @@ def test_many_decode_rows(rng: np.random.Generator) -> None:
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     plan, mixed = (plan_decode(256, 8, 8192, sm_count, mixed=mixed) for mixed in (False, True))
     for chosen in (plan, mixed, DecodePlan(splits=2, min_tiles=1, block_n=64)):
-        cases.attention_case(
+        attention_case(
             rng, CUDA, torch.bfloat16, [1] * 200, contexts, page=16, plan=chosen, overlap=chosen.overlap_prefill,
             bucket_tokens=256, bucket_rows=256, **LLAMA,
         )  # fmt: skip
@@ -117,10 +128,10 @@ def test_many_decode_rows(rng: np.random.Generator) -> None:
 @both_dtypes
 def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
     for width in (14_336, 17_920, 704, 333):
-        cases.swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
+        swiglu_case(rng, CUDA, dtype, tokens=60, bucket=64, width=width)
     for hidden in (4096, 5120, 250):
-        cases.embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
-    cases.softcap_case(rng, CUDA, rows=60, bucket=64, vocabulary=256_000)
+        embedding_case(rng, CUDA, dtype, tokens=60, bucket=64, hidden=hidden)
+    softcap_case(rng, CUDA, rows=60, bucket=64, vocabulary=256_000)
 
 
 LAYERS = [
@@ -147,9 +158,9 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
         configs |= {case.config for case in cases_of_it if variant.supports(shape)}
     for config in configs:
         if leaves_partials(config):
-            cases.linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
+            linear_case(rng, CUDA, config, LinearShape(m, shape.n, shape.k, partials=True, dtype=dtype))
         else:
-            cases.linear_case(rng, CUDA, config, shape)
+            linear_case(rng, CUDA, config, shape)
 
 
 @both_dtypes
@@ -158,14 +169,14 @@ def test_cases_of_a_linear_variant(rng: np.random.Generator, dtype: torch.dtype,
     for case in VARIANTS[name].cases:
         shape = case.shape._replace(dtype=dtype)
         if not case.shape.fp8 and VARIANTS[name].supports(shape):
-            cases.linear_case(rng, CUDA, case.config, shape)
+            linear_case(rng, CUDA, case.config, shape)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fp8_cases_of_a_linear_variant(rng: np.random.Generator, name: str) -> None:
     for case in VARIANTS[name].cases:
         if case.shape.fp8:
-            cases.linear_case(rng, CUDA, case.config, case.shape)
+            linear_case(rng, CUDA, case.config, case.shape)
 
 
 FP8_LAYERS = [layer._replace(norm=False, dtype=torch.float8_e4m3fn) for layer in LAYERS]
@@ -180,22 +191,22 @@ def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> Non
     sizes, how = (shape.n, shape.k, m, shape.dtype), {"swiglu": shape.swiglu, "blocks": shape.blocks}
     for config in {default_config(*sizes, **how), table.config(*sizes, **how)}:
         if leaves_partials(config):
-            cases.linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
+            linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
         else:
-            cases.linear_case(rng, CUDA, config, shape)
+            linear_case(rng, CUDA, config, shape)
 
 
 @both_dtypes
 @pytest.mark.parametrize("width", [4096, 14_336, 5120, 250])
 @pytest.mark.parametrize(("blocks", "given"), [(False, None), (True, None), (False, 0.02)])
 def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
-    cases.quantised_case(rng, CUDA, dtype, tokens=29, bucket=32, width=width, blocks=blocks, given=given)
+    quantised_case(rng, CUDA, dtype, tokens=29, bucket=32, width=width, blocks=blocks, given=given)
 
 
 def test_logits(rng: np.random.Generator) -> None:
     for m in (1, 17, 128):
         config = default_config(128_256, 1024, m, torch.bfloat16)
-        cases.linear_case(rng, CUDA, config, LinearShape(m, 128_256, 1024, result=torch.float32))
+        linear_case(rng, CUDA, config, LinearShape(m, 128_256, 1024, result=torch.float32))
 
 
 @both_dtypes
@@ -204,14 +215,14 @@ def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: 
     """With the case's tiles, and with those that were measured for a shape of which it may be a smaller copy."""
     measured = ExpertTable.load("NVIDIA H200").config(ExpertShape(128, 8, 2048, 768), case.bucket, dtype)
     for config in (None, measured) if case.large else (None,):
-        cases.experts_case(rng, CUDA, dtype, name, case, config)
-    cases.routing_case(rng, CUDA, case, measured.block_m)
+        experts_case(rng, CUDA, dtype, name, case, config)
+    routing_case(rng, CUDA, case, measured.block_m)
 
 
 @both_dtypes
 @pytest.mark.parametrize(("tokens", "bucket", "hidden"), [(1, 1, 2048), (37, 64, 2048), (3, 4, 5000)])
 def test_router(rng: np.random.Generator, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:
-    cases.router_case(rng, CUDA, dtype, tokens=tokens, bucket=bucket, count=128, hidden=hidden)
+    router_case(rng, CUDA, dtype, tokens=tokens, bucket=bucket, count=128, hidden=hidden)
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 151_936, 200_064])
@@ -221,7 +232,7 @@ def test_sampling(rng: np.random.Generator, vocabulary: int, spread: float, ties
     """The kernel sums weights in float32, so its uniform number may be off by a few parts in a million; a filter's boundary may
     also fall on the other side for one row."""
     workspace = SamplingWorkspace.allocate(64, vocabulary, CUDA)
-    cases.sampling_case(
+    sampling_case(
         rng, CUDA, rows=60, bucket=64, vocabulary=vocabulary, spread=spread, ties=ties, workspace=workspace,
         history=2000, mismatches=1, slack=1e-5, variant=variant,
     )  # fmt: skip
@@ -231,10 +242,10 @@ def test_captured_chain_with_dependent_launches(rng: np.random.Generator) -> Non
     """A chain of layers as a CUDA graph, with and without programmatic dependent launch: bit-equal, replay after replay."""
     hidden, layers, rows = 1024, 24, 4
     make: dict[str, Any] = {"dtype": torch.bfloat16, "device": CUDA}
-    weights = [cases.draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]
+    weights = [draw(rng, hidden, hidden, scale=hidden**-0.5, **make) for _ in range(layers)]
     scale = torch.ones(hidden, **make)
-    start = cases.draw(rng, rows, hidden, **make)
-    counts = cases.header(rows, rows, rows, CUDA)
+    start = draw(rng, rows, hidden, **make)
+    counts = header(rows, rows, rows, CUDA)
     workspace = LinearWorkspace.allocate(CUDA, torch.bfloat16)
     config = LinearConfig(block_n=32, block_k=128, split_k=4)
     state, normed = start.clone(), torch.empty_like(start)

@@ -4,10 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
+from support.models.kernel_cases.attention_cases import attention_case, new_tokens_case, rope_case
+from support.models.kernel_cases.kernel_inputs import draw
+from support.models.kernel_cases.layer_cases import (
+    embedding_case,
+    gather_case,
+    last_token_case,
+    norm_case,
+    quantised_case,
+    softcap_case,
+    swiglu_case,
+)
 
 from blinkpy.kernels.attention.attention import VARIANTS, attend
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, NewTokens, PagedKV
@@ -22,16 +32,16 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 
 @both_dtypes
 def test_norm(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    cases.norm_case(rng, CPU, dtype, tokens=5, bucket=8, hidden=200)
-    cases.last_token_case(rng, CPU, dtype, hidden=96)
-    cases.gather_case(rng, CPU, dtype, hidden=96)
+    norm_case(rng, CPU, dtype, tokens=5, bucket=8, hidden=200)
+    last_token_case(rng, CPU, dtype, hidden=96)
+    gather_case(rng, CPU, dtype, hidden=96)
 
 
 @both_dtypes
 def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    cases.swiglu_case(rng, CPU, dtype, tokens=3, bucket=5, width=150)
-    cases.embedding_case(rng, CPU, dtype, tokens=3, bucket=4, hidden=72)
-    cases.softcap_case(rng, CPU, rows=2, bucket=4, vocabulary=300)
+    swiglu_case(rng, CPU, dtype, tokens=3, bucket=5, width=150)
+    embedding_case(rng, CPU, dtype, tokens=3, bucket=4, hidden=72)
+    softcap_case(rng, CPU, rows=2, bucket=4, vocabulary=300)
 
 
 @both_dtypes
@@ -39,7 +49,7 @@ def test_swiglu_and_embedding(rng: np.random.Generator, dtype: torch.dtype) -> N
     ("width", "blocks", "given"), [(200, False, None), (96, True, None), (2500, True, None), (300, False, 0.02)]
 )
 def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int, blocks: bool, given: float | None) -> None:
-    cases.quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
+    quantised_case(rng, CPU, dtype, tokens=4, bucket=6, width=width, blocks=blocks, given=given)
 
 
 @both_dtypes
@@ -54,7 +64,7 @@ def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int
     ],
 )
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
-    cases.rope_case(rng, CPU, dtype, tokens=5, bucket=8, **shape)  # type: ignore[arg-type]
+    rope_case(rng, CPU, dtype, tokens=5, bucket=8, **shape)  # type: ignore[arg-type]
 
 
 @both_dtypes
@@ -72,7 +82,7 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
 def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths = [1, 1, 1, 19, 7, 2]
     contexts = [1, 200, 64, 19, 100, 150]
-    cases.attention_case(
+    attention_case(
         rng,
         CPU,
         dtype,
@@ -95,7 +105,7 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
     """As torch does: numbers of all sizes, all halves between two numbers, and what saturates; NaN stays."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ordered, scale = numbers[~numbers.isnan()].sort().values, torch.tensor([2.0 ** float(rng.integers(-9, 9))])
-    x = cases.draw(rng, 4096, dtype=torch.float32, device=CPU) * torch.from_numpy(np.exp2(rng.uniform(-14, 10, 4096))).float()
+    x = draw(rng, 4096, dtype=torch.float32, device=CPU) * torch.from_numpy(np.exp2(rng.uniform(-14, 10, 4096))).float()
     x[:253], x[300:305] = (ordered[1:] + ordered[:-1]) / 2, torch.tensor([464.0, 1e30, -1e30, -0.0, float("nan")])
     out = torch.zeros(4096, dtype=torch.float8_e4m3fn)
     _round_all[(1,)](x * scale, scale, out, 4096)
@@ -114,7 +124,7 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
 def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths, contexts, tiles = [1, 1, 5, 2], [66, 1, 40, 70], VARIANTS["tiles"].plans(dtype)[1]
     few = {"bucket_tokens": 12, "bucket_rows": 5, "tiles": tiles, "fp8": True}
-    cases.attention_case(rng, CPU, dtype, lengths, contexts, **few, **shape)  # type: ignore[arg-type]
+    attention_case(rng, CPU, dtype, lengths, contexts, **few, **shape)  # type: ignore[arg-type]
 
 
 @both_dtypes
@@ -140,16 +150,14 @@ def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape:
 )
 def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
     plan = DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32)
-    cases.new_tokens_case(rng, CPU, dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
+    new_tokens_case(rng, CPU, dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_decode_only_and_prefill_only(rng: np.random.Generator, rows: int) -> None:
     shape = {"heads": 4, "kv_heads": 2, "head_dim": 32, "page": 16}
-    cases.attention_case(
-        rng, CPU, torch.float32, [1] * rows, [130 + i for i in range(rows)], bucket_tokens=4, bucket_rows=4, **shape
-    )
-    cases.attention_case(
+    attention_case(rng, CPU, torch.float32, [1] * rows, [130 + i for i in range(rows)], bucket_tokens=4, bucket_rows=4, **shape)
+    attention_case(
         rng, CPU, torch.float32, [9] * rows, [9 + 40 * i for i in range(rows)], bucket_tokens=32, bucket_rows=4, **shape
     )
 
@@ -180,4 +188,4 @@ def test_plans_of_a_variant(rng: np.random.Generator, name: str) -> None:
     for plan in VARIANTS[name].plans(torch.float32):
         assert plan.variant == name
         role = {"tiles": plan} if CHUNKS in VARIANTS[name].rows else {"plan": plan}
-        cases.attention_case(rng, CPU, torch.float32, [1, 1, 9, 4], [70, 1, 40, 4], **shape, **role)
+        attention_case(rng, CPU, torch.float32, [1, 1, 9, 4], [70, 1, 40, 4], **shape, **role)

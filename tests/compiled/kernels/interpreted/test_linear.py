@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import support.models.kernel_cases as cases
 import torch
+from support.models.kernel_cases.linear_cases import linear_case
 
 from blinkpy.kernels.linear.linear import VARIANTS, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -22,7 +22,7 @@ SMALL = [
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.config.variant)
 def test_linear(rng: np.random.Generator, case: LinearCase) -> None:
-    cases.linear_case(rng, "cpu", case.config, case.shape)
+    linear_case(rng, "cpu", case.config, case.shape)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

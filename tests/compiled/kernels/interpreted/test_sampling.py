@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import support.models.kernel_cases as cases
 import torch
 import triton
 import triton.language as tl
 from support.models import triton_interpreter
+from support.models.kernel_cases.sampling_cases import PARAMETERS, PENALTIES, sampling_case
 from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
@@ -53,13 +53,13 @@ def test_what_a_kernel_reads_outside_of_its_tensors_is_noticed(loads: int, store
 def test_sampling(rng: np.random.Generator, spread: float, ties: bool, variant: str) -> None:
     make = {"rows": 5, "bucket": 6, "vocabulary": 300, "spread": spread, "ties": ties, "variant": variant}
     workspace = SamplingWorkspace.allocate(6, 300, "cpu", chunk=128, capacity=32, block=256)
-    cases.sampling_case(rng, "cpu", workspace=workspace, **make)
+    sampling_case(rng, "cpu", workspace=workspace, **make)
 
 
 def test_small_vocabulary(rng: np.random.Generator) -> None:
     """Fewer tokens than log probabilities are asked for, and one chunk."""
     workspace = SamplingWorkspace.allocate(8, 11, "cpu", chunk=16, capacity=32, block=16)
-    cases.sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
+    sampling_case(rng, "cpu", rows=8, bucket=8, vocabulary=11, spread=1.0, workspace=workspace)
 
 
 def test_a_bitmask_is_no_banned_sequence(rng: np.random.Generator) -> None:
@@ -77,7 +77,7 @@ def test_programs_with_several_rows(rng: np.random.Generator, monkeypatch: pytes
     """More rows than programs for log probabilities, some of which ask for none."""
     monkeypatch.setattr("blinkpy.kernels.sampling.record_logprobs.PROGRAMS", 3)
     workspace = SamplingWorkspace.allocate(11, 40, "cpu", chunk=64, capacity=32, block=64)
-    cases.sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
+    sampling_case(rng, "cpu", rows=10, bucket=11, vocabulary=40, spread=1.0, workspace=workspace)
 
 
 @triton.jit
@@ -127,24 +127,24 @@ def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[i
     chunk = 512 if made is FLAT else 64
     workspace = SamplingWorkspace.allocate(made["rows"], made["vocabulary"], "cpu", chunk=chunk, capacity=32, block=chunk)
     off = {E.WORD_TOP_K: 0, E.WORD_TOP_P: 1.0, E.WORD_MIN_P: 0.0, E.WORD_TEMPERATURE: 1.7}
-    cases.sampling_case(rng, "cpu", bucket=made["rows"], workspace=workspace, fixed=off | filters, **made)
+    sampling_case(rng, "cpu", bucket=made["rows"], workspace=workspace, fixed=off | filters, **made)
 
 
 @pytest.mark.parametrize("word", [E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY])
 def test_penalties(rng: np.random.Generator, word: int) -> None:
     """Greedy with few tokens, so that the wrong penalty of one shows."""
     workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
-    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in cases.PARAMETERS} | {word: 1.4}
-    cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
+    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PARAMETERS} | {word: 1.4}
+    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
 
 
 @pytest.mark.parametrize("word", [None, E.WORD_FREQUENCY_PENALTY])
 def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) -> None:
     """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
     workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
-    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in cases.PENALTIES}
+    fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PENALTIES}
     fixed |= {E.WORD_MIN_TOKENS: 1000, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
-    cases.sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
+    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
 
 
 @triton.jit

@@ -1,0 +1,65 @@
+"""Cases of linear layers."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from support.models import kernel_reference
+from support.models.kernel_cases.kernel_inputs import close, draw, header, poison
+from torch import Tensor
+
+from blinkpy.kernels.linear.linear import linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
+
+
+def quantised_operands(
+    rng: np.random.Generator, device: str, shape: LinearShape
+) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
+    """Values of x and weight, their scales, and float64 values times scales. Weights beside scales far apart: the one must not
+    take another's."""
+    m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
+    x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))
+    groups = -(-k // 128)
+    sizes = ((m, groups), (-(-wide // 128), groups)) if shape.blocks else ((m,), (wide,))
+    x_scale, w_scale = (torch.exp2(draw(rng, *size, **real)) / 60 for size in sizes)
+    w_scale *= k**-0.5  # products as large as what is added to them
+    if shape.blocks:
+        by_x = x_scale.repeat_interleave(128, 1)[:, :k]
+        by_w = w_scale.repeat_interleave(128, 0)[:wide].repeat_interleave(128, 1)[:, :k]
+    else:
+        by_x, by_w = x_scale[:, None], w_scale[:, None]
+    strided = torch.zeros(m, k + 16, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)[:, :k]
+    strided.copy_(x)
+    return strided, weight, Scales(x_scale, w_scale), x.double() * by_x, weight.double() * by_w
+
+
+def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
+    m, n, k, dtype = shape.rows, shape.n, shape.k, torch.bfloat16 if shape.fp8 else shape.dtype
+    wide, make = shape.weight_rows, {"dtype": dtype, "device": device}
+    result = torch.float32 if shape.partials else shape.out_dtype
+    if shape.fp8:
+        x, weight, operand_scales, exact_x, exact_weight = quantised_operands(rng, device, shape)
+    else:
+        x, weight = draw(rng, m, k + 8, **make)[:, :k], draw(rng, wide, k, scale=k**-0.5, **make)
+        operand_scales, exact_x, exact_weight = None, x.double(), weight.double()
+    bias = draw(rng, wide, **make) if shape.bias else None
+    scales = draw(rng, k, dtype=torch.float32 if rng.integers(2) else dtype, device=device) if shape.norm else None
+    added = draw(rng, m, n, dtype=result, device=device) if shape.residual else None
+    expected = exact_x if scales is None else kernel_reference.rms_norm(x, scales, 1e-5)
+    expected = kernel_reference.linear(expected, exact_weight, bias)
+    expected = kernel_reference.swiglu(expected, shape.gelu) if shape.swiglu else expected
+    expected = expected if added is None else expected + added.double()
+    partial = config.split_k * (m + config.block_m) * (wide + 2 * config.block_n)
+    workspace = LinearWorkspace.allocate(device, dtype, partial=partial, tiles=4096, rows=m * (k + wide))
+    sizes, outs = (config.split_k, m, n) if shape.partials else (m, n), []
+    norm, counts = None if scales is None else (scales, 1e-5), header(m, m, 0, device)
+    for _ in range(2):  # twice, since split sums must leave their counters at zero
+        out = poison(*sizes, dtype=result, device=device) if added is None else added.clone()
+        residual = None if added is None else out
+        call = LinearCall(x, weight, out, workspace, counts, bias, norm, residual, shape.swiglu, gelu=shape.gelu)
+        linear(replace(call, scales=operand_scales), config)
+        assert not workspace.arrivals.any()
+        close(out.double().sum(0) if shape.partials else out, expected, dtype, f"{shape} {config}")
+        outs.append(out)
+    assert torch.equal(*outs), "two runs differ"
