@@ -50,6 +50,7 @@ def doctor(config: Config, given: frozenset[str] = frozenset()) -> int:
 
 
 def front_end(device: str, gid_index: int) -> Iterator[Finding]:
+    """What every end of a link needs: fences, locked memory, verbs and a port. device, gid_index: as in RdmaOptions."""
     yield Finding(OK, "machine", f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}")
     try:
         store_fence()
@@ -75,6 +76,7 @@ def front_end(device: str, gid_index: int) -> Iterator[Finding]:
 
 
 def locked_memory(limit: int) -> Finding:
+    """limit: bytes that this process may lock."""
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit >= LOCKED_LEAST:
         return Finding(OK, "locked memory", "no limit that matters")
     text = f"only {limit >> 20} MiB may be locked: LimitMEMLOCK=infinity in the systemd unit, or `ulimit -l unlimited`"
@@ -82,6 +84,7 @@ def locked_memory(limit: int) -> Finding:
 
 
 def port_findings(port: Port) -> Iterator[Finding]:
+    """An RDMA port that is open: its GID, its MTU, and whether a queue pair can be made there."""
     kind = "Ethernet (RoCE)" if port.ethernet else "InfiniBand"
     yield Finding(OK, "RDMA port", f"{port.name} port {port.number}, {kind}, active")
     listed = ", ".join(f"{index}: {gid} ({kind})" for index, gid, kind in port.gids())
@@ -106,6 +109,7 @@ def port_findings(port: Port) -> Iterator[Finding]:
 
 
 def engine() -> Iterator[Finding]:
+    """The first GPU of this machine, as its driver describes it."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

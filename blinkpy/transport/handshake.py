@@ -1,7 +1,7 @@
 """How a front end and an engine get to know each other: three JSON lines over one TCP connection, which then ends.
 
-    engine     {"protocol": 2, "layout": 2, "nonce": .., "key": whether it has one}
-    front end  {"protocol": 2, "layout": 2, "nonce": .., "owner": .., "endpoint": {..}}
+    engine     {"protocol": PROTOCOL, "layout": VERSION, "nonce": .., "key": whether it has one}
+    front end  {"protocol": PROTOCOL, "layout": VERSION, "nonce": .., "owner": .., "endpoint": {..}}
     engine     {"header": base64, "pair": .., "endpoint": {..}, "regions": {"engine": {..}, "front": {..}, "back": {..}}}
                or {"error": text}
 
@@ -10,7 +10,7 @@ end without one, and the front end trusts no answer without one.
 
 The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names both sides. The
 three regions are all that the front end can reach: the engine's words (read), its own region (write), and the engine's
-region of its pair (read).
+region of its queue pair (read).
 """
 
 import base64
@@ -69,7 +69,7 @@ class Region(NamedTuple):
 
 class Hello(NamedTuple):
     """A front-end worker asks for a queue pair. owner: a random number that the worker, and whoever follows it in its place,
-    keeps: it gets the same pair again, at once, where a stranger would have to wait for the lease to end. nonce: of this
+    keeps: it gets the same queue pair again, at once, where a stranger would have to wait for the lease to end. nonce: of this
     handshake alone."""
 
     owner: int
@@ -143,7 +143,7 @@ def unsealed(received: bytes, key: LinkKey | None, side: bytes, nonce: str, *sai
 
 
 def refusal(reason: str) -> bytes:
-    """The engine's line when it can't give a pair."""
+    """The engine's line when it can't give a queue pair."""
     return _line({"error": reason})
 
 

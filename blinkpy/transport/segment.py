@@ -3,8 +3,8 @@
 Who lives is told by locks, which the kernel drops when their holder dies and keeps while it is merely stopped:
 - the engine holds flock(LOCK_EX) on the segment's file. A file whose lock is free belongs to a dead engine; the next
   engine of that name removes it, and front ends notice.
-- a front end holds an open-file-description lock on the first byte of its pair's region, so two living front ends
-  never drive one pair. (Record locks and flock don't see each other.)
+- a front end holds an open-file-description lock on the first byte of its region, so two living front ends never
+  drive one queue pair. (Record locks and flock don't see each other.)
 
 A segment is built under a temporary name and linked to its own when it is complete: whoever finds the name finds a
 whole header. The file belongs to one user, mode 0600: front ends refuse a segment that someone else could have
@@ -77,8 +77,8 @@ class Segment:
         return engine_views(self.buffer, self.layout)
 
     def lock_pairs(self) -> None:
-        """Keep front ends from attaching by this segment's name: its pairs are given out in another way. Raises TransportError
-        when one of them has a front end already."""
+        """Keep front ends from attaching by this segment's name: its queue pairs are given out in another way. Raises
+        TransportError when one of them has a front end already."""
         if not lock_bytes(self._fd, self.layout.front_region(0), 0):
             raise TransportError(f"a front end is attached to the segment {self.name!r}")
 

@@ -312,10 +312,6 @@ def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
     return Alternatives(_schemas(place, "oneOf", value), exclusive=True)
 
 
-def _nothing(shape: Shape, value: Any, place: Place) -> None:
-    pass
-
-
 def _only_false(keyword: str) -> Demand:
     def apply(shape: Shape, value: Any, place: Place) -> None:
         if value is not False:

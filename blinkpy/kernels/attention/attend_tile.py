@@ -43,6 +43,7 @@ def attend_tile(
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,  # float
 ):  # fmt: skip
+    """Accumulator, maximum and total with one more tile of positions: online softmax, as in Dao et al., FlashAttention (2022)."""
     column = tl.arange(0, BLOCK_D)
     if ALL and BLOCK_D == D:
         k = tl.load(k_ptr + at[:, None] + column[None, :])

@@ -49,6 +49,8 @@ def packed_linear(
     LIMIT: tl.constexpr,  # of clamped_times
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """out[a] = W[expert] x[a // DIVIDE] + bias, a program for each block of assignments and BLOCK_N outputs; with SWIGLU
+    clamped_times of the gate's and the up rows' products."""
     ROWS: tl.constexpr = 2 * N if SWIGLU else N
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // TILES  # programs that run together read neighbouring rows of one expert

@@ -1,4 +1,4 @@
-"""Runs tests/kernels/interpreted in processes of their own: TRITON_INTERPRET=1 must be set before Triton is imported."""
+"""Runs tests/compiled/kernels/interpreted in processes of their own: TRITON_INTERPRET=1 must be set before Triton is imported."""
 
 import os
 import subprocess
