@@ -4,21 +4,15 @@ from typing import NamedTuple
 
 from benchmarks.common.hand_batches import Rows
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.weights.weight_parts import MXFP4_BLOCK, weight_bytes
+from blinkpy.models.weights.decode_reads import decode_weight_bytes
 
 READ_GBPS = 4434.0  # read-only bandwidth of an H200's memory, measured
 
 
 def floor_us(a: DecoderDescription, rows: int, context: int, *, fp8_cache: bool = False) -> float:
-    """Microseconds to read what a decode step of random tokens reads: weights, of the experts those that any of the rows is
-    expected to visit, and the cached context. The embedding is a gather and counts as nothing."""
-    read = weight_bytes(a, 2) - (0 if a.tied_embeddings else 2 * a.vocab_size * a.hidden_size)
-    if any(a.expert_layers):
-        unused = (1 - a.experts.top_k / a.experts.number) ** rows
-        each = 0.5 + 1 / MXFP4_BLOCK if a.experts.mxfp4 else 1 if a.quantization else 2
-        read -= int(unused * sum(a.expert_layers) * a.experts.number * 3 * a.experts.size * a.hidden_size * each)
+    """Microseconds to read what a decode step of random tokens reads: its weights and the cached context."""
     cache = rows * 2 * a.kv_size * sum(min(context, layer.attention.window or context) for layer in a.layers)
-    return (read + (1 if fp8_cache else 2) * cache) / READ_GBPS / 1e3
+    return (decode_weight_bytes(a, 2, rows) + (1 if fp8_cache else 2) * cache) / READ_GBPS / 1e3
 
 
 class Multiplications(NamedTuple):

@@ -71,6 +71,31 @@ def fp8_problem(kv_cache_dtype: str) -> str:
     return f"kv_cache_dtype {kv_cache_dtype} needs a GPU of compute capability {wanted} or newer: this one has {found}"
 
 
+def memory_bandwidth() -> float:
+    """Peak of the GPU's memory, bytes a second; 0 where the driver does not say."""
+    from cuda.bindings import runtime
+
+    asked = runtime.cudaDeviceAttr
+    answers = [
+        runtime.cudaDeviceGetAttribute(what, 0)
+        for what in (asked.cudaDevAttrMemoryClockRate, asked.cudaDevAttrGlobalMemoryBusWidth)
+    ]
+    kilohertz, bits = (0 if int(status) else int(value) for status, value in answers)
+    return 2 * kilohertz * 1e3 * bits / 8
+
+
+def check_pace(target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
+    """Raise ConfigError for a --tpot-target-ms that no step can keep. itemsize: bytes of a weight; bandwidth: bytes a second."""
+    from blinkpy.models.weights.decode_reads import decode_weight_bytes
+
+    read = decode_weight_bytes(model, itemsize, 1)
+    if bandwidth and read / bandwidth * 1e3 > target_ms:
+        raise ConfigError(
+            f"tpot_target_ms {target_ms} is below one step: it reads {read / 1e9:.1f} GB of weights, which takes "
+            f"{read / bandwidth * 1e3:.1f} ms at this GPU's {bandwidth / 1e9:,.0f} GB/s"
+        )
+
+
 class CudaDevice:
     """See blinkpy.engine.devices.device_contract.Device. For benchmarks: trace_rows, turns whose times the loop records; pdl,
     whether kernels are chained by programmatic dependent launch; loop, in place of GpuLoop."""
@@ -124,11 +149,14 @@ class CudaDevice:
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory
         from blinkpy.queues.layout import QueueLayout
 
+        itemsize = self._dtype(config, model).itemsize
+        if config.scheduler.tpot_target_ms:
+            check_pace(config.scheduler.tpot_target_ms, model, itemsize, memory_bandwidth())
         free, total = torch.cuda.mem_get_info()
         asked, page_bytes = config.model.max_model_len, self.page_bytes(config, model)
         way = config.extension(RdmaOptions).queue_memory
         queues = 0 if way == HOST else pairs_length(QueueLayout(queue_sizes(config, asked or model.default_context)))
-        self.plan = plan_memory(config, model, self._dtype(config, model).itemsize, page_bytes, free, total, queues)
+        self.plan = plan_memory(config, model, itemsize, page_bytes, free, total, queues)
         pages = config.cache.num_pages or pages_for(asked or MINIMUM_TOKENS, config.cache.page_size)
         self.plan.require(pages * page_bytes)
         return self.plan.cache

@@ -42,12 +42,16 @@ class LoadingBegan(Exception):
 def gpu(monkeypatch) -> Callable[..., None]:
     """A synthetic GPU; by default an H200 with a new driver. What would load weights raises LoadingBegan, or another error."""
 
+    what = runtime.cudaDeviceAttr
+    attributes = {what.cudaDevAttrMemoryClockRate: (0, 3_200_000), what.cudaDevAttrGlobalMemoryBusWidth: (0, 6144)}
+
     def make(*, capability=(9, 0), driver=13000, free=139 * GIB, total=140 * GIB, loading: Exception | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Synthetic")
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
         monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (0, driver))
+        monkeypatch.setattr(runtime, "cudaDeviceGetAttribute", lambda what, device: attributes[what])
         monkeypatch.setattr(decoder_weights, "dummy_weights", Mock(side_effect=loading or LoadingBegan))
         monkeypatch.setattr(cuda_device, "gpu_usable", lambda: True)
 
@@ -100,6 +104,11 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
             ("--kv-cache-dtype", "fp8_e4m3"),
             ["kv_cache_dtype fp8_e4m3 needs", "8.9 or newer: this one has 8.6"],
         ),
+        (
+            {},
+            ("--tpot-target-ms", "3"),
+            ["tpot_target_ms 3 is below one step: it reads 15.0 GB", "3.1 ms at this GPU's 4,915 GB/s"],
+        ),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
         (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),
@@ -115,11 +124,16 @@ def test_what_the_gpu_can_not_do(gpu, folder, capsys, made, arguments, parts) ->
 
 @pytest.mark.parametrize(
     ("made", "options"),
-    [({}, {}), (OLD_DRIVER, {"control": "host"}), ({"free": 21 * GIB, "total": 22 * GIB}, {"max_model_len": 1024})],
+    [
+        ({}, {}),
+        ({}, {"tpot_target_ms": 4}),
+        (OLD_DRIVER, {"control": "host"}),
+        ({"free": 21 * GIB, "total": 22 * GIB}, {"max_model_len": 1024}),
+    ],
 )
 def test_what_the_gpu_can_do(gpu, folder, made, options) -> None:
     """A config alone is enough for random weights; a loop on the host needs no conditional nodes; a smaller context needs less
-    memory."""
+    memory; a pace that a step can keep is taken."""
     gpu(**made)
     with pytest.raises(LoadingBegan):
         make_engine(config(folder, **options)).start()

@@ -1,5 +1,6 @@
 """The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,19 @@ FP8_STEPS = {
 
 @pytest.mark.parametrize("case", FP8_STEPS)
 def test_fp8_steps(rng: np.random.Generator, tmp_path: Path, case: str) -> None:
-    """FP8 matrices, beside others that are kept. A number that rounds the other way moves a token's logits."""
+    """FP8 matrices, beside others that are kept."""
     quantised, table, invariant = FP8_STEPS[case]
     quantise = partial(fp8_reference.fp8_weights, **quantised)
     how: dict[str, Any] = {"table": TABLES[table], "invariant": invariant, "quantise": quantise, "rows": 3}
-    assert step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how) < 1e-2
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama-biased-mqa", tmp_path, torch.float32, steps=3, **how), 1e-3)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
 def test_fp8_experts(rng: np.random.Generator, tmp_path: Path, blocks: bool) -> None:
     """Of two tokens only: with many, one that goes to other experts would be far off."""
     quantise = partial(fp8_reference.fp8_weights, blocks=blocks)
-    assert step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, steps=2, quantise=quantise, rows=3) < 1e-2
+    how: dict[str, Any] = {"steps": 2, "quantise": quantise, "rows": 3}
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", "qwen3-moe-mixed", tmp_path, torch.float32, **how), 1e-3)
 
 
 def test_fp8_experts_of_two_kinds_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -94,7 +96,13 @@ def test_fp8_steps_by_torch(rng: np.random.Generator, tmp_path: Path) -> None:
     """torch's product, of bfloat16 results: the sums are added by the next norm, and SwiGLU quantises what it makes."""
     cublas = step_cases.ChosenTable(lambda n, rows: None if n == model_zoo.VOCAB else LinearConfig("cublas"))
     how: dict[str, Any] = {"table": cublas, "quantise": fp8_reference.fp8_weights, "rows": 3}
-    assert step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how) < 0.15
+    assert of_three(lambda: step_cases.step_case(rng, "cpu", "llama3", tmp_path, torch.bfloat16, steps=3, **how), 0.12)
+
+
+def of_three(error: Callable[[], float], limit: float) -> bool:
+    """Whether one of three fresh cases is within a limit. Now and then a number beside the middle between two of FP8 rounds the
+    other way, which moves a token's logits by a few percent: not three times in a row."""
+    return any(error() < limit for _ in range(3))
 
 
 def test_batch_invariant_steps(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
