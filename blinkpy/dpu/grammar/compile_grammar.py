@@ -24,7 +24,7 @@ from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.ebnf.ebnf_rules import ebnf_piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
-from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
+from blinkpy.dpu.grammar.schema.schema_compiler import SchemaCompiler
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Grammar = dict[str, Any]

@@ -8,14 +8,20 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.grammar.number_ranges import exact
-from blinkpy.dpu.grammar.regex_syntax import parse_regex
-from blinkpy.dpu.grammar.schema_shapes import NAMES, TYPES, Items, Members, Place, Shape
+from blinkpy.dpu.grammar.schema.keyword_values import (
+    MOST_ALTERNATIVES,
+    checked_count,
+    checked_names,
+    checked_regex,
+    checked_schemas,
+    fault,
+    named_schemas,
+    typed,
+)
+from blinkpy.dpu.grammar.schema.schema_shapes import TYPES, Items, Members, Place, Shape
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
-MOST_ALTERNATIVES = 1000  # of enum, anyOf and oneOf
-MOST_COUNT = 100_000  # of items and members
 MOST_LENGTH = 512  # of a string
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, but for the sign
@@ -45,53 +51,6 @@ def misspelt(name: str) -> str | None:
     return next(iter(get_close_matches(name, (*KEYWORDS, *REFUSED, REFERENCE), 1, 0.85)), None)
 
 
-def fault(place: Place, keyword: str, what: str) -> GrammarError:
-    """The keyword of the schema at a place is at fault."""
-    return GrammarError(f"'{keyword}' {what}", place.path, keyword)
-
-
-# ---- checked values --------------------------------------------------------------------------------------------------
-
-
-def _typed(place: Place, keyword: str, value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        raise fault(place, keyword, f"must be of type {' or '.join(dict.fromkeys(NAMES[kind] for kind in kinds))}.")
-    return value
-
-
-def _count(place: Place, keyword: str, value: Any) -> int:
-    number = _typed(place, keyword, value, int, float)
-    if number != int(number) or not 0 <= number <= MOST_COUNT:
-        raise fault(place, keyword, f"must be an integer from 0 to {MOST_COUNT}.")
-    return int(number)
-
-
-def _schemas(place: Place, keyword: str, value: Any) -> list[Place]:
-    if not 1 <= len(_typed(place, keyword, value, list)) <= MOST_ALTERNATIVES:
-        raise fault(place, keyword, f"must hold 1 to {MOST_ALTERNATIVES} schemas.")
-    return [place.below(one, keyword, i) for i, one in enumerate(value)]
-
-
-def _named_schemas(place: Place, keyword: str) -> dict[str, Place]:
-    value = place.schema.get(keyword, {})
-    return {name: place.below(one, keyword, name) for name, one in _typed(place, keyword, value, dict).items()}
-
-
-def _names(place: Place, keyword: str, value: Any) -> list[str]:
-    if not all(type(name) is str for name in _typed(place, keyword, value, list)):
-        raise fault(place, keyword, "must be an array of strings.")
-    return list(value)
-
-
-def _regex(place: Place, keyword: str, text: str) -> str:
-    """The text, if it is a regular expression that is supported."""
-    try:
-        parse_regex(text)
-    except GrammarError as error:
-        raise GrammarError(error.message, place.path, keyword) from error
-    return text
-
-
 # ---- any type --------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +62,7 @@ def _type(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _enum(shape: Shape, value: Any, place: Place) -> Alternatives | None:
-    if not 1 <= len(_typed(place, "enum", value, list)) <= MOST_ALTERNATIVES:
+    if not 1 <= len(typed(place, "enum", value, list)) <= MOST_ALTERNATIVES:
         raise fault(place, "enum", f"must hold 1 to {MOST_ALTERNATIVES} values.")
     scalars = [one for one in value if type(one) in SCALARS]
     others = [place.below(_of_value(one), "enum", i) for i, one in enumerate(value) if type(one) not in SCALARS]
@@ -168,7 +127,7 @@ def _bound(keyword: str) -> Demand:
     def apply(shape: Shape, value: Any, place: Place) -> None:
         if exclusive and type(value) is bool:
             return  # of draft 4: it belongs to minimum or maximum
-        bound = exact(_typed(place, keyword, value, int, float))
+        bound = exact(typed(place, keyword, value, int, float))
         without = exclusive or place.schema.get(other) is True
         shape.numbers = shape.numbers.below(bound, without) if upper else shape.numbers.above(bound, without)
 
@@ -176,7 +135,7 @@ def _bound(keyword: str) -> Demand:
 
 
 def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
-    step = exact(_typed(place, "multipleOf", value, int, float))
+    step = exact(typed(place, "multipleOf", value, int, float))
     if step <= 0:
         raise fault(place, "multipleOf", "must be above 0.")
     shape.numbers = shape.numbers.multiples(Fraction(step))
@@ -186,7 +145,7 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _length(place: Place, keyword: str, value: Any) -> int:
-    length = _count(place, keyword, value)
+    length = checked_count(place, keyword, value)
     if length > MOST_LENGTH:
         raise fault(place, keyword, f"may be {MOST_LENGTH} at most, not {length}: each character takes 14 states.")
     return length
@@ -201,11 +160,11 @@ def _max_length(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _pattern(shape: Shape, value: Any, place: Place) -> None:
-    shape.strings = shape.strings.matching(_regex(place, "pattern", _typed(place, "pattern", value, str)))
+    shape.strings = shape.strings.matching(checked_regex(place, "pattern", typed(place, "pattern", value, str)))
 
 
 def _format(shape: Shape, value: Any, place: Place) -> None:
-    if _typed(place, "format", value, str) in FORMATS:
+    if typed(place, "format", value, str) in FORMATS:
         shape.strings = shape.strings.of_format(value)
     elif value in NUMBER_FORMATS:
         bits = NUMBER_FORMATS[value]
@@ -220,16 +179,16 @@ def _format(shape: Shape, value: Any, place: Place) -> None:
 def _members(shape: Shape, value: Any, place: Place) -> None:
     """Of properties, patternProperties and additionalProperties together; for the first of them that is there."""
     schema = place.schema
-    for text in _typed(place, "patternProperties", schema.get("patternProperties", {}), dict):
-        _regex(place, "patternProperties", text)
+    for text in typed(place, "patternProperties", schema.get("patternProperties", {}), dict):
+        checked_regex(place, "patternProperties", text)
     others = place.below(schema["additionalProperties"], "additionalProperties") if "additionalProperties" in schema else None
-    shape.members.append(Members(_named_schemas(place, "properties"), _named_schemas(place, "patternProperties"), others))
+    shape.members.append(Members(named_schemas(place, "properties"), named_schemas(place, "patternProperties"), others))
 
 
 def _required(shape: Shape, value: Any, place: Place) -> None:
     if type(value) is bool:
         raise fault(place, "required", "must be an array of names.")
-    shape.required |= dict.fromkeys(_names(place, "required", value))
+    shape.required |= dict.fromkeys(checked_names(place, "required", value))
 
 
 def _property_names(shape: Shape, value: Any, place: Place) -> None:
@@ -237,11 +196,11 @@ def _property_names(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _min_properties(shape: Shape, value: Any, place: Place) -> None:
-    shape.least_members = max(shape.least_members, _count(place, "minProperties", value))
+    shape.least_members = max(shape.least_members, checked_count(place, "minProperties", value))
 
 
 def _max_properties(shape: Shape, value: Any, place: Place) -> None:
-    count = _count(place, "maxProperties", value)
+    count = checked_count(place, "maxProperties", value)
     shape.most_members = count if shape.most_members is None else min(shape.most_members, count)
 
 
@@ -250,9 +209,9 @@ def _dependent(keyword: str) -> Callable[[Shape, Any, Place], list[Place]]:
 
     def apply(shape: Shape, value: Any, place: Place) -> list[Place]:
         found = []
-        for name, demanded in _typed(place, keyword, value, dict).items():
+        for name, demanded in typed(place, keyword, value, dict).items():
             kinds = {"dependentRequired": (list,), "dependentSchemas": (dict, bool), "dependencies": (list, dict, bool)}[keyword]
-            _typed(place, keyword, demanded, *kinds)
+            typed(place, keyword, demanded, *kinds)
             more = {"required": demanded} if type(demanded) is list else demanded
             with_it = {"allOf": [{"required": [name]}, more]}
             found.append(place.below({"anyOf": [{FORBIDDEN: name}, with_it]}, keyword, name))
@@ -278,22 +237,22 @@ def _items(shape: Shape, value: Any, place: Place) -> None:
     keyword, following = "prefixItems", "items"
     if type(schema.get("items")) is list:
         keyword, following = "items", "additionalItems"
-    first = [place.below(one, keyword, i) for i, one in enumerate(_typed(place, keyword, schema.get(keyword, []), list))]
+    first = [place.below(one, keyword, i) for i, one in enumerate(typed(place, keyword, schema.get(keyword, []), list))]
     others = place.below(schema[following], following) if following in schema else None
     shape.items.append(Items(tuple(first), others))
 
 
 def _min_items(shape: Shape, value: Any, place: Place) -> None:
-    shape.least_items = max(shape.least_items, _count(place, "minItems", value))
+    shape.least_items = max(shape.least_items, checked_count(place, "minItems", value))
 
 
 def _max_items(shape: Shape, value: Any, place: Place) -> None:
-    count = _count(place, "maxItems", value)
+    count = checked_count(place, "maxItems", value)
     shape.most_items = count if shape.most_items is None else min(shape.most_items, count)
 
 
 def _unique_items(shape: Shape, value: Any, place: Place) -> None:
-    if _typed(place, "uniqueItems", value, bool) and place.schema.get("maxItems", 2) not in (0, 1):
+    if typed(place, "uniqueItems", value, bool) and place.schema.get("maxItems", 2) not in (0, 1):
         raise fault(place, "uniqueItems", "is not supported: no automaton compares items.")
 
 
@@ -301,15 +260,15 @@ def _unique_items(shape: Shape, value: Any, place: Place) -> None:
 
 
 def _all_of(shape: Shape, value: Any, place: Place) -> list[Place]:
-    return _schemas(place, "allOf", value)
+    return checked_schemas(place, "allOf", value)
 
 
 def _any_of(shape: Shape, value: Any, place: Place) -> Alternatives:
-    return Alternatives(_schemas(place, "anyOf", value))
+    return Alternatives(checked_schemas(place, "anyOf", value))
 
 
 def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
-    return Alternatives(_schemas(place, "oneOf", value), exclusive=True)
+    return Alternatives(checked_schemas(place, "oneOf", value), exclusive=True)
 
 
 def _only_false(keyword: str) -> Demand:
