@@ -225,7 +225,6 @@ docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_api_fields.py
 	@$(RUNNER) tools/write_schema_keywords.py
 	@$(RUNNER) tools/write_model_sizes.py
-	@$(RUNNER) tools/sizes.py --markdown > docs/sizes.md
 
 clean:
 	rm -rf $(if $(call STAMP,dev),$(VENV)) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -19,8 +19,8 @@ GENERATED_PARTS = re.compile(r"<!-- measured: .*?<!-- end of measured -->|(?<=, 
 HEAD = """\
 # Sizes
 
-For hackers: lines of Python by folder, and words of the pages here. `make docs` writes this page, `make lint` prints the lines;
-growth is explained in the commit.
+For hackers: lines of Python by folder, and words of the pages here. `python tools/sizes.py --markdown` writes this page,
+`make lint` prints the lines; growth is explained in the commit.
 """
 
 
