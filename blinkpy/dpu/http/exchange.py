@@ -83,9 +83,8 @@ class Exchange:
                         break
                     room.hold(self, len(body), give_up)
         except TimeoutError as error:
-            raise (refused or [ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")])[
-                0
-            ] from error
+            late = ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")
+            raise (refused[0] if refused else late) from error
         finally:
             room.release(self)
         if not self.connection.pipeline:
