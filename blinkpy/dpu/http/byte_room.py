@@ -9,7 +9,8 @@ GiveUp = Callable[[ApiError], None]
 
 class ByteRoom:
     """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
-    what comes and goes quickly always has room. error: why; given_up: how many did for want of room."""
+    what comes and goes quickly always has room. error: why; given_up: how many did for
+    want of room."""
 
     def __init__(self, limit: int, error: ApiError):
         self.limit, self.error = limit, error

@@ -83,8 +83,9 @@ class Exchange:
                         break
                     room.hold(self, len(body), give_up)
         except TimeoutError as error:
-            late = ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")
-            raise (refused[0] if refused else late) from error
+            raise (refused or [ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")])[
+                0
+            ] from error
         finally:
             room.release(self)
         if not self.connection.pipeline:
