@@ -176,6 +176,24 @@ SCHEDULER_BUGS = _bugs({
         ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
         ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
     ],
+    "tenant_service": [
+        ("an output costs as much as a prompt", "OUTPUT_COST * output", "output"),
+        ("all tenants have one weight", "WEIGHT_ONE) // weight", "WEIGHT_ONE) // WEIGHT_ONE"),
+        ("a tenant saves service up while it is idle", "max(service, tenants.service[row])", "tenants.service[row]"),
+        ("who comes back is lifted to the other class",
+         "if requests.entry[state.waiting[i], WORD_BEST_EFFORT] == entry[WORD_BEST_EFFORT]:", "if floor > 0:"),
+        ("the classes of a tenant have one counter", "key = entry[WORD_TENANT] << 1 | entry[WORD_BEST_EFFORT]",
+         "key = entry[WORD_TENANT] << 1"),
+        ("who never ran pays for its prompt",
+         "status[slot] == S.RUNNING or requests.preemptions[slot] > 0", "status[slot] > S.EMPTY"),
+        ("who was preempted pays nothing", "== S.RUNNING or requests.preemptions[slot] > 0:", "== S.RUNNING:"),
+        ("nothing is settled at the end", "+ served - requests.charged[slot]", "+ 0"),
+        ("another tenant pays",
+         "if tenants.key[row] == entry[slot, WORD_TENANT] << 1 | entry[slot, WORD_BEST_EFFORT]:", "if row >= 0:"),
+        ("one output tells all", ">> LEARNING_SHIFT", ">> 0"),
+        ("the tenant that was served most is forgotten",
+         "if tenants.service[row] == least:", "if tenants.service[row] != least:"),
+    ],
     "stall": [
         ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
     ],
@@ -195,6 +213,7 @@ SCHEDULER_BUGS = _bugs({
         ("a request is ranked among the better ones", "if requests.rank[other] < rank or", "if requests.rank[other] > rank or"),
         ("requests without a rank are left behind", "] = ranked + unranked", "] = ranked + min(unranked, 2)"),
         ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
+        ("policies see no service of tenants", "requests.service[slot],", "requests.charged[slot],"),
     ],
 })
 
