@@ -258,6 +258,10 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "simulated worlds of faults: every invariant holds" in out
     assert "no errors found" in out
+    assert [line.split()[:2] for line in out.splitlines() if line[2:9] in ("classes", "tenants")] == [
+        *[["classes", "ok"]] * 3,
+        ["tenants", "note"],
+    ]
     for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
         assert f"\n  {policy} " in out
     assert plot.read_text().startswith("<?xml")
@@ -275,7 +279,7 @@ def test_an_error_gives_exit_code_1_and_its_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "policy must be fcfs"),
+        (["nothing"], "policy must be fair, fcfs"),
         (["/nowhere/x.py:rank"], "does not exist"),
         (["fcfs", "--plot", "x.gif"], "plot must end in"),
         (["fcfs", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
