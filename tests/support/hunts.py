@@ -16,7 +16,7 @@ CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute,
 EXAMPLES = 600
 CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
 # Modules whose bugs may be legal: the rules tell.
-DECIDE = ("admit", "forecast", "pace", "plan", "tenant_service", "waiting_list", "yielding")
+DECIDE = ("admit", "endings", "forecast", "intake", "pace", "plan", "slot_lists", "tenant_service", "waiting_list", "yielding")
 UNDER_TEST = tuple(
     PACKAGE / part
     for part in (

@@ -12,12 +12,13 @@ import numpy as np
 
 from blinkpy.queues.request_parameters import WEIGHT_ONE
 from blinkpy.scheduler.policies import Policy
-from blinkpy.scheduler.tenant_service import EXPECTED_OUTPUT, OUTPUT_COST
+from blinkpy.scheduler.tenant_service import OUTPUT_COST
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSimulation
 
 ROWS, STEP_TOKENS = 4, 512
-TURNS = 6000
+LIMIT = 2  # times the output that a request has, it might have had
+TURNS = 2500
 MOST_REQUESTS = 6000
 
 
@@ -32,10 +33,10 @@ class TenantLoad(NamedTuple):
     @property
     def most_ahead(self) -> float:
         """What it may have in the engine, tokens over its weight."""
-        return self.depth * (self.prompt + OUTPUT_COST * max(self.output, EXPECTED_OUTPUT)) / self.weight
+        return self.depth * (self.prompt + OUTPUT_COST * LIMIT * self.output) / self.weight
 
 
-TENANTS = (TenantLoad(1, 30, 40, 8), TenantLoad(1, 500, 4, 24), TenantLoad(2, 120, 20, 8))
+TENANTS = (TenantLoad(1, 30, 10, 8), TenantLoad(1, 400, 4, 12), TenantLoad(2, 120, 20, 8))
 
 
 class Shares(NamedTuple):
@@ -58,9 +59,9 @@ def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, tur
     zero = np.zeros(MOST_REQUESTS, np.int64)
     weight = np.array([round(tenant.weight * WEIGHT_ONE) for tenant in tenants])
     words = {"tenant": owners + 1, "tenant_weight": weight[owners]}
-    longest = max(tenant.prompt for tenant in tenants) + EXPECTED_OUTPUT
+    longest = max(tenant.prompt + LIMIT * tenant.output for tenant in tenants)
     model = ServerModel(ROWS, STEP_TOKENS, 16, (ROWS + 1) * (longest // 16 + 2), 4500.0, 22.0, 27.0)
-    server = TimedSimulation(policy, model, Workload(zero, prompt, output, zero + EXPECTED_OUTPUT, zero), words)
+    server = TimedSimulation(policy, model, Workload(zero, prompt, output, LIMIT * output, zero), words)
     coming = [iter(np.flatnonzero(owners == owner).tolist()) for owner in range(len(tenants))]
     missing, apart, served = [tenant.depth for tenant in tenants], 0.0, np.zeros(len(tenants))
     for _ in range(turns):

@@ -79,6 +79,24 @@ def test_what_was_expected_wrongly_is_settled_at_the_end() -> None:
     case.finish()
 
 
+def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
+    """Two slots, so two counts. A tenant's goes to others while its request runs; then it comes again, in the same place, and
+    what the first one is settled with is more than it has."""
+    case = make_case(fcfs, 3, **{**ROOM, "slots": 2, "rows": 2})
+    first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10)
+    case.turn(2)
+    for tenant, weight in ((2, 1), (3, 10_000), (1, 10_000)):
+        case.submit(tokens(20, tenant), 1, tenant=tenant, tenant_weight=weight)
+        case.turn(6)
+        case.read(0)
+        keys = case.state.tenants.key.tolist()
+        assert keys == {2: [1 << 1, 2 << 1], 3: [3 << 1, 2 << 1], 1: [1 << 1, 2 << 1]}[tenant]
+    before = int(case.state.tenants.service[0])
+    case.cancel(first)
+    case.finish()
+    assert before > case.state.tenants.service[0] == 0
+
+
 def test_classes_are_served_within_the_bound() -> None:
     """A best-effort request waits until latency-sensitive tenants were served FAIR_BEST_EFFORT more; these have own counters."""
 
