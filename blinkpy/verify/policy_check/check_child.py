@@ -176,11 +176,11 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
             text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
         findings.append(Finding("fine" if worst.bounded else level, "classes", text))
-    shown = suspension(policy)
-    text = f"a best-effort prompt among latency-sensitive ones without end yields in {shown.most_turns} turns in a row at most"
-    if shown.ended and shown.most_turns <= YIELD_STEPS:
-        return [*findings, Finding("fine", "classes", f"{text}, and has its first token after {shown.turns}")]
-    return [*findings, Finding("error", "classes", f"{text}, and has no first token after {shown.turns}")]
+    yields = suspension(policy)
+    text = f"a best-effort prompt among latency-sensitive ones without end yields in {yields.most_turns} turns in a row at most"
+    if yields.ended and yields.most_turns <= YIELD_STEPS:
+        return [*findings, Finding("fine", "classes", f"{text}, and has its first token after {yields.turns}")]
+    return [*findings, Finding("error", "classes", f"{text}, and has no first token after {yields.turns}")]
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:

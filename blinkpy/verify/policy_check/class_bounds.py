@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.config import YIELD_STEPS
-from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.policies import Policy, RequestFields
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.policy_calls import RankMany
 from blinkpy.verify.policy_check.sample_requests import ordinary
@@ -32,19 +32,20 @@ def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
     draw = random.Random(seed)
     kinds = [ordinary(draw)._replace(generated=0, preemptions=0) for _ in range(KINDS)]
     own, others = ([kind._replace(best_effort=number) for kind in kinds] for number in (waits, 1 - waits))
-    found = Overtaking(0.0, own[0], others[0])
-    for beginning in BEGINNINGS_S:
-        first = arriving(own, beginning)
-        ranks = rank_many(np.array(first, np.int64))
+    return max((_window(rank_many, own, others, beginning) for beginning in BEGINNINGS_S), key=lambda found: found.window_s)
 
-        def overtaken(later: float, beginning: float = beginning, ranks: NDArray[np.int64] = ranks) -> NDArray[np.bool_]:
-            return rank_many(np.array(arriving(others, beginning + later), np.int64)) < ranks
 
-        longest = longest_time(lambda later, overtaken=overtaken: bool(overtaken(later).any()))
-        if longest > found.window_s:
-            place = int(overtaken(longest).argmax())
-            found = Overtaking(longest, first[place], arriving(others, beginning + longest)[place])
-    return found
+def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestFields], beginning: float) -> Overtaking:
+    """The widest, where request i of `own`, which waits since `beginning`, is compared with request i of `others`."""
+    first = arriving(own, beginning)
+    ranks = rank_many(np.array(first, np.int64))
+
+    def overtaken(later: float) -> NDArray[np.bool_]:
+        return rank_many(np.array(arriving(others, beginning + later), np.int64)) < ranks
+
+    longest = longest_time(lambda later: bool(overtaken(later).any()))
+    place = int(overtaken(longest).argmax())
+    return Overtaking(longest, first[place], arriving(others, beginning + longest)[place])
 
 
 class Suspension(NamedTuple):
