@@ -24,7 +24,7 @@ from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_poli
 from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
-from blinkpy.verify.policy_check.class_bounds import CLASSES, class_window, suspension
+from blinkpy.verify.policy_check.class_bounds import CLASSES, class_window, yield_outcome
 from blinkpy.verify.policy_check.findings import Finding, Level
 from blinkpy.verify.policy_check.policy_calls import RankMany, show
 from blinkpy.verify.policy_check.policy_source import read_source
@@ -176,7 +176,7 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
             text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
         findings.append(Finding("fine" if worst.bounded else level, "classes", text))
-    yields = suspension(policy)
+    yields = yield_outcome(policy)
     text = f"a best-effort prompt among latency-sensitive ones without end yields in {yields.most_turns} turns in a row at most"
     if yields.ended and yields.most_turns <= YIELD_STEPS:
         return [*findings, Finding("fine", "classes", f"{text}, and has its first token after {yields.turns}")]

@@ -48,7 +48,7 @@ def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestF
     return Overtaking(longest, first[place], arriving(others, beginning + longest)[place])
 
 
-class Suspension(NamedTuple):
+class YieldOutcome(NamedTuple):
     """What became of a best-effort prompt that ran when latency-sensitive ones came, one behind another."""
 
     most_turns: int  # in a row in which it yielded
@@ -56,7 +56,7 @@ class Suspension(NamedTuple):
     ended: bool
 
 
-def suspension(policy: Policy) -> Suspension:
+def yield_outcome(policy: Policy) -> YieldOutcome:
     """Let a best-effort prompt begin, and keep a small server full of latency-sensitive prompts from then on."""
     n = TURNS + QUEUE
     urgent = np.arange(n) > 0
@@ -76,4 +76,4 @@ def suspension(policy: Policy) -> Suspension:
         server.turn()
         turns += 1
         most = max(most, server.yielded_turns)
-    return Suspension(most, turns, bool(server.outcome.first_token[0] != NEVER))
+    return YieldOutcome(most, turns, bool(server.outcome.first_token[0] != NEVER))
