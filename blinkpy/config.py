@@ -159,7 +159,7 @@ class SchedulerOptions:
         low=0,
         high=60_000,
     )
-    policy: str = option("short-prompts", "fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
+    policy: str = option("short-prompts", "fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
 
 @dataclass(frozen=True)

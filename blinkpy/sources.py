@@ -13,6 +13,7 @@ DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py
 """What compiled code that outlives the process is made of."""
 VERIFIED = (
     *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/pace.py", "scheduler/phases"),
+    "scheduler/tenant_service.py",
     "scheduler/yielding.py",
     *("engine/devices/null_step.py", "engine/devices/host_turns.py"),
     *("dpu/link/arenas.py", "dpu/link/connect_shm.py", "dpu/link/grammar_arena.py", "dpu/link/queue_pair.py"),

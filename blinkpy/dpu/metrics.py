@@ -19,6 +19,7 @@ COUNTERS = {
     "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
     "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",
     "refused_max_waiting_tokens": "Requests refused because too many tokens waited for a slot of a worker",
+    "refused_max_flex_waiting_tokens": "Requests refused because too many tokens of service tier flex waited for a slot",
     "refused_max_waiting_s": "Requests refused because they had waited too long for a slot",
     "refused_waiting_tokens": "Requests refused because too many tokens of their key waited (waiting_tokens)",
     "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",

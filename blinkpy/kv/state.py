@@ -128,6 +128,9 @@ class Requests(NamedTuple):
     rank: Int64  # the policy's, lower first; set when the request enters `waiting`
     arrival: Int64  # number of the request, in the order of acceptance; unique
     arrival_us: Int64  # engine's clock
+    service: Int64  # its tenant's counter when it was accepted: see scheduler/tenant_service.py
+    charged: Int64  # that it added to the counter
+    tenant_row: Int32  # of Tenants
     first_token_ns: Int64  # when its first generated token came, where steps are paced
     finish: Int32  # FINISHING: FINISH_* | reason << 8
     stalled: Int32  # running, but its completion queue is full
@@ -170,6 +173,15 @@ class Grammars(NamedTuple):
     words: Int32  # [G, W] the packed form of byte_automaton or token_rules
     token_place: Int32  # [V, 2] token_bytes.TokenBytes
     token_bytes: Int32  # [n]
+
+
+class Tenants(NamedTuple):
+    """What tenants were served, by class: see scheduler/tenant_service.py. As many rows as there are slots."""
+
+    key: Int64  # [S] tenant << 1 | class; -1: the row is unused
+    service: Int64  # [S] its counter, in 1/TOKEN_SERVICE tokens; -1 in an unused row
+    expected: Int64  # [S] tokens of its next output
+    clock: Int64  # [1] the greatest Requests.service of those that ever ran
 
 
 class Pairs(NamedTuple):
@@ -269,6 +281,7 @@ class State(NamedTuple):
     requests: Requests
     pages: Pages
     grammars: Grammars
+    tenants: Tenants
     pairs: Pairs
     inbox: Inbox
     forecast: Forecast

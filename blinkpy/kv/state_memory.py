@@ -79,6 +79,7 @@ def make_state(
         requests=requests,
         pages=pages,
         grammars=grammars,
+        tenants=_arrays(kinds.Tenants, (S,), none=("key", "service"), clock=(1,)),
         pairs=_arrays(kinds.Pairs, (Q,)),
         inbox=_arrays(kinds.Inbox, (Q,), now_ns=(1,), command=(1,), cancel=(S,)),
         forecast=_arrays(kinds.Forecast, (1,), rows=(B, kinds.FORECAST_WORDS), published=(Q,)),

@@ -18,6 +18,7 @@ Bounds = tuple[float, float]  # inclusive
 INT32_RANGE: tuple[int, int] = (-(2**31), 2**31 - 1)
 INT64_RANGE: tuple[int, int] = (-(2**63), 2**63 - 1)
 INT32_MAX, INT64_MAX = INT32_RANGE[1], INT64_RANGE[1]
+WEIGHT_ONE = 100  # `tenant_weight` of a weight of 1
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
@@ -111,6 +112,7 @@ PARAMETERS = (
     Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
     Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # whose key it came with, of the keys file; 0: none
     Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # its class: 0 latency-sensitive, 1 best effort
+    Parameter("tenant_weight", "i4", WEIGHT_ONE, (1, 1000 * WEIGHT_ONE), http="", offline=False),  # of its tenant, in hundredths
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
 

@@ -37,6 +37,7 @@ class RequestFields(NamedTuple):
     pair: int  # queue pair, i.e. front-end worker, that it came from
     tenant: int  # number of the key that it came with, as the front end gave it; 0: none
     best_effort: int  # its class: 0 latency-sensitive, 1 best effort
+    tenant_service: int  # what its tenant was served in its class when it was accepted: see tenant_service.py, 1/1000 tokens
 
 
 Policy = Callable[[RequestFields], int]
@@ -46,6 +47,10 @@ SHORT_PROMPT_US = 50
 
 BEST_EFFORT_US = 10_000_000
 """What a latency-sensitive request may arrive later than one of best effort, and still go first."""
+
+
+FAIR_BEST_EFFORT = 100_000_000
+"""What latency-sensitive tenants may be served more, each, and still go first, 1/1000 tokens."""
 
 
 def fcfs(request):
@@ -69,7 +74,14 @@ def shortest_first(request):
     return request.prompt_length + request.max_tokens - request.generated
 
 
+def fair(request):
+    """Tenants by weight, who was served least first; and latency-sensitive requests before best-effort ones, within
+    FAIR_BEST_EFFORT."""
+    return request.tenant_service + FAIR_BEST_EFFORT * request.best_effort
+
+
 SHIPPED: dict[str, Policy] = {
+    "fair": fair,
     "fcfs": fcfs,
     "priority": priority,
     "short-prompts": short_prompts,

@@ -69,6 +69,7 @@ def _requests(limits: Limits, state: Any) -> Wrong:
             R.INDEXED_HELD: running and r.indexed[slot] > held,
             R.INDEXED_COMPUTED: running and r.indexed[slot] * page > computed,
             R.IDLE_STALLED: r.stalled[slot] != 0 and not running,
+            R.TENANT_ROW: (running or waiting) and r.tenant_row[slot] not in range(limits.slots),
             R.VOCABULARY: not live_tokens <= set(range(limits.vocab_size)),
         }.items():
             if broken:

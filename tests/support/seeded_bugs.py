@@ -102,6 +102,7 @@ SCHEDULER_BUGS = _bugs({
         ("a completion goes to another slot", "local = slot - requests.pair[slot] * limits.slots_per_pair", "local = slot % 5"),
     ],
     "endings": [
+        ("who is cancelled pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
         ("a cancel of a waiting request is lost", ".waiting, counts[S.WAITING_COUNT], lane, lanes)", ".waiting, 0, lane, lanes)"),
         ("a cancelled request keeps its pages", ".status[scratch.slot[i]] == S.RUNNING:", ".status[scratch.slot[i]] == S.EMPTY:"),
     ],
@@ -125,6 +126,7 @@ SCHEDULER_BUGS = _bugs({
         ("grown pages are not taken off the stack", "S.FREE_COUNT] = free\n        counts[S.RUNNING_COUNT]", "S.RUNNING_COUNT]"),
     ],
     "intake": [
+        ("who has no rank yet is no floor of the service", "slot, waiting + entering, lane", "slot, waiting, lane"),
         ("an entry of an earlier epoch is accepted", "entry[E.WORD_EPOCH] != state.", "entry[E.WORD_EPOCH] > state."),
         ("a slot out of range is accepted", "= 0 <= local < limits.slots_per_pair", "= 0 <= local <= limits.slots_per_pair"),
         ("a request that can't fit is accepted", "> limits.page_shift > limits.pages", "> limits.page_shift > limits.pages + 1"),
@@ -138,6 +140,8 @@ SCHEDULER_BUGS = _bugs({
         ("new requests are taken in while draining", "!= COMMAND_RUN:", "> COMMAND_RUN + 1:"),
     ],
     "admit": [
+        ("the clock of the service stands still",
+         "max(state.tenants.clock[0], requests.service[slot])", "state.tenants.clock[0]"),
         ("pages that a hit takes back count as available", "hits <= available - revived", "hits <= available"),
         ("paused requests never give way", "if state.counts[S.STALLED_COUNT] > 0:", "if state.counts[S.STALLED_COUNT] > 1000:"),
         ("who does not fit keeps others waiting for ever", "min(running, limits.pages >> WATERMARK_SHIFT)", "1"),
@@ -176,6 +180,27 @@ SCHEDULER_BUGS = _bugs({
         ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
         ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
     ],
+    "tenant_service": [
+        ("an output costs as much as a prompt", "OUTPUT_COST * output", "output"),
+        ("all tenants have one weight", "WEIGHT_ONE) // weight", "WEIGHT_ONE) // WEIGHT_ONE"),
+        ("a tenant saves service up while it is idle", "max(service, tenants.service[row])", "tenants.service[row]"),
+        ("who comes back is lifted to the other class",
+         "if requests.entry[state.waiting[i], WORD_BEST_EFFORT] == entry[WORD_BEST_EFFORT]:", "if floor > 0:"),
+        ("the classes of a tenant have one counter", "key = entry[WORD_TENANT] << 1 | entry[WORD_BEST_EFFORT]",
+         "key = entry[WORD_TENANT] << 1"),
+        ("who never ran pays for its prompt",
+         "status[slot] == S.RUNNING or requests.preemptions[slot] > 0", "status[slot] > S.EMPTY"),
+        ("who was preempted pays nothing", "== S.RUNNING or requests.preemptions[slot] > 0:", "== S.RUNNING:"),
+        ("nothing is settled at the end", "+ served - requests.charged[slot]", "+ 0"),
+        ("another tenant pays",
+         "if tenants.key[row] == entry[slot, WORD_TENANT] << 1 | entry[slot, WORD_BEST_EFFORT]:", "if row >= 0:"),
+        ("one output tells all", ">> LEARNING_SHIFT", ">> 0"),
+        ("the tenant that was served most is forgotten",
+         "if tenants.service[row] == least:", "if tenants.service[row] != least:"),
+    ],
+    "slot_lists": [
+        ("who ends pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
+    ],
     "stall": [
         ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
     ],
@@ -195,6 +220,7 @@ SCHEDULER_BUGS = _bugs({
         ("a request is ranked among the better ones", "if requests.rank[other] < rank or", "if requests.rank[other] > rank or"),
         ("requests without a rank are left behind", "] = ranked + unranked", "] = ranked + min(unranked, 2)"),
         ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
+        ("policies see no service of tenants", "requests.service[slot],", "requests.charged[slot],"),
     ],
 })
 

@@ -132,6 +132,11 @@ class Admission:
             if not tenant.waiting_tokens or (own and own + ticket.tokens > tenant.waiting_tokens):
                 text = f"{own} tokens of this key wait for a slot, and at most {tenant.waiting_tokens} may"
                 raise self._refuse(tenant, "waiting_tokens", text, self._rate.retry_s(now, own + ticket.tokens))
+        most = self._options.max_flex_waiting_tokens
+        others = self._queue.best_effort_tokens - ticket.tokens
+        if ticket.best_effort and most and others > 0 and others + ticket.tokens > most:
+            text = f"at most {most} tokens of service tier flex may wait for a slot"
+            raise self._refuse(tenant, "max_flex_waiting_tokens", text, self._rate.retry_s(now, self._queue.tokens))
         most = self._options.max_waiting_tokens
         for dropped in [ticket] if not most else self._queue.overflow(ticket, most):
             text, ahead = f"at most {most} tokens may wait for a slot", self._queue.tokens

@@ -21,4 +21,7 @@ class AdmissionOptions:
     max_flex_requests: int = option(
         0, "choices of service tier flex in flight in a worker; further ones wait (0: as many as slots)", low=0, high=1 << 20
     )
+    max_flex_waiting_tokens: int = option(
+        0, "as max_waiting_tokens, of service tier flex alone (0: no limit of its own)", low=0, high=1 << 40
+    )
     max_waiting_s: int = option(60, "seconds that a request waits for a slot before it is answered 429", low=1, high=3600)

@@ -54,6 +54,7 @@ class FairQueue:
         self._last = 0.0  # of the tenant who left last, when nobody waited any more
         self._ahead = 0  # latency-sensitive requests that were let in, in a row, while a best-effort one waited
         self.tokens = self.requests = self.best_effort = 0  # of all that wait; requests of best effort
+        self.best_effort_tokens = 0
 
     def push(self, ticket: Ticket) -> None:
         """It waits from now on. Its number is greater than that of each before."""
@@ -67,6 +68,7 @@ class FairQueue:
         self._held[name] += ticket.tokens
         self.requests += 1
         self.best_effort += ticket.best_effort
+        self.best_effort_tokens += ticket.best_effort * ticket.tokens
 
     def remove(self, ticket: Ticket) -> None:
         """It waits no more: it was served, or gave up."""
@@ -81,6 +83,7 @@ class FairQueue:
         self.tokens -= ticket.tokens
         self.requests -= 1
         self.best_effort -= ticket.best_effort
+        self.best_effort_tokens -= ticket.best_effort * ticket.tokens
 
     def let_in(self, ticket: Ticket) -> None:
         """It was its turn."""

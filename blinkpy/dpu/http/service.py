@@ -31,6 +31,7 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.request_parameters import WEIGHT_ONE
 from blinkpy.queues.submission import STOP_IDS
 
 INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
@@ -143,7 +144,12 @@ class Service:
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier])
         salt = tenant.cache_salt(parameters.cache_salt)
         request.parameters = replace(
-            parameters, priority=priority, tenant=tenant.number, cache_salt=salt, best_effort=TIERS[tier]
+            parameters,
+            priority=priority,
+            tenant=tenant.number,
+            tenant_weight=round(tenant.weight * WEIGHT_ONE),
+            cache_salt=salt,
+            best_effort=TIERS[tier],
         )
         request.service_tier = tier
         return ticket

@@ -70,6 +70,7 @@ INDEXED_HELD = fault_code("slot {}: more pages are indexed than held")
 INDEXED_COMPUTED = fault_code("slot {}: a page is indexed that is not computed")
 IDLE_STALLED = fault_code("slot {} is stalled and does not run")
 STALLED_WRONG = fault_code("the number of stalled requests is wrong")
+TENANT_ROW = fault_code("slot {}: the row of its tenant is out of range")
 VOCABULARY = fault_code("slot {}: a token is outside the vocabulary")
 GRAMMAR_LOST = fault_code("slot {}: its request has a grammar and no automaton, or the other way round")
 GRAMMAR_FOREIGN = fault_code("slot {}: the automaton of its request is another one, or another queue pair's")
@@ -111,6 +112,8 @@ def check_request(limits, r, slot):
         return fault_at(INDEXED_COMPUTED, slot)
     if r.stalled[slot] != 0 and not running:
         return fault_at(IDLE_STALLED, slot)
+    if live and not 0 <= r.tenant_row[slot] < limits.slots:
+        return fault_at(TENANT_ROW, slot)
     if live:
         for i in range(max(length, r.prompt_length[slot])):
             if r.tokens[slot, i] < 0 or r.tokens[slot, i] >= limits.vocab_size:

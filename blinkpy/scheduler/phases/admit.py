@@ -134,6 +134,7 @@ def start_request(limits, queues, state, slot, lane, lanes):
         state.running[counts[S.RUNNING_COUNT]] = slot
         counts[S.RUNNING_COUNT] += 1
         state.pairs.unclaimed_entries[requests.pair[slot]] -= 1
+        state.tenants.clock[0] = max(state.tenants.clock[0], requests.service[slot])
         if uses_prefixes(limits, requests, slot):
             state.counters[PREFIX_LOOKUP_TOKENS] += requests.length[slot]
             state.counters[PREFIX_HIT_TOKENS] += hits << limits.page_shift

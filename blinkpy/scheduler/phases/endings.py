@@ -9,6 +9,7 @@ from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_NONE
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
 from blinkpy.scheduler.phases.recorder import record_cancels
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
+from blinkpy.scheduler.tenant_service import settle_services
 
 REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 
@@ -69,6 +70,7 @@ def release_ended(limits, state, ending, lane, lanes):
     barrier(lanes)
     expect(state, ended == ending, F.ENDING_MISCOUNTED)
     record_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
+    settle_services(state, ended, lane, lanes)
     finishing, unstalled = counts[S.FINISHING_COUNT], 0
     for i in range(ended):
         if requests.status[scratch.slot[i]] == S.RUNNING:

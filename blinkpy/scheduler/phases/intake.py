@@ -17,6 +17,7 @@ from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.token_rules import FIRST_WORD as FIRST_RULES_WORD
 from blinkpy.queues.words import COMMAND_RUN, PAIR_SQ_HEAD
 from blinkpy.scheduler.phases.recorder import record_entry
+from blinkpy.scheduler.tenant_service import charge_tenant
 
 REQUESTS_ACCEPTED = S.COUNTER_INDEX["requests_accepted"]
 REQUESTS_REJECTED = S.COUNTER_INDEX["requests_rejected"]
@@ -95,6 +96,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         reason, grammar, taken = take_grammar(limits, queues, state, pair, False, -1, lane, lanes)
     if reason == 0 and entry[E.WORD_RULES_WORDS] != 0:
         reason, rules, taken_rules = take_grammar(limits, queues, state, pair, True, grammar, lane, lanes)
+    if reason == 0:
+        charge_tenant(limits, state, slot, waiting + entering, lane, lanes)
     for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
         requests.entry[slot, word] = entry[word]
     if lane == 0 and reason == 0:

@@ -6,12 +6,14 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.completion import FINISH_NONE
+from blinkpy.scheduler.tenant_service import settle_services
 
 
 @device
 def release_slots(limits, state, ended, lane, lanes):
     """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
     requests, scratch = state.requests, state.scratch
+    settle_services(state, ended, lane, lanes)
     for i in range(ended):
         expect(state, requests.status[scratch.slot[i]] == S.RUNNING, F.RELEASED_IDLE)
         release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)

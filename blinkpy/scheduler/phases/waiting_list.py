@@ -57,6 +57,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
                 int(requests.pair[slot]),
                 int(requests.entry[slot, WORD_TENANT]),
                 int(requests.entry[slot, WORD_BEST_EFFORT]),
+                requests.service[slot],
             )
             requests.rank[slot] = rank_of(fields, state.scratch.breaks, i - ranked)
         barrier(lanes)

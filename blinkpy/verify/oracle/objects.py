@@ -37,6 +37,16 @@ class Verdict(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Account:
+    """What a tenant was served in one class."""
+
+    tenant: int
+    best_effort: int
+    service: int = 0
+    expected: int = 256  # tokens of its next output
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One request in the engine. finish: FINISH_* once it ended, reason: REJECT_*."""
 
@@ -54,6 +64,10 @@ class Request:
     priority: int = 0
     tenant: int = 0
     best_effort: int = 0
+    weight: int = 0
+    service: int = 0
+    charged: int = 0
+    place: int = 0  # of its tenant's account
     salt: int = 0
     logprobs: bool = False
     cacheable: bool = False  # it reuses and offers pages

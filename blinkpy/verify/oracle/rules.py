@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R17.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R18.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
@@ -19,7 +19,7 @@ from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policies import Policy, RequestFields, is_shipped
 from blinkpy.verify.oracle.entry_rules import read_grammar, read_request
-from blinkpy.verify.oracle.objects import GrammarKey, Pair, Request, Row, Verdict
+from blinkpy.verify.oracle.objects import Account, GrammarKey, Pair, Request, Row, Verdict
 from blinkpy.verify.oracle.page_pool import Page, PagePool, Place
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
@@ -57,6 +57,8 @@ class Oracle:
         self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
         self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = 0
         self.step_ns = self.tokens_ns = self.held_since = 0
+        self.accounts: list[Account | None] = [None] * limits.slots
+        self.clock = 0
 
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
@@ -167,6 +169,7 @@ class Oracle:
             self.finishing.append(request)
             self.counters["requests_rejected"] += 1
             return read
+        self._charge(request)
         request.arrival, request.arrival_us = self.arrivals, now_ns // 1000
         self.arrivals += 1
         self.unranked.append(request)
@@ -268,6 +271,7 @@ class Oracle:
         ended = [row.request for row in self.rows if row.request.finish]
         self.counters["requests_finished"] += len(ended)
         for request in ended:
+            self._settle(request, True)
             self._drop(request)
 
     def _append(self, request: Request, token: int) -> None:
@@ -309,6 +313,44 @@ class Oracle:
     def _free_entries(self, pair: Pair) -> int:
         return self.limits.cq_entries - (pair.cq_tail - pair.cq_head)
 
+    # ---- tenants --------------------------------------------------------------------------------------------------------
+
+    def _charge(self, request: Request) -> None:
+        """R18: a request that is accepted gets its service, and its tenant is charged for it."""
+        peers = [r.service for r in self.waiting + self.unranked if r.best_effort == request.best_effort]
+        floor = min(peers, default=self.clock)
+        names = [None if a is None else (a.tenant, a.best_effort) for a in self.accounts]
+        name = request.tenant, request.best_effort
+        if name in names:
+            request.place = names.index(name)
+        else:
+            held = [-1 if a is None else a.service for a in self.accounts]
+            request.place = held.index(min(held))
+            self.accounts[request.place] = Account(*name)
+        account = self.accounts[request.place]
+        assert account is not None
+        request.service = max(account.service, floor)
+        request.charged = self._cost(request, min(account.expected, request.max_tokens))
+        account.service = request.service + request.charged
+
+    def accounts_by_place(self) -> list[tuple[int, int, int, int]]:
+        """(tenant, class, service, expected output) of each; (-1, 1, -1, 0) where there is none."""
+        return [(-1, 1, -1, 0) if a is None else (a.tenant, a.best_effort, a.service, a.expected) for a in self.accounts]
+
+    def _cost(self, request: Request, output: int) -> int:
+        """R18: tokens in thousandths, over a weight in hundredths."""
+        return (request.prompt_length + 2 * output) * 100_000 // request.weight
+
+    def _settle(self, request: Request, ran: bool) -> None:
+        """R18: at the end of a request its tenant pays for what it was served."""
+        account = self.accounts[request.place]
+        if account is None or (account.tenant, account.best_effort) != (request.tenant, request.best_effort):
+            return
+        output = max(0, len(request.tokens) - request.prompt_length)
+        served = self._cost(request, output) if ran else 0
+        account.service = max(0, account.service + served - request.charged)
+        account.expected += (output - account.expected) // 4 if ran else 0
+
     # ---- endings --------------------------------------------------------------------------------------------------------
 
     def _drop(self, request: Request) -> None:
@@ -327,9 +369,12 @@ class Oracle:
     def _end(self, verdicts: list[Verdict], cancelled: list[Request]) -> None:
         """R7: cancelled requests, and those of revoked queue pairs."""
         for request in self.running + self.waiting:
+            ran = request in self.running or request.preemptions > 0
             if verdicts[request.pair].revoke:
+                self._settle(request, ran)
                 self._drop(request)
             elif request in cancelled:
+                self._settle(request, ran)
                 request.finish = C.FINISH_CANCELLED
                 self._leave(request)
                 self.finishing.append(request)
@@ -362,7 +407,7 @@ class Oracle:
         for r in self.unranked:
             generated = max(0, len(r.tokens) - r.prompt_length)
             lengths = r.prompt_length, r.max_tokens, generated
-            fields = (r.arrival, r.arrival_us, *lengths, r.priority, r.preemptions, r.pair, r.tenant, r.best_effort)
+            fields = (r.arrival, r.arrival_us, *lengths, r.priority, r.preemptions, r.pair, r.tenant, r.best_effort, r.service)
             if is_shipped(self.policy):
                 r.rank = self.policy(RequestFields(*fields))
                 continue
@@ -477,6 +522,7 @@ class Oracle:
         self.waiting.remove(request)
         self.running.append(request)
         self.pairs[request.pair].unclaimed -= 1
+        self.clock = max(self.clock, request.service)
         if not request.preemptions:
             self.hit_words[request.slot] = pack_hits(request.request_id, len(hits), self.now_ns - request.arrival_us * 1000)
         if request.cacheable:

@@ -20,7 +20,7 @@ from blinkpy.verify.oracle.rules import Oracle
 # What State.requests remembers of those that run or wait.
 FIELDS = (
     *("request_id", "arrival", "arrival_us", "rank", "prompt_length", "length", "computed", "num_pages", "hashed", "indexed"),
-    *("stalled", "preemptions", "hit_tokens", "grammar_state", "first_token_ns"),
+    *("stalled", "preemptions", "hit_tokens", "grammar_state", "first_token_ns", "service"),
 )
 of_request = attrgetter(*FIELDS)
 PAIR_WORDS = [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED]
@@ -71,6 +71,8 @@ class SecondOpinion:
         yield from self._batch()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
         yield from self._published(state.counters.tolist())
+        yield "accounts of tenants", self._accounts(), oracle.accounts_by_place()
+        yield "clock of the service", self._views.tenants.clock[0], oracle.clock
         places = [(own, words) for own, words in self._grammars() if own != words]
         yield "grammars of the queue pairs", [own for own, _ in places], [words for _, words in places]
         yield from self._completions()
@@ -113,6 +115,12 @@ class SecondOpinion:
             slots.sort(key=grammars.used.__getitem__)
             keys = [(grammars.epoch[s], grammars.digest[s], grammars.words[s, MARK_WORD] == MARK) for s in slots]
             yield keys, list(pair.grammars)
+
+    def _accounts(self) -> list[tuple[int, int, int, int]]:
+        """(tenant, class, service, expected output) of each, in their places; an unused one has a tenant of -1."""
+        tenants = self._views.tenants
+        columns = (column.tolist() for column in (tenants.key, tenants.service, tenants.expected))
+        return [(key >> 1, key & 1, service, expected) for key, service, expected in zip(*columns, strict=True)]
 
     def _policy_fault(self, fault: int) -> tuple[Any, str] | None:
         return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None

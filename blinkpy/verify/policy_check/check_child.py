@@ -19,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.config import ConfigError
+from blinkpy.config import YIELD_STEPS, ConfigError
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy, read_policy
 from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
+from blinkpy.verify.policy_check.class_bounds import CLASSES, class_window, yield_outcome
 from blinkpy.verify.policy_check.findings import Finding, Level
-from blinkpy.verify.policy_check.policy_calls import show
+from blinkpy.verify.policy_check.policy_calls import RankMany, show
 from blinkpy.verify.policy_check.policy_source import read_source
 from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.verify.policy_check.tenant_shares import tenant_shares
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 from blinkpy.verify.sim.runs import run
@@ -36,6 +38,7 @@ SAMPLES = 1000
 LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300  # of computing, for a stage
 CALL_S = 5.0  # of computing, for one stretch of plain Python; then the line is told where it hangs
 IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stretch that computes less than this share of so long waits for something, and ends, too
+MUCH_SERVICE = 1 << 40  # thousandths of a token
 PERCENTILES = (50, 90, 99, 100)
 
 
@@ -106,9 +109,11 @@ class Child:
             self.report(storm_finding(policy, options))
         self.stage("waiting", COMPILE_S + options.timeout_s)
         self.report(*waiting_findings(policy, rank_many, options))
+        self.stage("classes", COMPILE_S + options.timeout_s)
+        self.report(*class_findings(policy, rank_many, options), tenant_finding(policy, rank_many, sampled))
         model = ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
         requests = load_workload(options.workload).first(options.requests).at_rate(options.rate)
-        others = [shipped for shipped in SHIPPED if shipped != name]
+        others = [shipped for shipped in SHIPPED if shipped not in (name, "fair")]  # with one tenant fair is fcfs
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
             others.remove("priority")  # without priorities it is fcfs
         for other in [name, *others]:
@@ -152,6 +157,43 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
             text += f", the last of which arrived {shown.last_arrived_s:.1f} s after it"
         findings.append(Finding("fine" if worst.bounded else level, "waiting", text))
     return findings
+
+
+def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
+    """What the classes make of a policy: who goes first, within which bounds, and how long best-effort prompts yield."""
+    findings: list[Finding] = []
+    level: Level = "warning" if options.allow_starvation else "error"
+    for waits in (1, 0):
+        worst = class_window(rank_many, options.seed, waits)
+        who, other = f"a {CLASSES[waits]} request", CLASSES[1 - waits]
+        if worst.window_s == 0:
+            text = f"{who} is overtaken by no {other} one that arrives later, all else equal"
+        elif worst.bounded:
+            text = f"{who} is overtaken only by {other} ones that arrive within {_duration(worst.window_s)} of it, all else equal"
+        else:
+            shown = flood(policy, worst)
+            fate = "it waits" if shown.started else "still waiting after"
+            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+            text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
+        findings.append(Finding("fine" if worst.bounded else level, "classes", text))
+    yields = yield_outcome(policy)
+    text = f"a best-effort prompt among latency-sensitive ones without end yields in {yields.most_turns} turns in a row at most"
+    if yields.ended and yields.most_turns <= YIELD_STEPS:
+        return [*findings, Finding("fine", "classes", f"{text}, and has its first token after {yields.turns}")]
+    return [*findings, Finding("error", "classes", f"{text}, and has no first token after {yields.turns}")]
+
+
+def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
+    """Whether tenants are served by weight. That they are not is an error of a policy that looks at what they were served."""
+    more = [request._replace(tenant_service=request.tenant_service + MUCH_SERVICE) for request in requests]
+    looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()
+    shares = tenant_shares(policy)
+    served = ", ".join(f"{tokens:,.0f}" for tokens in shares.served)
+    text = f"three who always wait were served {served} tokens over their weights, up to {shares.apart:,.0f} apart"
+    if shares.fair:
+        return Finding("fine", "tenants", f"{text}; {shares.bound:,.0f} is what they have in the engine")
+    text += f", more than the {shares.bound:,.0f} that they have in the engine: not by weight"
+    return Finding("error" if looks else "note", "tenants", text)
 
 
 def _duration(seconds: float) -> str:

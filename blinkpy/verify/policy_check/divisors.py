@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 # The least value of each field of a request; -inf for any other expression.
 LEAST = {"prompt_length": 1, "max_tokens": 1}
-LEAST |= dict.fromkeys(("arrival", "arrival_us", "generated", "preemptions", "pair", "tenant", "best_effort"), 0)
+LEAST |= dict.fromkeys(("arrival", "arrival_us", "generated", "preemptions", "pair", "tenant"), 0)
+LEAST |= dict.fromkeys(("best_effort", "tenant_service"), 0)
 DIVISIONS = (ast.FloorDiv, ast.Mod, ast.Div)
 
 

@@ -133,7 +133,7 @@ def compile_ranks(function: Policy) -> RankMany:
         ranks, faults = np.zeros(len(table), np.int64), np.zeros(1, np.int64)
         for i in range(len(table)):
             row = table[i]
-            fields = RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
+            fields = RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10])
             ranks[i] = rank_of(fields, faults, 0)
         return ranks
 
@@ -170,7 +170,7 @@ def compile_for_gpu(function: Policy) -> Finding:
 
     def kernel(fields: Any, ranks: Any, faults: Any) -> None:
         f = fields
-        request = RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9])
+        request = RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10])
         ranks[0] = rank_of(request, faults, 0)
 
     try:

@@ -16,6 +16,7 @@ BOUNDS: dict[str, tuple[int, ...]] = {
     "pair": (0, 1, 63),
     "tenant": (0, 1, (1 << 31) - 1),
     "best_effort": (0, 1),
+    "tenant_service": (0, 1, 1 << 50),
 }
 
 
@@ -37,6 +38,7 @@ def ordinary(draw: random.Random) -> RequestFields:
         pair=draw.randrange(4),
         tenant=draw.choice((0, 0, draw.randrange(4), draw.randrange(1 << 31))),
         best_effort=draw.choice((0, 0, 0, 1)),
+        tenant_service=spread(1 << 24),
     )
 
 

@@ -5,6 +5,7 @@ So what is measured (order, batches, chunks, preemptions) is what an engine with
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
 IDLE_NS = 1_000_000  # the clock goes on so far when nothing can run and nobody arrives
 STOP, OTHER = 1, 0  # tokens
 NEVER = -1
+NO_WORDS: Mapping[str, NDArray[np.int64]] = {}
 
 
 class StuckError(RuntimeError):
@@ -111,15 +113,18 @@ class ServerOutcome:
 
 
 class TimedSimulation:
-    """One server. requests: those that may be submitted, by number; submit() and turn() drive it.
+    """One server. requests: those that may be submitted, by number; submit() and turn() drive it. words: other parameters of
+    theirs, arrays [n], by their names in the submission entry.
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
-    turn began, which was at read_ns. free: slots without a request. durations, decoding: of each step so far, ns, and rows that
-    got a token beyond their first.
+    turn began, which was at read_ns. generated: tokens of each request, with those of the step that runs. free: slots without a
+    request. durations, decoding: of each step so far, ns, and rows that got a token beyond their first.
     """
 
-    def __init__(self, policy: Policy, machine: ServerModel, requests: Workload):
-        self.machine, self.requests = machine, requests
+    def __init__(
+        self, policy: Policy, machine: ServerModel, requests: Workload, words: Mapping[str, NDArray[np.int64]] = NO_WORDS
+    ):
+        self.machine, self.requests, self._words = machine, requests, words
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
             raise ConfigError(
@@ -145,7 +150,7 @@ class TimedSimulation:
         self.now = 0
         self.free = list(range(slots))[::-1]
         self._number = np.full(slots, NEVER)  # request in each slot
-        self._generated = np.zeros(n, np.int64)
+        self.generated = np.zeros(n, np.int64)
         self._sq_tail = self._cq_head = 0
         self.due = requests.arrival_ns.copy()
         started, first_token, ended = (np.full(n, NEVER) for _ in range(3))
@@ -165,9 +170,16 @@ class TimedSimulation:
         entry["request_id"] = 1 << 32 | self._sq_tail + 1
         entry["slot"], entry["prompt_length"] = slot, requests.prompt[number]
         entry["max_tokens"], entry["priority"] = requests.max_tokens[number], requests.priority[number]
+        for name, values in self._words.items():
+            entry[name] = values[number]
         self._views.sq[0, self._sq_tail % self._views.sq.shape[1]] = entry.view(np.int32)
         self._sq_tail += 1
         self._views.front[0, FRONT_DOORBELL] = 1 << EPOCH_SHIFT | self._sq_tail
+
+    @property
+    def yielded_turns(self) -> int:
+        """Turns in a row, the last one too, in which best-effort prompts yield."""
+        return int(self._state.counts[S.YIELDED_TURNS])
 
     def turn(self) -> bool:
         """One turn of the scheduler and the step that it asks for. False when there was nothing to run."""
@@ -181,8 +193,8 @@ class TimedSimulation:
         numbers = self._number[batch.row_slots[:rows]]
         fresh = numbers[out.started[numbers] == NEVER]
         out.started[fresh] = self.now
-        self._generated[numbers] += batch.emits[:rows]
-        batch.sampled[:rows] = np.where(self._generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
+        self.generated[numbers] += batch.emits[:rows]
+        batch.sampled[:rows] = np.where(self.generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
         duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
         self.now += duration
         out.steps += 1

@@ -7,7 +7,7 @@ bound. It is searched for on ordinary requests and arrivals up to a day apart, s
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the one that wai
 LATER_S = (0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86_400)
 REFINEMENTS = 6  # halvings of the interval in which the window ends
 ARRIVALS_PER_S = 20
+SERVICE_PER_S = 1_000_000  # of tenants who are always served: 1,000 tokens of a prompt
 
 FLOOD_TOKENS = 8192  # longest sequence in the demonstration
 FLOOD_ROWS = 4
@@ -54,26 +55,42 @@ def overtaking(rank_many: RankMany, seed: int, preempted: bool = False) -> Overt
     found = Overtaking(0.0, waiting[0], newcomers[0])
     for beginning in BEGINNINGS_S:
         greatest, slowest = max(_ranked(rank_many, waiting, beginning))
-        longest = 0.0
-        for later in LATER_S:
-            if min(_ranked(rank_many, newcomers, beginning + later))[0] < greatest:
-                longest = later
-        beyond = next((later for later in LATER_S if later > longest), longest)
-        for _ in range(REFINEMENTS):
-            middle = (longest + beyond) / 2
-            if min(_ranked(rank_many, newcomers, beginning + middle))[0] < greatest:
-                longest = middle
-            else:
-                beyond = middle
+
+        def overtakes(later: float, beginning: float = beginning, greatest: int = greatest) -> bool:
+            return min(_ranked(rank_many, newcomers, beginning + later))[0] < greatest
+
+        longest = longest_time(overtakes)
         if longest > found.window_s:
             found = Overtaking(longest, slowest, min(_ranked(rank_many, newcomers, beginning + longest))[1])
     return found
 
 
+def longest_time(overtakes: Callable[[float], bool]) -> float:
+    """About the longest of LATER_S, and of the times between these, after which something overtakes; 0: after none."""
+    longest = max((later for later in LATER_S if overtakes(later)), default=0.0)
+    beyond = next((later for later in LATER_S if later > longest), longest)
+    for _ in range(REFINEMENTS):
+        middle = (longest + beyond) / 2
+        longest, beyond = (middle, beyond) if overtakes(middle) else (longest, middle)
+    return longest
+
+
+def arriving(requests: list[RequestFields], at_s: float) -> list[RequestFields]:
+    """The requests as they are when they arrive at a time."""
+    return [
+        r._replace(
+            arrival=int(at_s * ARRIVALS_PER_S) + 1,
+            arrival_us=int(at_s * 1e6),
+            tenant_service=int(at_s * SERVICE_PER_S) + r.tenant_service,  # its own part is how far its tenant is ahead
+        )
+        for r in requests
+    ]
+
+
 def _ranked(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> Iterator[tuple[int, RequestFields]]:
     """(rank, request) of requests that arrive at a time."""
-    arriving = [r._replace(arrival=int(at_s * ARRIVALS_PER_S) + 1, arrival_us=int(at_s * 1e6)) for r in requests]
-    return zip(rank_many(np.array(arriving, np.int64)).tolist(), arriving, strict=True)
+    there = arriving(requests, at_s)
+    return zip(rank_many(np.array(there, np.int64)).tolist(), there, strict=True)
 
 
 class Flood(NamedTuple):
@@ -94,8 +111,9 @@ def flood(policy: Policy, worst: Overtaking) -> Flood:
     )
     prompt, limit = np.minimum([prompt, limit], FLOOD_TOKENS // 2)
     requests = Workload(np.zeros(n, np.int64), prompt, np.minimum(limit, FLOOD_OUTPUT), limit, priority)
+    classes = {"best_effort": np.where(np.arange(n) == victim, worst.waits.best_effort, worst.overtakes.best_effort)}
     pages = FLOOD_TOKENS // 16 * (FLOOD_ROWS + 1)
-    server = TimedSimulation(policy, ServerModel(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests)
+    server = TimedSimulation(policy, ServerModel(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests, classes)
     arrived, submitted, started = np.zeros(n, np.int64), 0, server.outcome.started
     while submitted < n and started[victim] == NEVER:
         while submitted < n and submitted - server.ended < FLOOD_QUEUE + 1:

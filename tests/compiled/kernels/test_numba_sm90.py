@@ -53,7 +53,7 @@ def rank_code(rank_of: Callable[..., int]) -> list[str]:
     """The instructions of a kernel that asks for one rank, without the names of registers and symbols."""
 
     def kernel(f: Any, ranks: Any, faults: Any) -> None:
-        ranks[0] = rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]), faults, 0)
+        ranks[0] = rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]), faults, 0)
 
     register_cuda()
     ptx = compile_kernel(kernel, types.void(*(types.int64[::1],) * 3)).ptx

@@ -121,6 +121,7 @@ ACCEPTED = {
     "flags": lambda v: v in (0, 1, 2, 3),
     "tenant": lambda v: v >= 0,
     "best_effort": lambda v: 0 <= v <= 1,
+    "tenant_weight": lambda v: 1 <= v <= 100_000,
 }
 compiled = njit(parameters_in_range)
 # Around 0, 1, 20, the largest finite number, infinity, and both signs of each.

@@ -31,6 +31,7 @@ NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items
 DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "running", "waiting", "finishing", "counts")
 UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),
+    *("requests.service", "requests.charged"),
     *("batch.logprobs", "batch.sampled"),
 )
 CHECKED_WORDS = (  # of an entry, whose others nothing checks

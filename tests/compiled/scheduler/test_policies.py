@@ -19,7 +19,7 @@ from blinkpy.scheduler.policy_key import policy_digest
 from blinkpy.verify.policy_check.policy_calls import compile_for_gpu, compile_ranks
 
 ROOT = Path(__file__).parents[3]
-NAMES = "fcfs, priority, short-prompts, shortest-first"
+NAMES = "fair, fcfs, priority, short-prompts, shortest-first"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         "def rank(request):\n    return twice(request.prompt_length) + request.pair\n"
     )
     policy = load_policy(f"{file}:rank")
-    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8, 9, 1)
+    request = RequestFields(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 11)
     assert policy(request) == compile_ranks(policy)(np.array([request]))[0] == 14
     assert compile_for_gpu(policy).level == "fine"
 

@@ -258,6 +258,10 @@ def test_the_whole_check_of_a_good_policy(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "simulated worlds of faults: every invariant holds" in out
     assert "no errors found" in out
+    assert [line.split()[:2] for line in out.splitlines() if line[2:9] in ("classes", "tenants")] == [
+        *[["classes", "ok"]] * 3,
+        ["tenants", "note"],
+    ]
     for policy in ("mine.py:rank", "fcfs", "short-prompts", "shortest-first"):
         assert f"\n  {policy} " in out
     assert plot.read_text().startswith("<?xml")
@@ -275,7 +279,7 @@ def test_an_error_gives_exit_code_1_and_its_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "policy must be fcfs"),
+        (["nothing"], "policy must be fair, fcfs"),
         (["/nowhere/x.py:rank"], "does not exist"),
         (["fcfs", "--plot", "x.gif"], "plot must end in"),
         (["fcfs", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
@@ -330,7 +334,7 @@ def test_divisors_that_may_be_0_are_warned_about(tmp_path: Path) -> None:
 def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> None:
     """A product that Python alone can hold."""
     policy = read_policy(policy_file(tmp_path, "def rank(request):\n    x = request.arrival_us << 20\n    return x * x >> 60\n"))
-    requests = [RequestFields(*(9,) * 10), RequestFields(*(1 << 40,) * 10)]
+    requests = [RequestFields(*(9,) * 11), RequestFields(*(1 << 40,) * 11)]
     (finding,) = call_guarded(policy, requests, [policy(request) for request in requests])
     assert (finding.level, finding.line) == ("error", 3)
     assert finding.text.startswith("the result needs more than 64 bits for request(arrival=1099511627776")

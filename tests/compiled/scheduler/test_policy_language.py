@@ -17,7 +17,7 @@ from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 Outcome = tuple[int, str]
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
-REQUEST = RequestFields(5, 6, 7, 8, generated=0, priority=-2, preemptions=3, pair=1, tenant=4, best_effort=1)
+REQUEST = RequestFields(5, 6, 7, 8, generated=0, priority=-2, preemptions=3, pair=1, tenant=4, best_effort=1, tenant_service=12)
 
 
 def policy_of(folder: Path, source: str, name: str = "mine") -> Policy:
@@ -51,7 +51,7 @@ def in_njit(policy: Policy, requests: list[RequestFields], rounds: int = 0) -> l
         for i in range(len(table)):
             f = table[i]
             ranks[i] = checked_rank(
-                rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]), faults, i), faults, i
+                rank_of(RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10]), faults, i), faults, i
             )
 
     ranks, faults = np.zeros(len(requests), np.int64), np.full(len(requests), rounds, np.int64)

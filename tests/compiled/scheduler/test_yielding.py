@@ -124,6 +124,6 @@ def test_a_policy_sees_the_class(tmp_path: Path, rng: np.random.Generator) -> No
 
 def test_the_default_policy_prefers_latency_sensitive_requests_within_a_bound() -> None:
     def rank(at_us: int, best_effort: int) -> int:
-        return short_prompts(RequestFields(0, at_us, 100, 10, 0, 0, 0, 0, 0, best_effort))
+        return short_prompts(RequestFields(0, at_us, 100, 10, 0, 0, 0, 0, 0, best_effort, 0))
 
     assert rank(BEST_EFFORT_US - 1, 0) < rank(0, 1) < rank(BEST_EFFORT_US + 1, 0)

@@ -106,6 +106,25 @@ async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -
 
 
 @in_loop
+async def test_tokens_of_best_effort_that_wait_have_a_limit_of_their_own(keys: Path) -> None:
+    """It leaves the rest of max_waiting_tokens to the other class; one that is larger than all of it waits alone."""
+    stage = Stage(keys, slots=1, max_waiting_tokens=200, max_flex_waiting_tokens=60)
+    running = stage.enter("a")
+    large = stage.enter("a", prompt=10, most=100, best_effort=1)
+    stage.refused("b", "max_flex_waiting_tokens", prompt=1, most=1, best_effort=1)
+    stage.admission.leave(large)
+    waits = [stage.enter(name, prompt=10, most=30, best_effort=1) for name in "ab"]
+    stage.refused("b", "max_flex_waiting_tokens", prompt=1, most=1, best_effort=1)
+    urgent = stage.enter("b", prompt=10, most=100)
+    stage.end(running)
+    assert urgent.inside, "before those who came first"
+    stage.submit(urgent)
+    stage.end(urgent)
+    assert sum(ticket.inside for ticket in waits) == 1
+    assert not stage.enter("b", prompt=1, most=30, best_effort=1).inside, "one waits less"
+
+
+@in_loop
 async def test_300_requests_of_one_client_delay_another_one_by_one_turn(keys: Path) -> None:
     """However many of a tenant wait: of each two slots that become free, one is the other's."""
     stage = Stage(keys)

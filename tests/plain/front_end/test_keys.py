@@ -228,7 +228,7 @@ def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
     path = write_keys(
         tmp_path / "k",
         plain={},
-        fast={"priorities": [-5, 5], "number": 9},
+        fast={"priorities": [-5, 5], "number": 9, "weight": 2.5},
         open={"share_prefixes": True},
         free={"share_prefixes": True},
     )
@@ -241,7 +241,9 @@ def test_a_request_belongs_to_its_key(folder, tmp_path) -> None:
             return int(request.entry["tenant"]), int(request.entry["priority"]), request.hashes
 
         assert seen("plain")[:2] == (numbers["plain"], 0)
+        assert int(engine.submitted[-1].entry["tenant_weight"]) == 100
         assert seen("fast", priority=-5)[:2] == (9, -5)
+        assert int(engine.submitted[-1].entry["tenant_weight"]) == 250, "hundredths"
         for name, priority in (("plain", 1), ("fast", 6), ("fast", -6)):
             answer = post(server.url, bearer(name), priority=priority)
             error = answer.json()["error"]

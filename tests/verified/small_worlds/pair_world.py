@@ -30,10 +30,11 @@ KINDS = (((1,), 1), ((1, 0), 2))  # prompt, and tokens that the request may gene
 EVERYTHING = 1 << 30
 CALM_ROUNDS = 12
 Event = tuple[Any, ...]
-# What no decision depends on: times, numbers of turns, working memory. The client's clock, too.
+# What no decision depends on: times, numbers of turns, what tenants were served, working memory. The client's clock, too.
 UNKEYED = (
     *("scratch.", "forecast.", "inbox.", "recorder.", "counters", "counts"),
     *("requests.arrival_us", "batch.logprobs", "pairs.heartbeat", "pairs.granted_ns", "pairs.verdict"),
+    *("tenants.", "requests.service", "requests.charged"),
 )
 CLIENT_FIXED = ("transport", "facts", "sizes", "_hasher", "engine_timeout_s", "longest_prompt", "_engine_beat_seen")
 

@@ -1,0 +1,85 @@
+"""What tenants were served: virtual token counters, by which a policy can be fair between tenants.
+
+A tenant has a counter for each class: the tokens that it was served over its weight, where an output token counts as OUTPUT_COST
+(Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A rank stays while a request waits, so a request is
+charged when it is accepted, with the output that is expected of its tenant, and its service is the counter before that
+(start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM ToN 1997). What was expected wrongly is settled at its end. Who comes back
+is lifted to the least of those who wait: nobody saves service up. The rule is R18 of docs/verification.md.
+"""
+
+from blinkpy.device.portable import barrier, block_max, device, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.request_parameters import WEIGHT_ONE
+from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PROMPT_LENGTH, WORD_TENANT, WORD_TENANT_WEIGHT
+
+TOKEN_SERVICE = 1000
+"""What a token of a prompt adds to the counter of a tenant whose weight is 1."""
+
+OUTPUT_COST = 2  # tokens of a prompt that a generated token counts as
+EXPECTED_OUTPUT = 256  # tokens, of a tenant of which nothing is known
+LEARNING_SHIFT = 2  # by 2**-2 of what it was wrong, the expectation follows each output
+NONE = 1 << 62
+
+
+@device
+def service_cost(prompt, output, weight):
+    """What the counter of a tenant grows by for tokens of a prompt and of an output."""
+    return (prompt + OUTPUT_COST * output) * (TOKEN_SERVICE * WEIGHT_ONE) // weight
+
+
+@device
+def charge_tenant(limits, state, slot, waiting, lane, lanes):
+    """Charge the tenant of the entry in scratch.entry for it, which gets a slot. waiting: requests in `waiting`, those without a
+    rank included. Lane 0 writes; ends without a barrier."""
+    requests, tenants, entry = state.requests, state.tenants, state.scratch.entry
+    key = entry[WORD_TENANT] << 1 | entry[WORD_BEST_EFFORT]
+    row, known = find_tenant(limits, tenants, key, lane, lanes)
+    floor = NONE
+    for i in strided(lane, waiting, lanes):
+        if requests.entry[state.waiting[i], WORD_BEST_EFFORT] == entry[WORD_BEST_EFFORT]:
+            floor = min(floor, requests.service[state.waiting[i]])
+    floor = -block_max(-floor, lane, lanes)
+    if lane == 0:
+        service = tenants.clock[0] if floor == NONE else floor
+        expected = EXPECTED_OUTPUT
+        if known:
+            service, expected = max(service, tenants.service[row]), tenants.expected[row]
+        charged = service_cost(entry[WORD_PROMPT_LENGTH], min(expected, entry[WORD_MAX_TOKENS]), entry[WORD_TENANT_WEIGHT])
+        requests.service[slot], requests.charged[slot], requests.tenant_row[slot] = service, charged, row
+        tenants.key[row], tenants.service[row], tenants.expected[row] = key, service + charged, expected
+
+
+@device
+def find_tenant(limits, tenants, key, lane, lanes):
+    """(row, whether it is that of the key); else the first of the least counter, which is unused as long as one is."""
+    own, least = -1, NONE
+    for row in strided(lane, limits.slots, lanes):
+        own = row if tenants.key[row] == key else own
+        least = min(least, tenants.service[row])
+    own = block_max(own, lane, lanes)
+    if own >= 0:
+        return own, True
+    least = -block_max(-least, lane, lanes)
+    first = limits.slots
+    for row in strided(lane, limits.slots, lanes):
+        if tenants.service[row] == least:
+            first = min(first, row)
+    return -block_max(-first, lane, lanes), False
+
+
+@device
+def settle_services(state, ended, lane, lanes):
+    """Settle what the requests scratch.slot[0:ended], whose states are still as they were, were charged with. Ends with a
+    barrier."""
+    requests, tenants = state.requests, state.tenants
+    if lane == 0:
+        for i in range(ended):
+            slot = state.scratch.slot[i]
+            entry, row, served = requests.entry, requests.tenant_row[slot], 0
+            if tenants.key[row] == entry[slot, WORD_TENANT] << 1 | entry[slot, WORD_BEST_EFFORT]:
+                if requests.status[slot] == S.RUNNING or requests.preemptions[slot] > 0:
+                    output = max(0, requests.length[slot] - requests.prompt_length[slot])
+                    served = service_cost(requests.prompt_length[slot], output, entry[slot, WORD_TENANT_WEIGHT])
+                    tenants.expected[row] += (output - tenants.expected[row]) >> LEARNING_SHIFT
+                tenants.service[row] = max(0, tenants.service[row] + served - requests.charged[slot])
+    barrier(lanes)
