@@ -1,0 +1,128 @@
+"""Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.automata import random_automaton
+from support.front_end.fleet_bugs import FLEET_BUGS
+from support.front_end.fleet_storm import Storm
+from support.seeded_bugs import Bug, planted
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.fleet.continuation import started_at
+from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
+from blinkpy.dpu.fleet.identity import IdentityCheck
+from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+
+STEPS, STORMS, HUNTS = 300, 12, 60
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.disable(logging.CRITICAL)  # thousands of losses
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_choices_survive_their_engines(seed: int) -> None:
+    storms = [Storm(seed * 1000 + number).run(STEPS) for number in range(STORMS)]
+    choices, moved = sum(len(storm.clients) for storm in storms), sum(storm.moved for storm in storms)
+    assert choices > 100 and moved > 20, "too calm to say anything"
+    assert sum(storm.whole for storm in storms) > choices // 4
+
+
+@pytest.mark.parametrize("bug", FLEET_BUGS, ids=lambda bug: bug.what)
+def test_a_seeded_bug_is_found(bug: Bug) -> None:
+    """The seeds are always the same ones."""
+    with planted(bug):
+        for seed in range(HUNTS):
+            try:
+                Storm(seed).run(STEPS)
+            except Exception:  # whatever it is, it was noticed
+                return
+    pytest.fail(f"nobody notices that {bug.what}")
+
+
+def test_an_automaton_that_starts_elsewhere_accepts_what_follows(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        automaton = random_automaton(rng)
+        begin = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
+        state = automaton.advance(0, begin)
+        if state == DEAD:
+            continue
+        rest = started_at(automaton, state)
+        for _ in range(20):
+            end = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
+            assert rest.accepts(end) == automaton.accepts(begin + end)
+            reached = automaton.advance(state, end)
+            assert (rest.advance(0, end) == DEAD) == (reached == DEAD)
+        assert np.array_equal(ByteAutomaton.of_words(rest.words()).next_state, rest.next_state)
+
+
+def options(**values: Any) -> tuple[Config, frozenset[str]]:
+    return Config().with_options(values), frozenset(values)
+
+
+def test_engines_have_configs_of_their_own() -> None:
+    alone, _ = options(name="x")
+    assert engine_configs(alone) == {"x": alone}
+    several = engine_configs(options(engine="a,b")[0])
+    assert {label: (one.engine.name, one.transport.transport) for label, one in several.items()} == {
+        "a": ("a", "shm"), "b": ("b", "shm"),
+    }  # fmt: skip
+    mixed, given = options(engine="10.0.0.1:7700,shm:b", transport="rdma", insecure_link=True)
+    check_engines(mixed, given)
+    found = engine_configs(mixed)
+    assert [one.transport.transport for one in found.values()] == ["rdma", "shm"]
+    assert found["shm:b"].engine.name == "b"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"engine": "a,a"}, "names 'a' twice"),
+        ({"engine": "10.0.0.1:7700"}, "--engine 10.0.0.1:7700 needs --transport rdma"),
+        ({"engine": "a,b", "name": "c"}, "leave out --name"),
+        ({"engine": "a,../b"}, "--engine ../b: a segment name is"),
+        ({"engine": ",".join(f"e{i}" for i in range(65))}, "at most 64 engines, not 65"),
+        ({"engine": "a,b", "insecure_link": True}, "--insecure-link needs --transport rdma"),
+        ({"engine": "a:1,b", "transport": "rdma", "insecure_link": True}, "engine must be HOST:PORT, not 'b'"),
+        ({"engine": "a:1,shm:b", "transport": "rdma", "insecure_link": True, "name": "c"}, "--name"),
+    ],
+)
+def test_engines_that_can_not_be_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_engines(*options(**values))
+
+
+FACTS = {
+    "model_digest": 1, "tokenizer_digest": 2, "vocab_size": 600, "page_size": 16, "grammar_share": 4, "grammar_words": 9,
+}  # fmt: skip
+
+
+def pair(**changes: int) -> Any:
+    values = {**FACTS, "context": 128, "longest_prompt": 127, **changes}
+    context, longest = values.pop("context"), values.pop("longest_prompt")
+    return SimpleNamespace(facts=SimpleNamespace(**values), context=context, longest_prompt=longest)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_digest": 7}, "in model$"), ({"tokenizer_digest": 7}, "its tokenizer is not that of this front end"),
+        ({"context": 64}, r"in context \(64, not 128\)$"), ({"vocab_size": 7}, r"in vocabulary \(7, not 600\)"),
+        ({"page_size": 8}, r"in page size \(8, not 16\)"), ({"longest_prompt": 3}, r"in longest prompt \(3, not 127\)"),
+        ({"grammar_share": 0, "grammar_words": 0}, r"in number of grammars \(0, not 4\), largest grammar \(0, not 9\)"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_is_another_is_refused_by_name(change: dict[str, int], named: str) -> None:
+    check = IdentityCheck(2)
+    check.check("a", pair())
+    check.check("b", pair())
+    with pytest.raises(EngineLostError, match=f"engine c is refused: .*{named}"):
+        check.check("c", pair(**change))
+    check.check("b", pair())
