@@ -185,7 +185,9 @@ def make_server(
     configs = engine_configs(config)
     if len(configs) == 1:
         ((_, link_config),) = configs.items()
-        engine: EngineLink | Fleet = EngineLink(lambda: open_queue_pair(link_config, identity), metrics, *starts)
+        engine: EngineLink | Fleet = EngineLink(
+            lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None
+        )
     else:
         engine = _make_fleet(config, configs, folder, identity, metrics, starts)
     service = Service(config, folder, engine, metrics, tenants, secret)
@@ -207,7 +209,7 @@ def _make_fleet(
     def entry(label: str, link_config: Config, own_starts: EngineStarts | None) -> EngineEntry:
         return EngineEntry(label, lambda: open_queue_pair(link_config, worker, partial(same.check, label)), own_starts)
 
-    each = starts or [None] * len(configs)
+    each: Sequence[EngineStarts | None] = starts or [None] * len(configs)
     entries = [entry(label, link_config, own) for (label, link_config), own in zip(configs.items(), each, strict=True)]
     options = config.extension(FleetOptions)
     return Fleet(entries, metrics, most_moves=options.max_moves, move_timeout_s=options.move_timeout_s)

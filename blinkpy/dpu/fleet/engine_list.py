@@ -1,5 +1,7 @@
 """The engines of a front end, from its options."""
 
+from dataclasses import fields
+
 from blinkpy.config import MOST_ENGINES, Config, ConfigError, listed
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.transport.contract import TransportError
@@ -49,5 +51,5 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
             mine = given - {"engine"}
             if several:  # what the links to the others need
                 kinds = [other.options for other in ENDS.values() if other.crosses_machines and other.options is not None]
-                mine = mine - {name for kind in kinds for name in kind.__dataclass_fields__}
+                mine = mine - {name for kind in kinds for name in [item.name for item in fields(kind)]}
         check_end(ENDS, one, mine)
