@@ -17,10 +17,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--streams", type=int, default=64, help="at a time")
     parser.add_argument("--tokens", type=int, default=60, help="of a stream")
-    parser.add_argument("--stops", action="store_true", help="SIGSTOP, too, not SIGKILL alone")
+    parser.add_argument("--stops", action="store_true", help="SIGSTOP and SIGTERM, too, not SIGKILL alone")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     options = parser.parse_args()
-    signals = (signal.SIGKILL, signal.SIGSTOP) if options.stops else (signal.SIGKILL,)
+    signals = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM) if options.stops else (signal.SIGKILL,)
     print(f"--seed {options.seed}", flush=True)
     print(json.dumps(survive(random.Random(options.seed), options.kills, options.streams, options.tokens, signals)))
 

@@ -18,7 +18,7 @@ from support.waiting import wait_for
 
 ENGINE = (
     *("--device", "cpu", "--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
-    *("--threads", "1", "--log-level", "warning", "--record-steps", "0"),
+    *("--threads", "1", "--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
 )
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 SCHEMA = {
