@@ -1,15 +1,21 @@
 """Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.automata import random_automaton
+from support.front_end.fake_engine import FakeEngine
 from support.front_end.fleet_bugs import FLEET_BUGS
 from support.front_end.fleet_storm import Storm
+from support.front_end.http_server import serving
+from support.front_end.tiny_tokenizer import write_model
 from support.seeded_bugs import Bug, planted
+from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.fleet.continuation import started_at
@@ -17,6 +23,15 @@ from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
 from blinkpy.dpu.fleet.identity import IdentityCheck
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.words import COUNTER
+
+
+class PlaceEngine(FakeEngine):
+    """Says what follows from the seed and the place in the sequence."""
+
+    def says(self, request: Any) -> int:
+        return 10 + (int(request.entry["seed"]) + 7 * (len(request.prompt) + request.made)) % 400
+
 
 STEPS, STORMS, HUNTS = 300, 12, 60
 
@@ -126,3 +141,66 @@ def test_an_engine_that_is_another_is_refused_by_name(change: dict[str, int], na
     with pytest.raises(EngineLostError, match=f"engine c is refused: .*{named}"):
         check.check("c", pair(**change))
     check.check("b", pair())
+
+
+# ---- with a worker and its HTTP server ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def both(*engines: FakeEngine) -> str:
+    return ",".join(engine.segment_name for engine in engines)
+
+
+def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
+    wanted = {"prompt": [7, 8, 9], "max_tokens": 100, "seed": 5, "ignore_eos": True}
+    with (
+        PlaceEngine(step_s=0.003) as first,
+        PlaceEngine(step_s=0.003) as second,
+        ThreadPoolExecutor(1) as pool,
+        serving(first, folder, engine=both(first, second)) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links))
+        expected = server.complete(**wanted).json()["choices"]
+        begun = pool.submit(server.complete, **wanted)
+        wait_for(lambda: any(request.made > 5 for one in (first, second) for request in one.pairs[0].requests.values()))
+        gone, stays = (first, second) if first.pairs[0].requests else (second, first)
+        gone.stop()
+        answer = begun.result(20).json()
+        assert answer["choices"] == expected
+        assert answer["usage"]["completion_tokens"] == 100 and answer["usage"]["prompt_tokens"] == 3
+        continued = stays.submitted[-1]
+        assert continued.prompt[:3] == [7, 8, 9] and len(continued.prompt) > 8
+        assert continued.entry["max_tokens"] == 103 - len(continued.prompt)
+        text = server.client.get("/metrics").text
+        assert f'blinkpy_each_engine_up{{engine="{gone.segment_name}"}} 0\n' in text
+        assert f'blinkpy_each_engine_up{{engine="{stays.segment_name}"}} 1\n' in text
+        assert 'blinkpy_moves_total{worker="0"} 1\n' in text
+        assert "blinkpy_engine_up 1\n" in text
+        assert f"blinkpy_engine_requests_accepted_total {int(stays.views.engine[COUNTER['requests_accepted']])}\n" in text
+
+
+def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -> None:
+    with (
+        PlaceEngine(step_s=0.003) as first,
+        PlaceEngine(step_s=0.003) as second,
+        ThreadPoolExecutor(1) as pool,
+        serving(first, folder, engine=both(first, second), move_timeout_s=1) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links))
+        begun = pool.submit(server.complete, [7, 8], max_tokens=120, ignore_eos=True)
+        wait_for(lambda: len(first.submitted + second.submitted) == 1)
+        first.stop()
+        second.stop()
+        answer = begun.result(20)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        refused = server.complete([7], max_tokens=1)
+        assert refused.status_code == server.client.get("/health").status_code == 503
+        assert refused.json()["error"]["message"].startswith("None of 2 engines serves.")
+        with PlaceEngine(name=first.segment_name):
+            server.ready()
+            assert server.complete([7], max_tokens=1).status_code == 200
