@@ -96,7 +96,10 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
-        return 0 if self.request is None else min(self.request.cached_tokens, self.prompt_length)
+        if self.request is None:
+            return 0
+        cached = self.request.cached_tokens
+        return cached if self.flight is None else min(cached, self.prompt_length)  # the prompt of a move has output, too
 
     def push_score(self) -> None:
         """Take a completion of the prompt's."""

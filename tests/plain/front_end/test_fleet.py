@@ -27,9 +27,17 @@ from blinkpy.queues.words import COUNTER
 
 
 class PlaceEngine(FakeEngine):
-    """Says what follows from the seed and the place in the sequence."""
+    """Says what follows from the seed and the place in the sequence. pauses: for each entry the engine that comes first waits in
+    the middle of a request."""
+
+    def __init__(self, pauses: list[str], **more: Any) -> None:
+        super().__init__(**more)
+        self.pauses = pauses
 
     def says(self, request: Any) -> int:
+        if request.made == 20 and self.pauses:
+            self.pauses.pop()
+            self.hold = True
         return 10 + (int(request.entry["seed"]) + 7 * (len(request.prompt) + request.made)) % 400
 
 
@@ -156,18 +164,19 @@ def both(*engines: FakeEngine) -> str:
 
 
 def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
-    wanted = {"prompt": [7, 8, 9], "max_tokens": 100, "seed": 5, "ignore_eos": True}
+    pauses, wanted = list[str](), {"prompt": [7, 8, 9], "max_tokens": 100, "seed": 5, "ignore_eos": True}
     with (
-        PlaceEngine(step_s=0.003) as first,
-        PlaceEngine(step_s=0.003) as second,
+        PlaceEngine(pauses) as first,
+        PlaceEngine(pauses) as second,
         ThreadPoolExecutor(1) as pool,
         serving(first, folder, engine=both(first, second)) as server,
     ):
-        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links))
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
         expected = server.complete(**wanted).json()["choices"]
+        pauses.append("one")
         begun = pool.submit(server.complete, **wanted)
-        wait_for(lambda: any(request.made > 5 for one in (first, second) for request in one.pairs[0].requests.values()))
-        gone, stays = (first, second) if first.pairs[0].requests else (second, first)
+        wait_for(lambda: first.hold or second.hold, 20)
+        gone, stays = (first, second) if first.hold else (second, first)
         gone.stop()
         answer = begun.result(20).json()
         assert answer["choices"] == expected
@@ -184,15 +193,16 @@ def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
 
 
 def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -> None:
+    pauses = ["one"]
     with (
-        PlaceEngine(step_s=0.003) as first,
-        PlaceEngine(step_s=0.003) as second,
+        PlaceEngine(pauses) as first,
+        PlaceEngine(pauses) as second,
         ThreadPoolExecutor(1) as pool,
         serving(first, folder, engine=both(first, second), move_timeout_s=1) as server,
     ):
-        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links))
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
         begun = pool.submit(server.complete, [7, 8], max_tokens=120, ignore_eos=True)
-        wait_for(lambda: len(first.submitted + second.submitted) == 1)
+        wait_for(lambda: first.hold or second.hold, 20)
         first.stop()
         second.stop()
         answer = begun.result(20)
@@ -201,6 +211,6 @@ def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -
         refused = server.complete([7], max_tokens=1)
         assert refused.status_code == server.client.get("/health").status_code == 503
         assert refused.json()["error"]["message"].startswith("None of 2 engines serves.")
-        with PlaceEngine(name=first.segment_name):
+        with PlaceEngine(pauses, name=first.segment_name):
             server.ready()
             assert server.complete([7], max_tokens=1).status_code == 200
