@@ -57,8 +57,8 @@ def option(
     """A dataclass field that is an option.
 
     low, high: inclusive bounds. choices: allowed strings, or a mapping from them to what they mean. commands: names of the
-    commands that have the flag, where these are not those of its section. repeats: the flag may be given several times; its value
-    is then a list with commas, which `listed` takes apart.
+    commands that have the flag, where these are not those of its section. repeats: the flag may be given several times; the value
+    has commas between them.
     """
     about = {"help": help, "low": low, "high": high, "choices": choices, "commands": commands, "repeats": repeats}
     return field(default=default, metadata=about)

@@ -38,6 +38,8 @@ def serve(config: Config, given: frozenset[str]) -> int:
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
+    if "engine" in given:
+        raise ConfigError("serve starts its engines itself: leave out engine, or start `blinkpy frontend`")
     require_packages("a front end", *PACKAGES)
     start_logging("serve", config.frontend.log_level, config.watch.log_format)
     if "name" not in given:

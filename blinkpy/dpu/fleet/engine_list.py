@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from blinkpy.config import MOST_ENGINES, Config, ConfigError, listed
+from blinkpy.config import MOST_ENGINES, Config, ConfigError
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import segment_path
@@ -14,7 +14,7 @@ SHM = "shm:"  # before a name, where the others are addresses
 
 def engine_configs(config: Config) -> dict[str, Config]:
     """A config for the link to each engine, by what the engine is called. Raises ConfigError."""
-    entries = listed(config.extension(RdmaOptions).engine, "engine")
+    entries = [entry.strip() for entry in config.extension(RdmaOptions).engine.split(",") if entry.strip()]
     if not entries:
         return {config.engine.name: config}
     if len(entries) > MOST_ENGINES:

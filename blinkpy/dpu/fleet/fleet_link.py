@@ -1,5 +1,6 @@
 """The link to one engine of several: an EngineLink that keeps what another engine needs to go on."""
 
+import time
 from collections.abc import Callable, Sequence
 
 from blinkpy.dpu.api_errors import ApiError
@@ -12,6 +13,8 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.words import COUNTER, GAUGE
+
+LOAD_S = 0.01  # for which gauges count as new
 
 GaugeChange = Callable[[int, str, float], None]
 Lost = Callable[[Sequence[Generation], ApiError], None]
@@ -34,6 +37,7 @@ class FleetLink(EngineLink):
         super().__init__(connect, metrics, starts, f"engine {label}")
         self.index, self.label = index, label
         self._on_lost, self._on_gauge = on_lost, on_gauge
+        self._words, self._read_at = [0] * BLOCK_WORDS, 0.0  # the engine's block, and when it was read, s
         self._outstanding = 0  # tokens of prompts and outputs that this engine still has to compute for this front end
 
     def spare(self) -> int:
@@ -42,7 +46,10 @@ class FleetLink(EngineLink):
 
     def load(self) -> EngineLoad:
         """Of an engine that takes requests."""
-        words, spare = self.engine_words() or [0] * BLOCK_WORDS, self.spare()
+        now, spare = time.monotonic(), self.spare()
+        if now - self._read_at > LOAD_S:
+            self._words, self._read_at = self.engine_words() or [0] * BLOCK_WORDS, now
+        words = self._words
         free = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]]
         prompts, accepted = words[COUNTER["prompt_tokens"]], words[COUNTER["requests_accepted"]]
         waiting = words[GAUGE["requests_waiting"]] * prompts // max(1, accepted)  # as long as the others, on average
@@ -75,7 +82,7 @@ class FleetLink(EngineLink):
 
     def _give_up(self, generations: list[Generation], error: ApiError) -> None:
         if self.pair is None:
-            self._outstanding = 0
+            self._outstanding, self._read_at = 0, 0.0
         self._on_lost([generation for generation in generations if generation.open], error)
 
     def _gauge(self, name: str, value: float) -> None:

@@ -22,8 +22,12 @@ from blinkpy.dpu.fleet.continuation import started_at
 from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
 from blinkpy.dpu.fleet.identity import IdentityCheck
 from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.engine.model_digest import model_digest
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import COUNTER
+from blinkpy.serving import engine_group
+from blinkpy.serving.engine_group import gpus_of
+from blinkpy.serving.serve import serve
 
 
 class PlaceEngine(FakeEngine):
@@ -102,6 +106,47 @@ def test_engines_have_configs_of_their_own() -> None:
     found = engine_configs(mixed)
     assert [one.transport.transport for one in found.values()] == ["rdma", "shm"]
     assert found["shm:b"].engine.name == "b"
+    check_engines(*options(engine="[::1]:7700,[::1]:7701", transport="rdma", insecure_link=True))
+
+
+def test_serve_names_its_engines_itself() -> None:
+    with pytest.raises(ConfigError, match="leave out engine"):
+        serve(*options(engine="a,b"))
+
+
+def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_group, "GPUS", tmp_path / "none")
+    monkeypatch.delenv(engine_group.VISIBLE, raising=False)
+    assert gpus_of(options(device="auto")[0], 2) == gpus_of(options(device="cpu")[0], 2) == []
+    with pytest.raises(ConfigError, match="data_parallel_size 2 needs as many GPUs, and there are 0"):
+        gpus_of(options(device="cuda")[0], 2)
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    monkeypatch.setattr(engine_group, "GPUS", tmp_path)
+    assert gpus_of(options(device="auto")[0], 2) == ["0", "1"]
+    with pytest.raises(ConfigError, match="there are 3"):
+        gpus_of(options(device="auto")[0], 4)
+    monkeypatch.setenv(engine_group.VISIBLE, "5, GPU-x")
+    assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
+    monkeypatch.setenv(engine_group.VISIBLE, "")
+    assert gpus_of(options(device="auto")[0], 2) == []
+
+
+def test_weights_and_options_that_change_them_have_digests_of_their_own(tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = rng.integers(256, size=300_000).astype(np.uint8)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
+    config = Config()
+    digests = {model_digest(config, tmp_path, True)}
+    assert digests == {model_digest(config, tmp_path, True)}
+    for change in ({"quantization": "fp8"}, {"load_format": "dummy"}, {"kv_cache_dtype": "fp8_e4m3"}, {"dtype": "bfloat16"}):
+        digests.add(model_digest(config.with_options(change), tmp_path, True))
+    digests.add(model_digest(config, tmp_path, False))
+    (tmp_path / "model.safetensors").write_bytes((weights ^ rng.integers(2, size=len(weights)).astype(np.uint8)).tobytes())
+    digests.add(model_digest(config, tmp_path, True))
+    (tmp_path / "config.json").write_text("{ }")
+    digests.add(model_digest(config, tmp_path, True))
+    assert len(digests) == 8
 
 
 @pytest.mark.parametrize(

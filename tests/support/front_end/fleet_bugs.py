@@ -22,7 +22,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
     "fleet_link": [
         ("a score is taken for output",
          "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),
-        ("tokens stay outstanding in an engine that was lost", "            self._outstanding = 0\n", "            pass\n"),
+        ("tokens stay outstanding in an engine that was lost",
+         "            self._outstanding, self._read_at = 0, 0.0\n", "            pass\n"),
     ],
     "fleet": [
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
