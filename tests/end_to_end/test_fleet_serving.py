@@ -60,5 +60,5 @@ def test_an_engine_of_another_context_is_refused_by_name() -> None:
         address = commands[-1].find(re.compile(r"blinkpy serves \S+ on (http://\S+) "))[1]
         assert httpx.get(f"{address}/health", timeout=20).status_code == 200
     finally:
-        for command in commands:
-            command.kill()
+        for command in reversed(commands):
+            command.end()

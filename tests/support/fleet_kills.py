@@ -16,6 +16,8 @@ import httpx
 from support.commands import START_S, Command
 from support.waiting import wait_for
 
+from blinkpy.transport.segment import unlink_stale
+
 ENGINE = (
     *("--device", "cpu", "--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
     *("--threads", "1", "--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
@@ -131,6 +133,8 @@ class Fleet:
     def close(self) -> None:
         for command in (self.front, *self.engines):
             command.kill()
+        for name in self._names:
+            unlink_stale(name)
 
 
 @contextlib.contextmanager
