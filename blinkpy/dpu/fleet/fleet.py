@@ -255,7 +255,7 @@ class Fleet:
             if flight is None:
                 generation.fail(error)
                 continue
-            flight.paused_at = now
+            flight.engine, flight.paused_at = -1, now
             self._moving.append(Move(generation, error))
         self._plan_moves(0.0)
 

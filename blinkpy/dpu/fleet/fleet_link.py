@@ -87,3 +87,6 @@ class FleetLink(EngineLink):
 
     def _gauge(self, name: str, value: float) -> None:
         self._on_gauge(self.index, name, value)
+        if name == "attached" and not value:
+            self._on_gauge(self.index, "slots", 0)
+            self._on_gauge(self.index, "requests_in_flight", 0)

@@ -16,7 +16,7 @@ class Flight:
     sampling: RequestParameters
     grammar: ByteAutomaton | None = None
     output: list[int] = field(default_factory=list)
-    engine: int = -1  # that has its request, or had it last; -1: none yet
+    engine: int = -1  # that has its request; -1: none
     cost: int = 0  # tokens that the engine has outstanding for it
     scores_due: int = 0  # completions that come before its output
     moves: int = 0  # to other engines

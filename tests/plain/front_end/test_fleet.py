@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.automata import random_automaton
-from support.front_end.fake_engine import FakeEngine
+from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.fleet_bugs import FLEET_BUGS
 from support.front_end.fleet_storm import Storm
 from support.front_end.http_server import serving
@@ -233,6 +233,8 @@ def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
         assert f'blinkpy_each_engine_up{{engine="{gone.segment_name}"}} 0\n' in text
         assert f'blinkpy_each_engine_up{{engine="{stays.segment_name}"}} 1\n' in text
         assert 'blinkpy_moves_total{worker="0"} 1\n' in text
+        slots = f'blinkpy_slots{{worker="0"}} {SIZES.slots}\n'  # of the engine that stays
+        wait_for(lambda: slots in server.client.get("/metrics").text, 20)
         assert "blinkpy_engine_up 1\n" in text
         assert f"blinkpy_engine_requests_accepted_total {int(stays.views.engine[COUNTER['requests_accepted']])}\n" in text
 
