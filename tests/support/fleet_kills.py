@@ -28,6 +28,7 @@ SCHEMA = {
     "required": ["name", "year"], "additionalProperties": False,
 }  # fmt: skip
 Answer = tuple[Any, ...]
+Disturbance = tuple[int, int, int]  # an engine, its signal, and after how many events of all streams
 
 
 def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]:
@@ -47,8 +48,9 @@ def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]
     ]
 
 
-def streamed(url: str, body: dict[str, Any], gaps: list[float]) -> Answer:
-    """Text, finish reason and log probabilities of each choice, or the error. gaps: gets the longest silence, s."""
+def streamed(url: str, body: dict[str, Any], gaps: list[float], events: list[int]) -> Answer:
+    """Text, finish reason and log probabilities of each choice, or the error. gaps: gets the longest silence, s; events: gets an
+    entry for each event."""
     texts, ends, logprobs, longest, last = dict[int, str](), dict[int, str](), dict[int, list[Any]](), 0.0, 0.0
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
         if response.status_code != 200:
@@ -62,6 +64,7 @@ def streamed(url: str, body: dict[str, Any], gaps: list[float]) -> Answer:
             longest, last = max(longest, now - (last or now)), now
             if "error" in event:
                 return ("error", event["error"]["message"])
+            events.append(1)
             for choice in event["choices"]:
                 index = choice["index"]
                 texts[index] = texts.get(index, "") + choice["text"]
@@ -101,27 +104,25 @@ class Fleet:
         assert found
         return int(found[1])
 
-    def play(
-        self, asked: list[dict[str, Any]], disturb: tuple[int, int, float] | None = None
-    ) -> tuple[list[Answer], float, float]:
-        """The answers to all at once, the longest silence of a stream, and how long all of it took, s. disturb: an engine, its
-        signal, and when, s."""
+    def play(self, asked: list[dict[str, Any]], disturb: Disturbance | None = None) -> tuple[list[Answer], float, int]:
+        """The answers to all at once, the longest silence of a stream, s, and the number of events."""
         answers: list[Answer] = [()] * len(asked)
-        gaps, began = list[float](), time.monotonic()
+        gaps, events = list[float](), list[int]()
 
         def ask(number: int) -> None:
-            answers[number] = streamed(self.url, asked[number], gaps)
+            answers[number] = streamed(self.url, asked[number], gaps, events)
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
         for thread in threads:
             thread.start()
         if disturb is not None:
-            victim, how, after_s = disturb
-            time.sleep(after_s)
+            victim, how, after = disturb
+            while len(events) < after and any(thread.is_alive() for thread in threads):
+                time.sleep(0.001)
             self.engines[victim].send(how)
         for thread in threads:
             thread.join()
-        return answers, max(gaps, default=0.0), time.monotonic() - began
+        return answers, max(gaps, default=0.0), len(events)
 
     def replace(self, number: int) -> None:
         """Kill an engine if it lives, start another one, and wait until both serve."""
@@ -147,19 +148,27 @@ def running(draw: random.Random) -> Iterator[Fleet]:
 
 
 def survive(
-    draw: random.Random, kills: int, streams: int, tokens: int, signals: Sequence[int] = (signal.SIGKILL,)
+    draw: random.Random,
+    kills: int,
+    streams: int,
+    tokens: int,
+    signals: Sequence[int] = (signal.SIGKILL,),
+    moments: tuple[float, float] = (0.0, 1.0),
 ) -> dict[str, Any]:
-    """Raises AssertionError for an answer that is another than undisturbed. Returns what happened."""
+    """moments: between which shares of all events an engine is killed. Raises AssertionError for an answer that is another than
+    undisturbed. Returns what happened."""
     silences = list[float]()
     with running(draw) as fleet:
         for number in range(kills):
             asked = bodies(draw, streams, tokens)
-            expected, calm, took = fleet.play(asked)
+            expected, calm, events = fleet.play(asked)
             assert all(len(answer) == 3 for answer in expected), expected
-            victim, how, moment = draw.randrange(2), draw.choice(signals), draw.uniform(0.0, took)
+            victim, how, moment = draw.randrange(2), draw.choice(signals), int(draw.uniform(*moments) * events)
             found, silence, _ = fleet.play(asked, (victim, how, moment))
             for body, answer, wanted in zip(asked, found, expected, strict=True):
-                assert answer == wanted, f"kill {number}, after {moment:.2f} s: {body}\n{answer}\nin place of\n{wanted}"
+                assert answer == wanted, (
+                    f"kill {number}, after {moment} of {events} events: {body}\n{answer}\nin place of\n{wanted}"
+                )
             silences.append(silence - calm)
             if number < kills - 1:
                 fleet.replace(victim)
