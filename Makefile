@@ -11,6 +11,7 @@
 #   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make fuzz-http  a server under damaged requests, for SECONDS: no 5xx, no hang, no leak
+#   make fleet-kills  an engine of two is killed under streams, again and again: each client gets what it should
 #   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
@@ -61,7 +62,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak mutants coverage
+.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -160,6 +161,9 @@ fuzz-http: $(VENV)/.dev build/fuzz-http/.installed
 
 soak: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) -m soak $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+fleet-kills: $(call STAMP,dev)
+	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills.py $(ARGS)
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

@@ -125,7 +125,7 @@ def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> 
     if kind is not bool:
         names = item.metadata["choices"]
         metavar = "{" + ",".join(names) + "}" if names else {int: "N", float: "X"}.get(kind, item.name.split("_")[-1].upper())
-        how = {"type": kind, "metavar": metavar}
+        how = {"type": kind, "metavar": metavar} | ({"action": "append"} if item.metadata["repeats"] else {})
     group.add_argument(flag(item), dest=item.name, default=argparse.SUPPRESS, help=describe(item), **how)
 
 
@@ -174,6 +174,7 @@ def load_choices() -> None:
     import_module("blinkpy.dpu.tools.call_format").call_formats()
     import_module("blinkpy.dpu.admission.admission_options")
     import_module("blinkpy.dpu.link.connectors")
+    import_module("blinkpy.dpu.fleet.fleet_options")
     import_module("blinkpy.engine.link.listeners")
 
 
@@ -194,7 +195,8 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
     values: dict[str, Any] = load_file(arguments["config"]) if arguments.get("config") else {}
     values |= {name: environment[variable] for variable, name in ENVIRONMENT.items() if environment.get(variable)}
     known = {item.name for _, item in options()}
-    values |= {name: value for name, value in arguments.items() if name in known}
+    given = {name: value for name, value in arguments.items() if name in known}
+    values |= {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
     model = arguments.get("model_argument")
     if model is not None:
         if "model" in arguments and arguments["model"] != model:

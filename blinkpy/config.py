@@ -26,6 +26,8 @@ STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
 YIELD_STEPS = 16
 """Steps in a row in which best-effort prompts wait for latency-sensitive ones, where nothing else is asked for."""
+MOST_ENGINES = 64
+"""Engines behind one front end."""
 NO_HITS = "window rings keep no page of a prompt's start"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
@@ -50,13 +52,16 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] | Mapping[str, str] = (),
     commands: str = "",
+    repeats: bool = False,
 ) -> Any:
     """A dataclass field that is an option.
 
     low, high: inclusive bounds. choices: allowed strings, or a mapping from them to what they mean. commands: names of the
-    commands that have the flag, where these are not those of its section.
+    commands that have the flag, where these are not those of its section. repeats: the flag may be given several times; the value
+    has commas between them.
     """
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices, "commands": commands})
+    about = {"help": help, "low": low, "high": high, "choices": choices, "commands": commands, "repeats": repeats}
+    return field(default=default, metadata=about)
 
 
 def extends(section: str) -> Callable[[type[Options]], type[Options]]:
@@ -203,6 +208,13 @@ class EngineOptions:
         "seconds that the engine's loop may stand still before it is ended like one that died (0: any)",
         low=0,
         high=86_400,
+        commands="serve",
+    )
+    data_parallel_size: int = option(
+        1,
+        "engines of the same model that share the requests, each on a GPU of its own: docs/fleet.md",
+        low=1,
+        high=MOST_ENGINES,
         commands="serve",
     )
     check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))

@@ -68,7 +68,7 @@ class Child:
     """The parent's end: one process running an entry of a module.
 
     orders: what the entry gets beside the config. fds: open files that it inherits, under their numbers. own_session: Ctrl-C at
-    a terminal reaches the parent alone, which then ends its children in order.
+    a terminal reaches the parent alone, which then ends its children in order. environment: variables beside this process's.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Child:
         orders: Mapping[str, Any] | None = None,
         fds: tuple[int, ...] = (),
         own_session: bool = True,
+        environment: Mapping[str, str] | None = None,
     ):
         self.entry, self._own_session = entry, own_session
         self._socket, theirs = multiprocessing.Pipe()
@@ -89,7 +90,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the parent
                 start_new_session=own_session,
-                env=child_environment(),
+                env=child_environment() | dict(environment or {}),
             )
         with contextlib.suppress(ConnectionError):  # it died at once: whoever waits for it sees that
             self._socket.send((as_table(config), orders or {}))

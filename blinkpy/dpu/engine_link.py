@@ -36,10 +36,11 @@ Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int
 
 class EngineLink:
     """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second. starts:
-    of the engine, if somebody here starts it again when it dies."""
+    of the engine, if somebody here starts it again when it dies. label: what the log calls it, where there are several."""
 
-    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics, starts: EngineStarts | None = None):
+    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics, starts: EngineStarts | None = None, label: str = ""):
         self._connect, self._metrics, self._starts = connect, metrics, starts
+        self._log_prefix = label and f"{label}: "
         self.pair: QueuePair | None = None
         self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
@@ -105,6 +106,10 @@ class EngineLink:
         except TransportError as error:
             self._lose(error)
             return None
+
+    def blocks(self) -> list[tuple[str, list[int] | None]]:
+        """Label and block of each of several engines."""
+        return []
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class EngineLink:
                 full = True
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
-                generation.fail(self.unavailable(_sentence(error)))
+                self._give_up([generation], self.unavailable(_sentence(error)))
             except ValueError as error:  # what can never fit, and was not tried before: others waited
                 generation.fail(bad_request(_sentence(error)))
         self._held = waiting
@@ -214,9 +219,20 @@ class EngineLink:
         self.on_failure(error)
 
     def _fail_held(self, error: ApiError) -> None:
-        held, self._held = self._held, []
-        for generation, _, _ in held:
+        for generation in self._take_held():
             generation.fail(error)
+
+    def _take_held(self) -> list[Generation]:
+        held, self._held = self._held, []
+        return [generation for generation, _, _ in held]
+
+    def _give_up(self, generations: list[Generation], error: ApiError) -> None:
+        """This engine can't go on with them, for this reason."""
+        for generation in generations:
+            generation.fail(error)
+
+    def _gauge(self, name: str, value: float) -> None:
+        self._metrics.gauge(name, value)
 
     # ---- polling -----------------------------------------------------------------------------------------------------
 
@@ -293,15 +309,13 @@ class EngineLink:
         if pair is None:
             return
         self._problem = _sentence(error)
-        logger.error("queue pair lost: %s", error)
+        logger.error("%squeue pair lost: %s", self._log_prefix, error)
         self._metrics.count("engine_losses")
-        self._metrics.gauge("attached", 0)
+        self._gauge("attached", 0)
         failure = self.unavailable(self._problem)
         lost = pair.abandon()
         pair.transport.close()
-        for request in lost:
-            request.owner.fail(failure)
-        self._fail_held(failure)
+        self._give_up([request.owner for request in lost] + self._take_held(), failure)
         self.on_failure(failure)
 
     async def _keep_connected(self) -> None:
@@ -324,8 +338,8 @@ class EngineLink:
             except (EngineLostError, TransportError) as error:
                 self._lose(error)
                 continue
-            self._metrics.gauge("slots", pair.sizes.slots)
-            self._metrics.gauge("requests_in_flight", pair.in_flight)
+            self._gauge("slots", pair.sizes.slots)
+            self._gauge("requests_in_flight", pair.in_flight)
             if pair.stray_completions > stray:
                 self._metrics.count("stray_completions", pair.stray_completions - stray)
                 logger.error("%d completions for slots without a request", pair.stray_completions - stray)
@@ -337,13 +351,13 @@ class EngineLink:
         except (EngineLostError, LayoutError, OSError) as error:
             problem = _sentence(error)
             if problem != self._problem:
-                logger.warning("%s", problem)
+                logger.warning("%s%s", self._log_prefix, problem)
             self._problem = problem
             return None
         self._checked = time.monotonic()
         self.pair = pair
-        self._metrics.gauge("attached", 1)
-        logger.info("attached queue pair %d, epoch %d", pair.transport.pair, pair.epoch)
+        self._gauge("attached", 1)
+        logger.info("%sattached queue pair %d, epoch %d", self._log_prefix, pair.transport.pair, pair.epoch)
         return pair
 
 

@@ -38,6 +38,6 @@ class EngineStarts:
         return min(MOST_RETRY_S, max(1, math.ceil(left_s)))
 
 
-def map_starts(fd: int) -> EngineStarts:
-    """Those in an open file."""
-    return EngineStarts(memoryview(mmap.mmap(fd, STARTS_BYTES)))
+def map_starts(fd: int, engine: int = 0) -> EngineStarts:
+    """Those in an open file, of one of its engines."""
+    return EngineStarts(memoryview(mmap.mmap(fd, 0))[engine * STARTS_BYTES : (engine + 1) * STARTS_BYTES])

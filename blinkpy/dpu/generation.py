@@ -4,6 +4,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
+from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.text.detokenizer import Detokenizer
@@ -73,6 +74,7 @@ class Generation:
     echo: str | None = None  # the prompt's text, before its own
     echo_only: bool = False  # it ends before its first token, which the engine generates in any case
     request: InFlightRequest | None = None
+    flight: Flight | None = None  # where there are several engines: what another one needs to go on
     tokens: int = 0  # generated
     waited: float = 0.0  # for a slot, s
     submitted: float = 0.0  # when the engine got the request, s; 0 before
@@ -94,7 +96,10 @@ class Generation:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
-        return 0 if self.request is None else self.request.cached_tokens
+        if self.request is None:
+            return 0
+        cached = self.request.cached_tokens
+        return cached if self.flight is None else min(cached, self.prompt_length)  # the prompt of a move has output, too
 
     def push_score(self) -> None:
         """Take a completion of the prompt's."""

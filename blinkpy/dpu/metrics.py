@@ -23,6 +23,8 @@ COUNTERS = {
     "refused_max_waiting_s": "Requests refused because they had waited too long for a slot",
     "refused_waiting_tokens": "Requests refused because too many tokens of their key waited (waiting_tokens)",
     "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",
+    "moves": "Requests that went on in another engine",
+    "moves_refused": "Requests that lost their engine and could not, in time or at all",
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
 GAUGES = {
@@ -30,7 +32,7 @@ GAUGES = {
     "slots": "Requests in flight that the worker may have",
     "waiting_requests": "Requests that wait for a slot",
     "waiting_tokens": "Their prompt tokens and max_tokens",
-    "attached": "1 while the worker has its queue pair",
+    "attached": "Queue pairs that the worker has: one of each engine",
     "connections": "Open connections",
     "arriving_bytes": "Bytes of bodies that have not arrived in full",
     "unread_bytes": "Bytes of answers that clients have not taken",

@@ -33,6 +33,10 @@ class PromptScores:
     def complete(self) -> bool:
         return len(self.entries) == self._length
 
+    def restart(self) -> None:
+        """Forget the records that came: another request brings all of them."""
+        del self.entries[1:], self.ranks[1:]
+
     def push(self, record: Record) -> None:
         """The record of the next token."""
         self.entries.append(token_logprobs(record, self._count, self._offsets[len(self.entries)]))

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,10 @@ from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.engine_starts import EngineStarts, map_starts
+from blinkpy.dpu.fleet.engine_list import engine_configs
+from blinkpy.dpu.fleet.fleet import EngineEntry, Fleet
+from blinkpy.dpu.fleet.fleet_options import FleetOptions
+from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
@@ -166,20 +170,49 @@ def make_server(
     on_ready: Callable[[], None] = lambda: None,
     owner: int = 0,
     on_drained: Callable[[], None] | None = None,
-    starts: EngineStarts | None = None,
+    starts: Sequence[EngineStarts] = (),
     secret: bytes = b"",
 ) -> Server:
-    """The server of one worker; until the engine is there, it answers 503. memory: that of blinkpy.dpu.supervisor, None for a
+    """The server of one worker; until an engine is there, it answers 503. memory: that of blinkpy.dpu.supervisor, None for a
     worker alone. owner: who it is to an engine on another machine, 0 for a new one. on_drained: as of Server. starts: what is
-    known of the engine's; secret: as of Service. Raises ConfigError for a model or keys that the front end can't work with."""
+    known of the engines', none or of each; secret: as of Service. Raises ConfigError for a model or keys that the front end can't
+    work with."""
     workers = config.frontend.workers
     split = workers * BLOCK_BYTES
     metrics = Metrics(pair, workers, memory and memory[:split])
     tenants = TenantTable(pair, workers, memory and memory[split:])
     identity = WorkerIdentity(pair, owner or new_owner())
-    engine = EngineLink(lambda: open_queue_pair(config, identity), metrics, starts)
+    configs = engine_configs(config)
+    if len(configs) == 1:
+        ((_, link_config),) = configs.items()
+        engine: EngineLink | Fleet = EngineLink(
+            lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None
+        )
+    else:
+        engine = _make_fleet(config, configs, folder, identity, metrics, starts)
     service = Service(config, folder, engine, metrics, tenants, secret)
+    if isinstance(engine, Fleet):
+        engine.pieces = lambda: service.tokenizer.pieces_in_grammars
     return Server(App(service, config), config.access, on_ready, on_drained)
+
+
+def _make_fleet(
+    config: Config,
+    configs: Mapping[str, Config],
+    folder: Path,
+    worker: WorkerIdentity,
+    metrics: Metrics,
+    starts: Sequence[EngineStarts],
+) -> Fleet:
+    same = IdentityCheck(tokenizer_digest(folder))
+
+    def entry(label: str, link_config: Config, own_starts: EngineStarts | None) -> EngineEntry:
+        return EngineEntry(label, lambda: open_queue_pair(link_config, worker, partial(same.check, label)), own_starts)
+
+    each: Sequence[EngineStarts | None] = starts or [None] * len(configs)
+    entries = [entry(label, link_config, own) for (label, link_config), own in zip(configs.items(), each, strict=True)]
+    options = config.extension(FleetOptions)
+    return Fleet(entries, metrics, most_moves=options.max_moves, move_timeout_s=options.move_timeout_s)
 
 
 def may_meter(config: Config) -> bool:
@@ -205,7 +238,7 @@ def serve_worker(
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(memory_fd, 0))
-        starts = None if starts_fd < 0 else map_starts(starts_fd)
+        starts = [] if starts_fd < 0 else [map_starts(starts_fd, engine) for engine in range(len(engine_configs(config)))]
         server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts, secret)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None

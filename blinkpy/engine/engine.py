@@ -4,10 +4,12 @@ import logging
 import secrets
 
 from blinkpy.config import NO_HITS, Config, ConfigError, step_sizes
+from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Runner, Setup, choose_device, require_integrity
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
+from blinkpy.engine.model_digest import model_digest
 from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_arena, grammar_words
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.kv import state as S
@@ -94,7 +96,8 @@ class Engine:
             ways = model.default_context, model.max_position
             logger.warning(LONG_FACTORS if asked > model.default_context else SHORT_FACTORS, *ways)
         tokens = read_token_bytes(folder, model.vocab_size) if config.engine.grammar_slots else None
-        facts = self._facts(model, tokens is not None)
+        digests = {"model_digest": model_digest(config, folder, weights), "tokenizer_digest": tokenizer_digest(folder)}
+        facts = self._facts(model, tokens is not None)._replace(**digests)
         limits = self._make_limits(facts, 0 if tokens is None else len(tokens.words))
         self._recorder = FlightRecorder(config, self.sizes.queue, limits, policy)
         self.runner = device.load(Setup(config, folder, model, self.sizes, limits, tokens, policy, self._recorder, report))

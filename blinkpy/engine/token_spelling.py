@@ -9,13 +9,12 @@ logger = logging.getLogger("blinkpy.engine")
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
-    """The bytes of a model's tokens, of special ones those of compile_grammar.token_bytes. Others with the byte that these begin
-    with, which no text has, have none. None, with a line in the log, where the model's folder has no tokenizer that can be read,
-    or one in which a token's bytes depend on its neighbours."""
+    """The bytes of a model's tokens in grammars. None, with a line in the log, where the model's folder has no tokenizer that can
+    be read, or one in which a token's bytes depend on its neighbours."""
     from tokenizers import Tokenizer as Encoder
 
-    from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, token_bytes
     from blinkpy.dpu.text.detokenizer import TokenTexts
+    from blinkpy.dpu.text.token_pieces import token_pieces
 
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -30,7 +29,4 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     if pieces is None:
         logger.warning("no grammars: the bytes of one of the model's tokens depend on others")
         return None
-    added = encoder.get_added_tokens_decoder().items()
-    special = {token: token_bytes(one.content) for token, one in added if one.special and one.content}
-    plain = [b"" if TOKEN_BYTE in piece else piece for piece in pieces]
-    return TokenBytes.of([special.get(token, piece) for token, piece in enumerate(plain)], vocab_size)
+    return TokenBytes.of(token_pieces(encoder, pieces), vocab_size)

@@ -9,4 +9,9 @@ DIGEST_BITS = 62
 
 def digest_of(words: Int32) -> int:
     """DIGEST_BITS of a hash: equal words have equal ones, others different ones."""
-    return int.from_bytes(hashlib.blake2b(words.tobytes(), digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)
+    return digest_of_bytes(words.tobytes())
+
+
+def digest_of_bytes(content: bytes) -> int:
+    """The same of bytes."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)

@@ -11,7 +11,7 @@ from blinkpy.queues.logprob_record import RECORD_BYTES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_FIELDS
 
 MAGIC = b"BLINKPYQ"
-VERSION = 6
+VERSION = 7
 
 
 class EngineFacts(NamedTuple):
@@ -29,9 +29,11 @@ class EngineFacts(NamedTuple):
     grammar_share: int = 0  # different grammars and token rules that the requests of a queue pair may have at a time; 0: none
     grammar_words: int = 0  # of the largest packed automaton or token rules
     grammar_arena: int = 0  # words at the end of the prompt arena, where front ends keep these
+    model_digest: int = 0  # of weights and what changes their numbers; 0: unknown
+    tokenizer_digest: int = 0
 
 
-_LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2")
+_LONG = ("instance", "hash_multiplier_1", "hash_multiplier_2", "model_digest", "tokenizer_digest")
 HEADER = np.dtype(
     [
         ("magic", "S8"),

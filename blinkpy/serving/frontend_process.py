@@ -4,14 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blinkpy.config import Config
-from blinkpy.dpu.link.connectors import ENDS
+from blinkpy.dpu.fleet.engine_list import check_engines
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
-from blinkpy.transport.transport_kinds import check_end
 
 FRONTEND_START_S = 60.0
 FRONTEND_HURRY_S = 3.0  # for its workers' last words after a second signal
@@ -24,7 +23,7 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     given: names of the options that somebody set.
     """
     require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
-    check_end(ENDS, config, given)
+    check_engines(config, given)
     check_access(config)
     config = find_model(config, Progress(), weights=False)
     return run_front(config, lambda host, port: print_ready(config, port))

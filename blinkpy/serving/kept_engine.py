@@ -10,7 +10,7 @@ learn from EngineStarts when to expect it; they notice the death, and attach to 
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import EngineStarts
@@ -36,10 +36,19 @@ Tick = Callable[[], None]  # called several times a second; what it raises ends 
 
 
 class KeptEngine:
-    """See the module. Its processes have the config's segment, one after another. hurry: whether a second signal came."""
+    """See the module. Its processes have the config's segment, one after another. hurry: whether a second signal came. called:
+    in the log; environment: of its processes, beside this one's."""
 
-    def __init__(self, config: Config, starts: EngineStarts, hurry: Callable[[], bool]):
+    def __init__(
+        self,
+        config: Config,
+        starts: EngineStarts,
+        hurry: Callable[[], bool],
+        called: str = "the engine",
+        environment: Mapping[str, str] | None = None,
+    ):
         self._config, self._starts, self._hurry = config, starts, hurry
+        self.called, self._environment = called, environment
         self._child: Child | None = None
         self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
         self._life: EngineLife | None = None
@@ -49,7 +58,7 @@ class KeptEngine:
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
         """Start a process, and wait until it serves. Raises ChildError, and what on_tick raises."""
         began, self._ready_at = time.monotonic(), None
-        self._child = Child("engine", self._config)
+        self._child = Child("engine", self._config, environment=self._environment)
         self._child.wait_ready(START_SILENCE_S, on_progress, on_tick)
         with contextlib.suppress(OSError):  # it is gone already: that is found out next
             self._life = EngineLife(self._config.engine.name)
@@ -82,12 +91,12 @@ class KeptEngine:
         how = f"hung, and was ended: its loop stood still for {engine.engine_hang_s} s" if hangs else describe_exit(code)
         reason = self._child.last_error()
         if code < 0 and self._recording is not None:  # one that fails has saved it itself
-            logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"the engine {how}"))
+            logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {how}"))
         return how + (f" ({reason})" if reason else "")
 
     def start_again(self, how: str, on_tick: Tick) -> None:
         """Start until an engine serves. how: the last one ended. Raises what on_tick raises."""
-        reason = f"the engine {how}"
+        reason = f"{self.called} {how}"
         while True:
             served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
             self._pause_s = pause_before_start(self._pause_s, served_s, PAUSES_S)
@@ -104,9 +113,9 @@ class KeptEngine:
                 self.start(lambda *report: None, on_tick)
             except ChildError as error:
                 on_tick()  # what it raises comes first
-                reason = f"the engine did not start: {error}"
+                reason = f"{self.called} did not start: {error}"
                 continue
-            logger.warning("the engine serves again after %.1f s", self._start_s)
+            logger.warning("%s serves again after %.1f s", self.called, self._start_s)
             return
 
     def end(self) -> None:

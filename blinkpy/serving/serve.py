@@ -23,6 +23,7 @@ from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
+from blinkpy.serving.engine_group import EngineGroup
 from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
 from blinkpy.serving.kept_engine import POLL_S, KeptEngine
@@ -37,6 +38,8 @@ def serve(config: Config, given: frozenset[str]) -> int:
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
+    if "engine" in given:
+        raise ConfigError("serve starts its engines itself: leave out engine, or start `blinkpy frontend`")
     require_packages("a front end", *PACKAGES)
     start_logging("serve", config.frontend.log_level, config.watch.log_format)
     if "name" not in given:
@@ -61,8 +64,13 @@ def serve(config: Config, given: frozenset[str]) -> int:
             config = find_model(config, progress)
             starts_fd = os.memfd_create("blinkpy-engine-starts")
             stack.callback(os.close, starts_fd)
-            os.ftruncate(starts_fd, STARTS_BYTES)
-            engine = KeptEngine(config, map_starts(starts_fd), lambda: signals.count > 1)
+            engines = config.engine.data_parallel_size
+            os.ftruncate(starts_fd, engines * STARTS_BYTES)
+            if engines == 1:
+                engine: KeptEngine | EngineGroup = KeptEngine(config, map_starts(starts_fd), lambda: signals.count > 1)
+            else:
+                engine = EngineGroup(config, engines, starts_fd, lambda: signals.count > 1)
+                config = engine.front_config
             stack.callback(engine.end)
             engine.start(progress, tick)
             progress("starting front ends")
@@ -92,13 +100,13 @@ def serve(config: Config, given: frozenset[str]) -> int:
             return print_error(str(error))
 
 
-def watch(engine: KeptEngine, restart: bool, tick: Callable[[], None]) -> int:
+def watch(engine: KeptEngine | EngineGroup, restart: bool, tick: Callable[[], None]) -> int:
     """Wait for the engine's death, and start another one if that is wanted; otherwise returns the exit code. Raises what tick
     raises."""
     while True:
         how = engine.wait_end(tick)
         if not restart:
-            code = print_error(f"the engine {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
+            code = print_error(f"{engine.called} {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
             deadline = time.monotonic() + FAULT_GRACE_S
             with contextlib.suppress(Stopped, ChildError):
                 while time.monotonic() < deadline:

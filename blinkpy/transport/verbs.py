@@ -44,7 +44,13 @@ class RdmaOptions:
     listen: str = option(
         "", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma", commands="engine"
     )
-    engine: str = option("", "HOST:PORT of the engine's --listen, with --transport rdma", commands="frontend")
+    engine: str = option(
+        "",
+        "the engine: HOST:PORT of its --listen with --transport rdma, else its --name (shm:NAME beside --transport "
+        "rdma); several times for several (docs/fleet.md)",
+        commands="frontend",
+        repeats=True,
+    )
     rdma_device: str = option(
         "", "RDMA device, as in `ibv_devices` (default: the first with an active port)", commands="engine frontend doctor"
     )

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from support.front_end.fleet_bugs import FLEET_BUGS
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,8 @@ def test_page_and_oracle_have_the_same_rules() -> None:
 def test_the_numbers_of_seeded_bugs_are_right() -> None:
     assert f"Found by the simulator, {len(SCHEDULER_BUGS)}:" in PAGE
     assert f"Found by the state machine, {len(FRONT_BUGS)}:" in PAGE
-    for bugs in SCHEDULER_BUGS, FRONT_BUGS:
+    assert f"Found by the storm of several engines (`tests/plain/front_end/test_fleet.py`), {len(FLEET_BUGS)}:" in PAGE
+    assert f"finds {len(FLEET_BUGS)} bugs" in (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+    for bugs in SCHEDULER_BUGS, FRONT_BUGS, FLEET_BUGS:
         for module, count in Counter(bug.module for bug in bugs).items():
             assert f"`{module}` {count}" in PAGE

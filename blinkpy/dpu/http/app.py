@@ -56,7 +56,10 @@ class App:
             "/ping": self._health,
             "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
-            "/metrics": lambda: (TEXT, exposition.render(service.engine.engine_words(), service.engine.restarts())),
+            "/metrics": lambda: (
+                TEXT,
+                exposition.render(service.engine.engine_words(), service.engine.restarts(), service.engine.blocks()),
+            ),
             "/openapi.json": lambda: (JSON, openapi(self._root)),
             "/docs": lambda: (HTML, page()),
             "/version": lambda: (JSON, orjson.dumps({"version": __version__})),

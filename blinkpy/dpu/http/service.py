@@ -16,6 +16,7 @@ from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy
 from blinkpy.dpu.engine_link import EngineLink, Submission
+from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
@@ -45,7 +46,7 @@ class Service:
         self,
         config: Config,
         folder: Path,
-        engine: EngineLink,
+        engine: EngineLink | Fleet,
         metrics: Metrics,
         tenants: TenantTable | None = None,
         secret: bytes = b"",

@@ -1,5 +1,7 @@
 """The front end's ends of all transports, and what an EngineLink needs of them: an attached queue pair."""
 
+from collections.abc import Callable
+
 from blinkpy.config import Config
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.transport.contract import Transport
@@ -14,11 +16,15 @@ def connect(config: Config, worker: WorkerIdentity) -> Transport:
     return chosen_end(ENDS, config).open(config, worker)
 
 
-def open_queue_pair(config: Config, worker: WorkerIdentity) -> QueuePair:
-    """An attached queue pair. Raises EngineLostError where the engine does not grant it, and as connect() does."""
+def open_queue_pair(
+    config: Config, worker: WorkerIdentity, check: Callable[[QueuePair], None] = lambda queue_pair: None
+) -> QueuePair:
+    """An attached queue pair. check: sees it before it is claimed. Raises EngineLostError where the engine does not grant it, and
+    as connect() and check() do."""
     transport = connect(config, worker)
     try:
         queue_pair = QueuePair(transport, config.queue.engine_timeout_ms / 1000)
+        check(queue_pair)
         queue_pair.attach(GRANT_TIMEOUT_S)
     except BaseException:
         transport.close()

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
 from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.token_lengths import most_characters
+from blinkpy.dpu.text.token_pieces import token_pieces
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
 
@@ -144,6 +146,12 @@ class Tokenizer:
             texts = self._texts_showing[key] = table.showing(showing.names, dict(showing.marks))
         tail = None if prompt is None or texts.texts is not None else prompt[-16:].tolist()
         return Detokenizer(texts, tail)
+
+    @cached_property
+    def pieces_in_grammars(self) -> list[bytes] | None:
+        """The bytes of each token as grammars see them; None where they depend on other tokens."""
+        pieces = self._texts.pieces
+        return None if pieces is None else token_pieces(self.encoder, pieces)
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""

@@ -35,10 +35,12 @@ class Exposition:
         escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._of_model = f'model_name="{escaped}",engine="0"'
 
-    def render(self, engine: list[int] | None, restarts: int | None = None) -> bytes:
-        """The exposition. engine: the words of the engine's block, None while there is no engine; restarts: of the engine, None
-        where nobody here starts it."""
-        lines = [*self._of_engine(engine), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
+    def render(
+        self, engine: list[int] | None, restarts: int | None = None, engines: Sequence[tuple[str, list[int] | None]] = ()
+    ) -> bytes:
+        """The exposition. engine: the words of the engine's block, or the sums of several, None while there is no engine;
+        restarts: of the engine, None where nobody here starts it; engines: of several, labels and words."""
+        lines = [*self._of_engine(engine), *_of_engines(engines), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
         if restarts is not None:
             lines += _family("blinkpy_engine_restarts_total", "counter", "Starts of the engine after one that died")
             lines.append(f"blinkpy_engine_restarts_total {restarts}")
@@ -133,6 +135,22 @@ class Exposition:
                 blocks = metrics.histogram(which)
                 counts = [sum(column) for column in zip(*(counts for counts, _ in blocks), strict=True)]
                 yield from _histogram(name, labels, shape.bounds, counts, sum(total for _, total in blocks))
+
+
+def _of_engines(engines: Sequence[tuple[str, list[int] | None]]) -> Iterable[str]:
+    """What tells one of several engines from the others; their sums are the families without a label."""
+    if not engines:
+        return
+    yield from _family("blinkpy_each_engine_up", "gauge", "1 while this worker has a queue pair of this engine")
+    for label, words in engines:
+        yield f'blinkpy_each_engine_up{{engine="{label}"}} {int(words is not None)}'
+    counters = {"steps": ENGINE_STEPS, **COUNTER}
+    for kind, ending, table in (("counter", "_total", counters), ("gauge", "", GAUGE)):
+        for name, index in table.items():
+            yield from _family(f"blinkpy_each_engine_{name}{ending}", kind, f"The {name.replace('_', ' ')} of each engine")
+            for label, words in engines:
+                if words is not None:
+                    yield f'blinkpy_each_engine_{name}{ending}{{engine="{label}"}} {words[index]}'
 
 
 def _family(name: str, kind: str, help: str) -> Iterable[str]:

@@ -72,7 +72,7 @@ def test_each_half_has_its_own_options() -> None:
     assert {"model", "name", "host", "port", "workers", "api_key", "chat_template"} <= frontend
     assert not {"host", "port", "api_key"} & engine
     assert not {"max_num_seqs", "num_pages", "policy"} & frontend
-    served = {"restart", "engine_hang_s"}
+    served = {"restart", "engine_hang_s", "data_parallel_size"}
     assert engine | frontend | served == {item.name for _, item in options()}, "an option belongs to neither half"
 
 

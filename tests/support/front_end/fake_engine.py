@@ -223,8 +223,7 @@ class FakeEngine(threading.Thread):
         self.stalls += len(running) > room
         for slot, request in running[:room]:
             entry = request.entry
-            said = self.script if self.script and request.made >= 0 else request.prompt
-            token = said[request.made % len(said)]
+            token = self.says(request)
             request.made += 1
             flags = C.HAS_TOKEN | (C.HAS_LOGPROBS if entry["logprobs"] >= 0 else 0)
             if request.made > 0 and token in entry["stop_ids"] and request.made > entry["min_tokens"]:
@@ -236,6 +235,11 @@ class FakeEngine(threading.Thread):
             if flags & C.FINISH_MASK:
                 del pair.requests[slot]
                 counters[W.COUNTER["requests_finished"]] += 1
+
+    def says(self, request: Request) -> int:
+        """The next token of a request."""
+        said = self.script if self.script and request.made >= 0 else request.prompt
+        return said[request.made % len(said)]
 
     def likely(self, token: int) -> tuple[list[int], list[float]]:
         """A record's tokens and log probabilities: the generated one is the third of the most likely ones."""

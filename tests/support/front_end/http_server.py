@@ -78,7 +78,7 @@ def completion_bytes(**fields: object) -> bytes:
 
 @contextlib.contextmanager
 def serving(
-    engine: FakeEngine | str, folder: Path, wait_ready: bool = True, send_buffer: int = 0, **options: object
+    engine: FakeEngine | str, folder: Path, /, wait_ready: bool = True, send_buffer: int = 0, **options: object
 ) -> Iterator[RunningServer]:
     """A worker for an engine, or for one with that name, until the end of the block. send_buffer: of the server's
     sockets, in bytes, 0 for what the kernel gives. options: by their flat names."""

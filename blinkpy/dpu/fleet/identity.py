@@ -1,0 +1,54 @@
+"""Whether engines are the same to clients: one whose answers would be others is refused by name."""
+
+import threading
+from pathlib import Path
+
+from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
+from blinkpy.queues.content_digest import digest_of_bytes
+
+Facts = dict[str, int]
+
+
+def tokenizer_digest(folder: Path) -> int:
+    """Of the tokenizer in a model's folder; 0 where there is none."""
+    file = folder / "tokenizer.json"
+    return digest_of_bytes(file.read_bytes()) if file.is_file() else 0
+
+
+def identity(pair: QueuePair) -> Facts:
+    """What engines have in common where a request may go to any of them, by what an operator calls it."""
+    facts = pair.facts
+    return {
+        "model": facts.model_digest,
+        "tokenizer": facts.tokenizer_digest,
+        "context": pair.context,
+        "vocabulary": facts.vocab_size,
+        "page size": facts.page_size,
+        "longest prompt": pair.longest_prompt,
+        "number of grammars": facts.grammar_share,
+        "largest grammar": facts.grammar_words,
+    }
+
+
+class IdentityCheck:
+    """The first engine says what the others have to be. tokenizer: the digest of the front end's own."""
+
+    def __init__(self, tokenizer: int):
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()  # links connect in threads
+        self._first: tuple[str, Facts] | None = None
+
+    def check(self, label: str, pair: QueuePair) -> None:
+        """Raise EngineLostError, with what is different, for an engine that is not the same."""
+        facts = identity(pair)
+        if self._tokenizer and facts["tokenizer"] and facts["tokenizer"] != self._tokenizer:
+            raise EngineLostError(f"engine {label} is refused: its tokenizer is not that of this front end")
+        with self._lock:
+            first, known = self._first = self._first or (label, facts)
+        different = [f"{name}{_shown(name, known[name], value)}" for name, value in facts.items() if value != known[name]]
+        if different:
+            raise EngineLostError(f"engine {label} is refused: it differs from engine {first} in {', '.join(different)}")
+
+
+def _shown(name: str, first: int, own: int) -> str:
+    return "" if name in ("model", "tokenizer") else f" ({own}, not {first})"

@@ -1,0 +1,27 @@
+"""What tells two engines with different weights apart, without reading all of them."""
+
+import hashlib
+from pathlib import Path
+
+from blinkpy.config import Config
+from blinkpy.queues.content_digest import digest_of_bytes
+
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: other weights differ nearly everywhere
+
+
+def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
+    """Of the model's config, of samples of its weights, and of the options that change its numbers. reads_weights: whether the
+    device does."""
+    options = config.model.quantization, config.model.load_format, config.cache.kv_cache_dtype, config.cache.window_cache
+    dummy = config.model.seed if config.model.load_format == "dummy" else None
+    digest = hashlib.sha256(repr((options, config.model.dtype, dummy, reads_weights)).encode())
+    digest.update((folder / "config.json").read_bytes())
+    if reads_weights and dummy is None:
+        for file in sorted(folder.glob("*.safetensors")):
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode())
+            with file.open("rb") as source:
+                for sample in range(SAMPLES):
+                    source.seek(sample * size // SAMPLES)
+                    digest.update(source.read(SAMPLE_BYTES))
+    return digest_of_bytes(digest.digest())

@@ -1,0 +1,263 @@
+"""Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.automata import random_automaton
+from support.front_end.fake_engine import SIZES, FakeEngine
+from support.front_end.fleet_bugs import FLEET_BUGS
+from support.front_end.fleet_storm import Storm
+from support.front_end.http_server import serving
+from support.front_end.tiny_tokenizer import write_model
+from support.seeded_bugs import Bug, planted
+from support.waiting import wait_for
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.fleet.continuation import started_at
+from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
+from blinkpy.dpu.fleet.identity import IdentityCheck
+from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.engine.model_digest import model_digest
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.words import COUNTER
+from blinkpy.serving import engine_group
+from blinkpy.serving.engine_group import gpus_of
+from blinkpy.serving.serve import serve
+
+
+class PlaceEngine(FakeEngine):
+    """Says what follows from the seed and the place in the sequence. pauses: for each entry the engine that comes first waits in
+    the middle of a request."""
+
+    def __init__(self, pauses: list[str], **more: Any) -> None:
+        super().__init__(**more)
+        self.pauses = pauses
+
+    def says(self, request: Any) -> int:
+        if request.made == 20 and self.pauses:
+            self.pauses.pop()
+            self.hold = True
+        return 10 + (int(request.entry["seed"]) + 7 * (len(request.prompt) + request.made)) % 400
+
+
+STEPS, STORMS, HUNTS = 300, 12, 60
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.disable(logging.CRITICAL)  # thousands of losses
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_choices_survive_their_engines(seed: int) -> None:
+    storms = [Storm(seed * 1000 + number).run(STEPS) for number in range(STORMS)]
+    choices, moved = sum(len(storm.clients) for storm in storms), sum(storm.moved for storm in storms)
+    assert choices > 100 and moved > 20, "too calm to say anything"
+    assert sum(storm.whole for storm in storms) > choices // 4
+
+
+@pytest.mark.parametrize("bug", FLEET_BUGS, ids=lambda bug: bug.what)
+def test_a_seeded_bug_is_found(bug: Bug) -> None:
+    """The seeds are always the same ones."""
+    with planted(bug):
+        for seed in range(HUNTS):
+            try:
+                Storm(seed).run(STEPS)
+            except Exception:  # whatever it is, it was noticed
+                return
+    pytest.fail(f"nobody notices that {bug.what}")
+
+
+def test_an_automaton_that_starts_elsewhere_accepts_what_follows(rng: np.random.Generator) -> None:
+    for _ in range(200):
+        automaton = random_automaton(rng)
+        begin = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
+        state = automaton.advance(0, begin)
+        if state == DEAD:
+            continue
+        rest = started_at(automaton, state)
+        for _ in range(20):
+            end = rng.integers(256, size=int(rng.integers(6))).astype(np.uint8).tobytes()
+            assert rest.accepts(end) == automaton.accepts(begin + end)
+            reached = automaton.advance(state, end)
+            assert (rest.advance(0, end) == DEAD) == (reached == DEAD)
+        assert np.array_equal(ByteAutomaton.of_words(rest.words()).next_state, rest.next_state)
+
+
+def options(**values: Any) -> tuple[Config, frozenset[str]]:
+    return Config().with_options(values), frozenset(values)
+
+
+def test_engines_have_configs_of_their_own() -> None:
+    alone, _ = options(name="x")
+    assert engine_configs(alone) == {"x": alone}
+    several = engine_configs(options(engine="a,b")[0])
+    assert {label: (one.engine.name, one.transport.transport) for label, one in several.items()} == {
+        "a": ("a", "shm"), "b": ("b", "shm"),
+    }  # fmt: skip
+    mixed, given = options(engine="10.0.0.1:7700,shm:b", transport="rdma", insecure_link=True)
+    check_engines(mixed, given)
+    found = engine_configs(mixed)
+    assert [one.transport.transport for one in found.values()] == ["rdma", "shm"]
+    assert found["shm:b"].engine.name == "b"
+    check_engines(*options(engine="[::1]:7700,[::1]:7701", transport="rdma", insecure_link=True))
+
+
+def test_serve_names_its_engines_itself() -> None:
+    with pytest.raises(ConfigError, match="leave out engine"):
+        serve(*options(engine="a,b"))
+
+
+def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_group, "GPUS", tmp_path / "none")
+    monkeypatch.delenv(engine_group.VISIBLE, raising=False)
+    assert gpus_of(options(device="auto")[0], 2) == gpus_of(options(device="cpu")[0], 2) == []
+    with pytest.raises(ConfigError, match="data_parallel_size 2 needs as many GPUs, and there are 0"):
+        gpus_of(options(device="cuda")[0], 2)
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    monkeypatch.setattr(engine_group, "GPUS", tmp_path)
+    assert gpus_of(options(device="auto")[0], 2) == ["0", "1"]
+    with pytest.raises(ConfigError, match="there are 3"):
+        gpus_of(options(device="auto")[0], 4)
+    monkeypatch.setenv(engine_group.VISIBLE, "5, GPU-x")
+    assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
+    monkeypatch.setenv(engine_group.VISIBLE, "")
+    assert gpus_of(options(device="auto")[0], 2) == []
+
+
+def test_weights_and_options_that_change_them_have_digests_of_their_own(tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = rng.integers(256, size=300_000).astype(np.uint8)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(weights.tobytes())
+    config = Config()
+    digests = {model_digest(config, tmp_path, True)}
+    assert digests == {model_digest(config, tmp_path, True)}
+    for change in ({"quantization": "fp8"}, {"load_format": "dummy"}, {"kv_cache_dtype": "fp8_e4m3"}, {"dtype": "bfloat16"}):
+        digests.add(model_digest(config.with_options(change), tmp_path, True))
+    digests.add(model_digest(config, tmp_path, False))
+    (tmp_path / "model.safetensors").write_bytes((weights ^ rng.integers(2, size=len(weights)).astype(np.uint8)).tobytes())
+    digests.add(model_digest(config, tmp_path, True))
+    (tmp_path / "config.json").write_text("{ }")
+    digests.add(model_digest(config, tmp_path, True))
+    assert len(digests) == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"engine": "a,a"}, "names 'a' twice"),
+        ({"engine": "10.0.0.1:7700"}, "--engine 10.0.0.1:7700 needs --transport rdma"),
+        ({"engine": "a,b", "name": "c"}, "leave out --name"),
+        ({"engine": "a,../b"}, "--engine ../b: a segment name is"),
+        ({"engine": ",".join(f"e{i}" for i in range(65))}, "at most 64 engines, not 65"),
+        ({"engine": "a,b", "insecure_link": True}, "--insecure-link needs --transport rdma"),
+        ({"engine": "a:1,b", "transport": "rdma", "insecure_link": True}, "engine must be HOST:PORT, not 'b'"),
+        ({"engine": "a:1,shm:b", "transport": "rdma", "insecure_link": True, "name": "c"}, "--name"),
+    ],
+)
+def test_engines_that_can_not_be_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_engines(*options(**values))
+
+
+FACTS = {
+    "model_digest": 1, "tokenizer_digest": 2, "vocab_size": 600, "page_size": 16, "grammar_share": 4, "grammar_words": 9,
+}  # fmt: skip
+
+
+def pair(**changes: int) -> Any:
+    values = {**FACTS, "context": 128, "longest_prompt": 127, **changes}
+    context, longest = values.pop("context"), values.pop("longest_prompt")
+    return SimpleNamespace(facts=SimpleNamespace(**values), context=context, longest_prompt=longest)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_digest": 7}, "in model$"), ({"tokenizer_digest": 7}, "its tokenizer is not that of this front end"),
+        ({"context": 64}, r"in context \(64, not 128\)$"), ({"vocab_size": 7}, r"in vocabulary \(7, not 600\)"),
+        ({"page_size": 8}, r"in page size \(8, not 16\)"), ({"longest_prompt": 3}, r"in longest prompt \(3, not 127\)"),
+        ({"grammar_share": 0, "grammar_words": 0}, r"in number of grammars \(0, not 4\), largest grammar \(0, not 9\)"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_is_another_is_refused_by_name(change: dict[str, int], named: str) -> None:
+    check = IdentityCheck(2)
+    check.check("a", pair())
+    check.check("b", pair())
+    with pytest.raises(EngineLostError, match=f"engine c is refused: .*{named}"):
+        check.check("c", pair(**change))
+    check.check("b", pair())
+
+
+# ---- with a worker and its HTTP server ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def both(*engines: FakeEngine) -> str:
+    return ",".join(engine.segment_name for engine in engines)
+
+
+def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
+    pauses, wanted = list[str](), {"prompt": [7, 8, 9], "max_tokens": 100, "seed": 5, "ignore_eos": True}
+    with (
+        PlaceEngine(pauses) as first,
+        PlaceEngine(pauses) as second,
+        ThreadPoolExecutor(1) as pool,
+        serving(first, folder, engine=both(first, second)) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
+        expected = server.complete(**wanted).json()["choices"]
+        pauses.append("one")
+        begun = pool.submit(server.complete, **wanted)
+        wait_for(lambda: first.hold or second.hold, 20)
+        gone, stays = (first, second) if first.hold else (second, first)
+        gone.stop()
+        answer = begun.result(20).json()
+        assert answer["choices"] == expected
+        assert answer["usage"]["completion_tokens"] == 100 and answer["usage"]["prompt_tokens"] == 3
+        continued = stays.submitted[-1]
+        assert continued.prompt[:3] == [7, 8, 9] and len(continued.prompt) > 8
+        assert continued.entry["max_tokens"] == 103 - len(continued.prompt)
+        text = server.client.get("/metrics").text
+        assert f'blinkpy_each_engine_up{{engine="{gone.segment_name}"}} 0\n' in text
+        assert f'blinkpy_each_engine_up{{engine="{stays.segment_name}"}} 1\n' in text
+        assert 'blinkpy_moves_total{worker="0"} 1\n' in text
+        slots = f'blinkpy_slots{{worker="0"}} {SIZES.slots}\n'  # of the engine that stays
+        wait_for(lambda: slots in server.client.get("/metrics").text, 20)
+        assert "blinkpy_engine_up 1\n" in text
+        assert f"blinkpy_engine_requests_accepted_total {int(stays.views.engine[COUNTER['requests_accepted']])}\n" in text
+
+
+def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -> None:
+    pauses = ["one"]
+    with (
+        PlaceEngine(pauses) as first,
+        PlaceEngine(pauses) as second,
+        ThreadPoolExecutor(1) as pool,
+        serving(first, folder, engine=both(first, second), move_timeout_s=1) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
+        begun = pool.submit(server.complete, [7, 8], max_tokens=120, ignore_eos=True)
+        wait_for(lambda: first.hold or second.hold, 20)
+        first.stop()
+        second.stop()
+        answer = begun.result(20)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        refused = server.complete([7], max_tokens=1)
+        assert refused.status_code == server.client.get("/health").status_code == 503
+        assert refused.json()["error"]["message"].startswith("None of 2 engines serves.")
+        with PlaceEngine(pauses, name=first.segment_name):
+            server.ready()
+            assert server.complete([7], max_tokens=1).status_code == 200

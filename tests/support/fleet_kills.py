@@ -1,0 +1,175 @@
+"""Two engines behind one front end, under streams, while one of the engines is killed or stopped again and again: each client
+must get exactly what an undisturbed run gives."""
+
+import contextlib
+import json
+import random
+import re
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+from support.commands import START_S, Command
+from support.waiting import wait_for
+
+from blinkpy.transport.segment import unlink_stale
+
+ENGINE = (
+    *("--device", "cpu", "--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
+    *("--threads", "1", "--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
+)
+READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
+SCHEMA = {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "year": {"type": "integer"}},
+    "required": ["name", "year"], "additionalProperties": False,
+}  # fmt: skip
+Answer = tuple[Any, ...]
+Disturbance = tuple[int, int, int]  # an engine, its signal, and after how many events of all streams
+
+
+def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]:
+    """Streams of all kinds that can go on in another engine."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    kinds: list[dict[str, Any]] = [
+        {}, {"temperature": 0}, {"logprobs": 2}, {"stop": ["and", "."]}, {"n": 2}, {"repetition_penalty": 1.3}, {"echo": True},
+        {"min_tokens": tokens // 2, "ignore_eos": False}, {"logit_bias": {"11": -3.0, "12": 2.0}}, {"response_format": schema},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.02}, {"echo": True, "logprobs": 1, "stream": False},
+        {"prompt": ["The sea was", "In the morning the old ship"]},
+    ]  # fmt: skip
+    shuffled = draw.sample(kinds, len(kinds))
+    common = {"model": "demo", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return [
+        {**common, "prompt": f"It was a dark night {number}, and", "seed": draw.getrandbits(40), **shuffled[number % len(kinds)]}
+        for number in range(count)
+    ]
+
+
+def streamed(url: str, body: dict[str, Any], gaps: list[float], events: list[int]) -> Answer:
+    """Text, finish reason and log probabilities of each choice, or the error. gaps: gets the longest silence, s; events: gets an
+    entry for each event."""
+    texts, ends, logprobs, longest, last = dict[int, str](), dict[int, str](), dict[int, list[Any]](), 0.0, 0.0
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
+        if response.status_code != 200:
+            return (response.status_code, response.read().decode())
+        if not body["stream"]:
+            return ("whole", json.loads(response.read())["choices"], "")
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event, now = json.loads(line[6:]), time.monotonic()
+            longest, last = max(longest, now - (last or now)), now
+            if "error" in event:
+                return ("error", event["error"]["message"])
+            events.append(1)
+            for choice in event["choices"]:
+                index = choice["index"]
+                texts[index] = texts.get(index, "") + choice["text"]
+                ends[index] = choice["finish_reason"] or ends.get(index, "")
+                logprobs.setdefault(index, []).extend((choice["logprobs"] or {}).get("token_logprobs") or [])
+    gaps.append(longest)
+    return (texts, ends, logprobs)
+
+
+class Fleet:
+    """Two engines and a front end, as commands. draw: of all that is random."""
+
+    def __init__(self, draw: random.Random):
+        self.draw = draw
+        self._names = [f"test-{secrets.token_hex(6)}" for _ in range(2)]
+        self.engines = [self._engine(name) for name in self._names]
+        names = (argument for name in self._names for argument in ("--engine", name))
+        quick = ("--engine-timeout-ms", "1000", "--log-level", "warning", "--no-access-log")
+        self.front = Command("frontend", "demo", *names, "--port", "0", *quick)
+        self.url = self.front.find(SERVES)[1]
+        for engine in self.engines:
+            engine.find(READY)
+        self.both()
+
+    @staticmethod
+    def _engine(name: str) -> Command:
+        return Command("engine", "demo", "--name", name, *ENGINE)
+
+    def both(self) -> None:
+        """Wait until both engines serve."""
+        wait_for(lambda: httpx.get(f"{self.url}/metrics", timeout=20).text.count('_engine_up{engine="test-') == 2, 20)
+        wait_for(lambda: len(re.findall(r'engine_up{engine="[^"]+"} 1', httpx.get(f"{self.url}/metrics").text)) == 2, START_S)
+
+    def moves(self) -> int:
+        """Requests that have gone on in another engine, so far."""
+        found = re.search(r'^blinkpy_moves_total{worker="0"} (\d+)$', httpx.get(f"{self.url}/metrics").text, re.M)
+        assert found
+        return int(found[1])
+
+    def play(self, asked: list[dict[str, Any]], disturb: Disturbance | None = None) -> tuple[list[Answer], float, int]:
+        """The answers to all at once, the longest silence of a stream, s, and the number of events."""
+        answers: list[Answer] = [()] * len(asked)
+        gaps, events = list[float](), list[int]()
+
+        def ask(number: int) -> None:
+            answers[number] = streamed(self.url, asked[number], gaps, events)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
+        for thread in threads:
+            thread.start()
+        if disturb is not None:
+            victim, how, after = disturb
+            while len(events) < after and any(thread.is_alive() for thread in threads):
+                time.sleep(0.001)
+            self.engines[victim].send(how)
+        for thread in threads:
+            thread.join()
+        return answers, max(gaps, default=0.0), len(events)
+
+    def replace(self, number: int) -> None:
+        """Kill an engine if it lives, start another one, and wait until both serve."""
+        self.engines[number].kill()
+        self.engines[number] = self._engine(self._names[number])
+        self.engines[number].find(READY)
+        self.both()
+
+    def close(self) -> None:
+        for command in (self.front, *self.engines):
+            command.kill()
+        for name in self._names:
+            unlink_stale(name)
+
+
+@contextlib.contextmanager
+def running(draw: random.Random) -> Iterator[Fleet]:
+    fleet = Fleet(draw)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def survive(
+    draw: random.Random,
+    kills: int,
+    streams: int,
+    tokens: int,
+    signals: Sequence[int] = (signal.SIGKILL,),
+    moments: tuple[float, float] = (0.0, 1.0),
+) -> dict[str, Any]:
+    """moments: between which shares of all events an engine is killed. Raises AssertionError for an answer that is another than
+    undisturbed. Returns what happened."""
+    silences = list[float]()
+    with running(draw) as fleet:
+        for number in range(kills):
+            asked = bodies(draw, streams, tokens)
+            expected, calm, events = fleet.play(asked)
+            assert all(len(answer) == 3 for answer in expected), expected
+            victim, how, moment = draw.randrange(2), draw.choice(signals), int(draw.uniform(*moments) * events)
+            found, silence, _ = fleet.play(asked, (victim, how, moment))
+            for body, answer, wanted in zip(asked, found, expected, strict=True):
+                assert answer == wanted, (
+                    f"kill {number}, after {moment} of {events} events: {body}\n{answer}\nin place of\n{wanted}"
+                )
+            silences.append(silence - calm)
+            if number < kills - 1:
+                fleet.replace(victim)
+        return {"kills": kills, "streams": streams, "moves": fleet.moves(), "longest_pause_s": round(max(silences), 3)}

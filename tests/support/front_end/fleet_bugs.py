@@ -1,0 +1,45 @@
+"""Bugs on purpose in what moves choices from one engine to another: the storm of support.front_end.fleet_storm must find each."""
+
+from support.seeded_bugs import Bug
+
+# fmt: off
+PATCHES: dict[str, list[tuple[str, str, str]]] = {
+    "continuation": [
+        ("max_tokens begins anew in another engine", "max_tokens=sampling.max_tokens - count", "max_tokens=sampling.max_tokens"),
+        ("min_tokens begins anew in another engine",
+         "min_tokens=max(0, sampling.min_tokens - count)", "min_tokens=sampling.min_tokens"),
+        ("the last token is computed twice", "np.array(flight.output, np.int32)]", "np.array(flight.output[:-1], np.int32)]"),
+        ("a grammar begins anew in another engine",
+         "grammar = started_at(grammar, _state_after(grammar, flight.output, pieces()))", "_state_after(grammar, [], pieces())"),
+        ("a grammar leads back to where it began", "order[[0, state]] = state, 0", "order[0] = state"),
+        ("a frequency penalty forgets the output",
+         "sampling.presence_penalty or sampling.frequency_penalty", "sampling.presence_penalty"),
+        ("a sequence is banned whose begin is forgotten", "any(len(sequence) > 1", "any(len(sequence) > 2"),
+        ("scores of a prompt are counted twice", "            generation.scores.restart()\n", "            pass\n"),
+        ("a prompt is scored again with its output",
+         "flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,\n", "flags=sampling.flags,\n"),
+    ],
+    "fleet_link": [
+        ("a score is taken for output",
+         "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),
+        ("tokens stay outstanding in an engine that was lost",
+         "            self._outstanding, self._read_at = 0, 0.0\n", "            pass\n"),
+    ],
+    "fleet": [
+        ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
+        ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
+        ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
+        ("who finds no engine is forgotten",
+         "engine is None:\n            return False\n", "engine is None:\n            return True\n"),
+        ("a request moves in the middle of a step's tokens",
+         "        self._plan_moves(0.0)\n\n    def", "        self._move_all()\n\n    def"),
+        ("choices of a request that was refused go on",
+         "generation.open = False\n                self.cancel(generation)\n", "generation.open = False\n"),
+    ],
+    "engine_link": [
+        ("what waits for room is lost with its engine",
+         "for request in lost] + self._take_held(), failure)", "for request in lost], failure)"),
+    ],
+}
+# fmt: on
+FLEET_BUGS = tuple(Bug(what, module, *patch) for module, patches in PATCHES.items() for what, *patch in patches)

@@ -1,0 +1,456 @@
+"""A Fleet under random losses: links with scripted queue pairs, in a time of its own. Every choice must end with the tokens of an
+undisturbed run, or with an error where that is allowed.
+
+A scripted engine's next token is a hash of the seed and of the whole sequence, so a token that is lost, doubled or out of place
+changes all that follow. It keeps to stop ids, min_tokens, max_tokens, grammars and banned sequences, and with penalties its draws
+depend on the output alone, as it is known to this engine.
+"""
+
+import heapq
+import importlib
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from blinkpy.queues import completion as C
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.layout import BLOCK_WORDS
+from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
+from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import STATE_DRAINING, STATE_READY
+
+PIECES = [b"", *(bytes([65 + i]) for i in range(12)), b"AB", b"BC", b"CAD"]
+VOCABULARY, STOP_ID, SLOTS = len(PIECES), 0, 6
+STEP_S = 0.01
+
+
+class StormError(AssertionError):
+    """What must hold does not. The message begins with the seed."""
+
+
+# ---- engines ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request as an engine has it; in place of an InFlightRequest."""
+
+    prompt: list[int]
+    sampling: RequestParameters
+    grammar: ByteAutomaton | None
+    rules: TokenRules | None
+    owner: Any = None
+    cancelled: bool = False
+    ended: bool = False
+    cached_tokens: int = 0
+    waited_ns: int = 0
+    scored: int = 1
+    state: int = 0
+    made: list[int] = field(default_factory=list)
+    records: deque[Any] = field(default_factory=deque)
+    written: tuple[int, ...] = ()
+
+    def step(self) -> tuple[int, int]:
+        """The next completion: its token and flags."""
+        sampling = self.sampling
+        if sampling.flags & SUBMIT_SCORE_PROMPT and self.scored < len(self.prompt):
+            token = self.prompt[self.scored]
+            self.scored += 1
+            self.records.append([(token, -1.0)])
+            return token, C.HAS_TOKEN | C.HAS_LOGPROBS
+        token = self._drawn()
+        self.made.append(token)
+        flags = C.HAS_TOKEN
+        if sampling.logprobs >= 0:
+            self.records.append([(token, -float(len(self.prompt) + len(self.made)))])
+            flags |= C.HAS_LOGPROBS
+        if token == STOP_ID:
+            flags |= C.FINISH_STOP
+        elif self.grammar is not None and self.grammar.must_end(self._follow(token)):
+            flags |= C.FINISH_COMPLETE
+        elif len(self.made) >= sampling.max_tokens:
+            flags |= C.FINISH_LENGTH
+        if self.grammar is not None and token != STOP_ID:
+            self.state = self._follow(token)
+        self.ended = flags & C.FINISH_MASK != 0
+        return token, flags
+
+    def _follow(self, token: int) -> int:
+        assert self.grammar is not None
+        return self.grammar.advance(self.state, PIECES[token]) if PIECES[token] else -1
+
+    def _legal(self, token: int) -> bool:
+        if token == STOP_ID:
+            ends = self.grammar is None or bool(self.grammar.accepting[self.state])
+            return ends and len(self.made) >= self.sampling.min_tokens and bool(self.sampling.stop_ids)
+        banned = () if self.rules is None else self.rules.banned
+        if any(list(one) == [*self.made, token][-len(one) :] for one in banned):
+            return False
+        return self.grammar is None or self._follow(token) >= 0
+
+    def _drawn(self) -> int:
+        sampling = self.sampling
+        seen = self.made if sampling.presence_penalty or sampling.frequency_penalty else [*self.prompt, *self.made]
+        draw = random.Random(zlib.crc32(repr((sampling.seed, len(self.prompt) + len(self.made), seen)).encode()))
+        legal = [token for token in range(VOCABULARY) if self._legal(token)]
+        return draw.choice(legal) if legal else STOP_ID
+
+
+class ScriptedPair:
+    """In place of a QueuePair with an engine behind it."""
+
+    def __init__(self, draw: random.Random, instance: int, errors: Any):
+        self._draw, self._errors = draw, errors
+        self.facts = SimpleNamespace(page_size=4, instance=instance, lease_ms=4000)
+        self.sizes = SimpleNamespace(slots=SLOTS)
+        self.state, self.lives, self.stray_completions, self.epoch = STATE_READY, True, 0, 1
+        self.requests: list[Asked] = []
+        self._ready: deque[tuple[Asked, int, int]] = deque()
+        self.transport = SimpleNamespace(
+            read_engine_state=lambda: self.state,
+            read_engine=lambda: [self.state] + [0] * (BLOCK_WORDS - 1),
+            close=lambda: None,
+            pair=0,
+        )
+
+    @property
+    def free_slots(self) -> int:
+        return SLOTS - len(self.requests)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.requests)
+
+    def state_name(self) -> str:
+        return "of another mind"
+
+    def submit(self, prompt: Any, sampling: Any, owner: Any, grammar: Any = None, rules: Any = None) -> Asked:
+        if not owner.open:
+            raise StormError("an engine gets what nobody waits for")
+        if self._draw.random() < 0.05:
+            raise self._errors.EngineLostError("the engine is gone")
+        if self.state != STATE_READY:
+            raise self._errors.EngineUnavailableError("the engine is draining")
+        if not self.free_slots or self._draw.random() < 0.1:
+            raise self._errors.NoRoomError("the prompt arena is full")
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=self._draw.getrandbits(62))
+        request = Asked(prompt.tolist(), sampling, grammar, rules, owner)
+        owner.sink.homes += 1
+        self.requests.append(request)
+        return request
+
+    def turn(self) -> None:
+        """Make a step's completions."""
+        for request in self.requests:
+            if request.cancelled and not request.ended:
+                request.ended = True
+                self._ready.append((request, 0, C.FINISH_CANCELLED))
+            elif not request.ended and self._draw.random() < 0.9:
+                self._ready.append((request, *request.step()))
+
+    def poll(self) -> list[tuple[Asked, int, int]]:
+        taken = [self._ready.popleft() for _ in range(min(len(self._ready), self._draw.choice((1, 3, 100))))]
+        for request, _, flags in taken:
+            if flags & C.FINISH_MASK:
+                self.requests.remove(request)
+        return taken
+
+    def cancel(self, request: Asked) -> None:
+        request.cancelled = True
+        if self._draw.random() < 0.2:
+            raise self._errors.TransportError("the card fell out")
+
+    def live(self) -> list[Asked]:
+        return list(self.requests)
+
+    def abandon(self) -> list[Asked]:
+        lost, self.requests, self.lives = self.requests, [], False
+        return lost
+
+    def close(self) -> None:
+        self.abandon()
+
+
+# ---- clients ------------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One choice and its sink."""
+
+    def __init__(self, asked: Asked, stops: tuple[str, ...]):
+        self.asked, self.stops = asked, stops
+        self.text, self.logprobs, self.ends = "", list[float](), 0
+        self.homes = 0  # engines that had it
+        self.gone = False
+        self.generation: Any = None
+
+    def on_text(self, generation: Any, text: str, logprobs: list[Any]) -> None:
+        self.text += text
+        self.logprobs += [entry.logprob for entry in logprobs]
+
+    def ended(self, generation: Any) -> None:
+        self.ends += 1
+
+    def send(self) -> None:
+        pass
+
+    def expected(self) -> tuple[str, list[float], str]:
+        """Text, log probabilities and finish reason of an undisturbed run."""
+        asked, sampling = self.asked, self.asked.sampling
+        if sampling.seed is None:  # it was drawn once, for all engines
+            sampling = replace(sampling, seed=self.generation.flight.sampling.seed)
+        alone = Asked(asked.prompt, sampling, asked.grammar, asked.rules, scored=len(asked.prompt))
+        text, logprobs = "", list[float]()
+        while True:
+            token, flags = alone.step()
+            if alone.records:
+                logprobs.append(alone.records.popleft()[0][1])
+            text += "" if flags & C.FINISH_MASK == C.FINISH_STOP else f"<{token}>"
+            found = [text.find(stop) for stop in self.stops if stop in text]
+            if found:
+                return text[: min(found)], logprobs, "stop"
+            if flags & C.FINISH_MASK:
+                return text, logprobs, "length" if flags & C.FINISH_MASK == C.FINISH_LENGTH else "stop"
+
+
+class Texts:
+    """In place of a detokenizer."""
+
+    def push(self, token: int) -> str:
+        return f"<{token}>"
+
+
+# ---- the storm ----------------------------------------------------------------------------------------------------------
+
+
+class Storm:
+    """seed: of everything. Imports are made here: a planted bug is in them."""
+
+    def __init__(self, seed: int):
+        self.seed, self.draw, self.now = seed, random.Random(seed), 100.0
+        self.modules = {
+            name: importlib.import_module(f"blinkpy.dpu.{name}")
+            for name in ("fleet.fleet", "engine_link", "generation", "link.queue_pair", "prompt_scores")
+        }
+        self.limit = self.draw.choice((1, 2, 1000, 1000, 1000))
+        self.timeout_s = self.draw.choice((0.3, 1e9, 1e9))
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order, self._instances = count(), count(1)
+        self.clients: list[Client] = []
+        self.failures: list[BaseException] = []
+
+    def run(self, steps: int) -> "Storm":
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        drawing, fleet = SimpleNamespace(randbits=self.draw.getrandbits), self.modules["fleet.fleet"]
+        with (
+            patch.object(fleet, "time", clock),
+            patch.object(self.modules["engine_link"], "time", clock),
+            patch.object(fleet, "secrets", drawing),
+        ):
+            self._open()
+            for _ in range(steps):
+                self._step()
+            self._finish()
+        return self
+
+    def require(self, fine: bool, what: str) -> None:
+        if not fine:
+            raise StormError(f"seed {self.seed}: {what}")
+
+    def _open(self) -> None:
+        module = self.modules["fleet.fleet"]
+        silent = SimpleNamespace(observe=lambda *_: None)
+        self.counts: dict[str, float] = {}
+
+        def counting(name: str, amount: float = 1.0) -> None:
+            self.counts[name] = self.counts.get(name, 0) + amount
+
+        metrics: Any = SimpleNamespace(
+            count=counting, gauge=lambda *_: None, inter_token_latency=silent, time_to_first_token=silent, request_duration=silent
+        )
+        entries = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
+        self.fleet = module.Fleet(entries, metrics, lambda: PIECES, self.limit, self.timeout_s)
+        watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error))
+        loop = SimpleNamespace(call_later=self._later)
+        for part in (self.fleet, *self.fleet.links):
+            part._loop, part._watched = loop, watched
+        for link in self.fleet.links:
+            self._attach(link)
+
+    def _later(self, delay: float, call: Callable[[], None]) -> Any:
+        entry = (self.now + delay, next(self._order), call)
+        heapq.heappush(self._timers, entry)
+        return SimpleNamespace(cancel=lambda: None)
+
+    def _attach(self, link: Any) -> None:
+        link.pair = ScriptedPair(self.draw, next(self._instances), self.modules["link.queue_pair"])
+
+    def _pass(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._timers and self._timers[0][0] <= until:
+            due, _, call = heapq.heappop(self._timers)
+            self.now = max(self.now, due)
+            call()
+        self.now = until
+
+    def _step(self) -> None:
+        event = self.draw.random()
+        if event < 0.25:
+            self._submit()
+        elif event < 0.30:
+            self._lose(self.draw.choice(self.fleet.links))
+        elif event < 0.42:
+            for link in self.fleet.links:
+                if link.pair is None and self.draw.random() < 0.7:
+                    self._attach(link)
+        elif event < 0.44:
+            link = self.draw.choice(self.fleet.links)
+            if link.pair is not None:
+                link.pair.state = STATE_DRAINING
+        elif event < 0.46 and self.clients:
+            self._leave(self.draw.choice(self.clients))
+        else:
+            for link in self.fleet.links:
+                if link.pair is not None:
+                    link.pair.turn()
+            self._pass(STEP_S)
+        self._check()
+
+    def _lose(self, link: Any) -> None:
+        if link.pair is not None:
+            link._lose(self.modules["link.queue_pair"].EngineLostError("the engine is gone"))
+
+    def _leave(self, client: Client) -> None:
+        """As a connection does that was lost."""
+        if client.generation.open:
+            client.gone, client.generation.open = True, False
+            self.fleet.cancel(client.generation)
+
+    def _submit(self) -> None:
+        draw, module = self.draw, self.modules["generation"]
+        prompt = np.array([draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 9))], np.int32)
+        stops = draw.choice(((), ("<3><4>", "<5>")))
+        rules = draw.choice(
+            (
+                None,
+                None,
+                TokenRules(VOCABULARY, {}, None, ((1, 2), (3,), (4, 3), (2, 6), (2, 5), (7, 8))),
+                TokenRules(VOCABULARY, {1: 2.0}),
+            )
+        )
+        grammar = _automaton(draw) if draw.random() < 0.3 else None
+        base = RequestParameters(
+            max_tokens=draw.choice((1, 5, 30)), min_tokens=draw.choice((0, 0, 4)), seed=draw.choice((None, draw.getrandbits(62))),
+            presence_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)), frequency_penalty=draw.choice((0.0, 0.0, 0.0, 0.5)),
+            repetition_penalty=draw.choice((1.0, 1.2)), logprobs=draw.choice((-1, 0)), stop_ids=draw.choice(((), (STOP_ID,))),
+        )  # fmt: skip
+        scores = self.modules["prompt_scores"].PromptScores(prompt.tolist(), 0) if draw.random() < 0.2 else None
+        leader, work, clients, led = None, list[Any](), list[Client](), scores is not None or draw.random() < 0.5
+        for choice, sampling in enumerate(base.variants(draw.choice((1, 1, 2, 4, 6)))):
+            client = Client(Asked(prompt.tolist(), sampling, grammar, rules), stops)
+            made = module.Generation(choice, len(prompt), Texts(), stops, self.now, client, sampling.logprobs, leader)
+            made.grammar, made.rules, made.scores = grammar, rules, scores
+            if scores is not None and choice == 0:
+                made.scoring, sampling = True, self.modules["prompt_scores"].scoring_parameters(sampling)
+            client.generation = made
+            work.append((made, prompt, sampling))
+            clients.append(client)
+            leader = leader or (made if led else None)
+        if len(work) > self.fleet.room():
+            return
+        try:
+            self.fleet.submit(work)
+        except Exception as error:
+            self.require(getattr(error, "status", 0) in (429, 503), f"{error!r}")
+            for client in clients:
+                self.require(client.text == "", "a request that was refused has text")
+                client.generation.open = False
+                self.require(self._places(client.generation) == 0, "a request that was refused goes on")
+            return
+        self.clients += clients
+
+    def _places(self, generation: Any) -> int:
+        """Engines, and lines of those that wait, where it is."""
+        links = [link for link in self.fleet.links if link.pair is not None]
+        live = sum(request.owner is generation and not request.cancelled for link in links for request in link.pair.requests)
+        lines = [each[0] for link in self.fleet.links for each in link._held] + [move.generation for move in self.fleet._moving]
+        return live + sum(each is generation and each.open for each in lines)
+
+    def _check(self) -> None:
+        self.require(not self.failures, f"{self.failures}")
+        for client in self.clients:
+            generation = client.generation
+            if generation.open and generation.finish_reason is None:
+                self.require(self._places(generation) == 1, f"a choice is at {self._places(generation)} places")
+                flight = generation.flight
+                moves_now = any(move.generation is generation for move in self.fleet._moving)
+                waits = moves_now and self.now - flight.paused_at + flight.paused_s > self.timeout_s + 0.1
+                self.require(not waits, "a choice waits for too long")
+            self.require(client.homes <= self.limit + 1, "a choice has moved too often")
+
+    def _finish(self) -> None:
+        for _ in range(400):
+            for link in self.fleet.links:
+                if link.pair is not None and link.pair.state != STATE_READY:
+                    self._lose(link)
+                if link.pair is None:
+                    self._attach(link)
+                link.pair.turn()
+            self._pass(STEP_S)
+        self.moved = sum(client.generation.flight.moves > 0 for client in self.clients)
+        self.whole = 0
+        for client in self.clients:
+            self._judge(client)
+        for link in self.fleet.links:
+            self.require(not link.pair.requests and not link._held, "something is left behind")
+            self.require(link.load().tokens_in_flight == 0, f"{link.load().tokens_in_flight} tokens are outstanding for ever")
+        self.require(self.fleet.room() == SLOTS * len(self.fleet.links), "room is lost")
+
+    def _judge(self, client: Client) -> None:
+        generation, (text, logprobs, finish) = client.generation, client.expected()
+        self.require(text.startswith(client.text), f"{client.text} is no begin of {text}")
+        self.require(
+            client.logprobs == (logprobs if client.asked.sampling.logprobs >= 0 else [])[: len(client.logprobs)], "logprobs"
+        )
+        if client.gone:
+            return
+        self.require(not generation.open and client.ends == 1, f"a choice has ended {client.ends} times")
+        if generation.error is None:
+            self.whole += 1
+            self.require((client.text, generation.finish_reason) == (text, finish), f"{client.text} in place of {text}")
+            if client.asked.sampling.logprobs >= 0:
+                self.require(client.logprobs == logprobs, "log probabilities are lost")
+            if generation.scores is not None and generation.leader is None:  # who else shows them waits for the leader's
+                known = [entry.token for entry in generation.scores.entries]
+                self.require(known == client.asked.prompt, "the scores are not the prompt's")
+            return
+        flight, sampling = generation.flight, client.asked.sampling
+        counts = sampling.presence_penalty or sampling.frequency_penalty
+        counts = counts or (client.asked.rules is not None and any(len(one) > 1 for one in client.asked.rules.banned))
+        allowed = (flight.output and counts) or flight.moves >= self.limit or self.timeout_s < 1
+        self.require(bool(allowed), f"a choice ended without need: {generation.error.message}")
+
+
+def _automaton(draw: random.Random) -> ByteAutomaton:
+    """Of some strings over the bytes of PIECES."""
+    while True:
+        states = draw.randint(2, 7)
+        class_of = np.zeros(256, np.uint8)
+        class_of[65:77] = [1 + i % 4 for i in range(12)]
+        table = np.array([[-1, *(draw.randrange(-1, states) for _ in range(4))] for _ in range(states)])
+        accepting = np.array([draw.random() < 0.3 for _ in range(states)])
+        try:
+            automaton = ByteAutomaton.trimmed(class_of, table, accepting)
+        except ValueError:
+            continue
+        if not automaton.must_end(0):
+            return automaton
