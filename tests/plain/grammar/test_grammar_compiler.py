@@ -113,7 +113,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
                 await asked
             wait_for(lambda: list(nice_of(server.pid)) == [server.pid])  # the fork ends by itself
 
-    run(work, compile_s=0.3)
+    run(work, compile_s=1.0)
 
 
 def test_the_next_one_is_compiled_after_a_death() -> None:
