@@ -1,5 +1,6 @@
 """What is installed, and what a base install can do without."""
 
+import configparser
 import email.message
 import email.parser
 import os
@@ -13,6 +14,8 @@ import pytest
 from support.import_graph import imports_of, package_modules
 
 import blinkpy
+from blinkpy.config import FrontendOptions
+from blinkpy.dpu.supervisor import END_GRACE_S
 from blinkpy.serving.frontend_process import PACKAGES
 from blinkpy.version import __version__ as VERSION
 
@@ -189,3 +192,15 @@ def test_with_an_address_all_links_lead_there(tmp_path: Path) -> None:
         name, target = url.split(", ")
         assert name and target.startswith(address)
         assert (ROOT / target.removeprefix(address).lstrip("/")).exists()
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
+def test_units_let_requests_finish(unit: Path) -> None:
+    """systemd signals the main process alone: workers hear SIGTERM from their parent, and a second one ends streams at once."""
+    read = configparser.ConfigParser(strict=False)
+    read.optionxform = str  # type: ignore[method-assign, assignment]
+    read.read_string(unit.read_text())
+    service = read["Service"]
+    assert service["KillMode"] == "mixed"
+    assert float(service["TimeoutStopSec"]) > FrontendOptions().shutdown_s + END_GRACE_S
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
