@@ -84,6 +84,7 @@ async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, ta
         while time.monotonic() < until:
             sock = socket.socket()
             sock.setblocking(False)
+            sock.bind((f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}", 0))  # one address has too few ports
             if receive_buffer:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             writer = None

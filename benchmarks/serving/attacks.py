@@ -34,6 +34,7 @@ from benchmarks.serving.systems import Cores, Running, ServerError, running, tre
 MOST_TIMES, MOST_MIB = 3.0, 512.0  # the P99 gap beside an attack to the quiet one; the worker's memory
 DESCRIPTORS = 1024
 LEAD_S = 1.5  # of the streams before they are measured
+END_S = 60.0  # for an attacker to end when its time is over
 TRAIL_S = 1.0  # after an attack, in which a gap is still its doing
 KEYS = '[victim]\nkey = "victim"\n[attacker]\nkey = "attacker"\n'
 
@@ -72,12 +73,11 @@ def proportional(pid: int) -> float:
 
 class Assault:
     """One attack beside the streams, in a process of its own, which waits until its time has come. tick(): called some times a
-    second, with the seconds since the start of the streams. began, ended: of time.perf_counter()."""
+    second, with the seconds since the start of the streams. began: of time.perf_counter(), 0 before."""
 
     def __init__(self, name: str, site: Site, worker: int, options: Any):
-        self.began = self.ended = 0.0
-        self.seen: dict[str, int] = {}
-        self._begins = LEAD_S + options.quiet_s
+        self.began = 0.0
+        self._name, self._begins = name, LEAD_S + options.quiet_s
         self._pipe, theirs = multiprocessing.Pipe()
         arguments = (theirs, name, site, options.attack_s)
         self._process = multiprocessing.get_context("spawn").Process(target=attack, args=arguments, daemon=True)
@@ -90,11 +90,14 @@ class Assault:
         if not self.began and now >= self._begins:
             self.began = time.perf_counter()
             self._pipe.send("begin")
-        elif not self.ended and self._pipe.poll(0):
-            self.seen, self.ended = self._pipe.recv(), time.perf_counter()
+
+    def seen(self) -> dict[str, int]:
+        """What the attacker got, when it is over."""
+        check(self._pipe.poll(END_S), f"{self._name}: the attack does not end")
+        found: dict[str, int] = self._pipe.recv()
+        return found
 
     def close(self) -> None:
-        self._process.join(2)
         self._process.kill()
 
 
@@ -115,18 +118,18 @@ def one_attack(name: str, server: Running, segment: str, options: Any) -> dict[s
     assault = Assault(name, Site(server.port, "attacker", segment, server.process.pid), worker_of(server), options)
     probes = Probes(server.port, "victim")
     limit_s = LEAD_S + options.quiet_s + options.attack_s + options.after_s + 2
-    tokens = int(2000 * limit_s / options.step_ms)  # more than the time allows
+    tokens = int(1250 * limit_s / options.step_ms)  # more than the time allows
     target, requests = Target("127.0.0.1", server.port, "demo", api_key="victim"), [Request(0.0, "the king", tokens)]
     try:
         load = offer(target, requests * options.streams, options.streams, 1, [], limit_s, assault.tick)
+        broken = {record.error for record in load.records} - {UNFINISHED}
+        check(assault.began > 0, f"{name}: the streams ended before it began: {sorted(broken)}")
+        seen = assault.seen()
     finally:
         probes.close()
         assault.close()
-    check(0 < assault.began < assault.ended < load.began + limit_s, f"{name}: the attack did not end in its time")
-    broken = {record.error for record in load.records} - {UNFINISHED}
     quiet = load.began + LEAD_S, load.began + LEAD_S + options.quiet_s
-    beside = assault.began, min(assault.ended + TRAIL_S, load.began + limit_s)
-    times = {"quiet": quiet, "beside": beside}
+    times = {"quiet": quiet, "beside": (assault.began, assault.began + options.attack_s + TRAIL_S)}
     result: dict[str, Any] = {"attack": name, "what": (ATTACKS[name].__doc__ or "").strip()}
     result["gap_ms"] = {when: describe(1000 * np.array(gaps(load, *span)), "ms", tail=2) for when, span in times.items()}
     result["broken_streams"] = sorted(broken)
@@ -137,7 +140,7 @@ def one_attack(name: str, server: Running, segment: str, options: Any) -> dict[s
         }
         counts = Counter(status for _, status in asked["beside"])
         result[f"{kind}_statuses"] = {str(status or "none"): count for status, count in sorted(counts.items())}
-    return result | assault.memory.figures() | {"seen": assault.seen}
+    return result | assault.memory.figures() | {"seen": seen}
 
 
 def benchmark(run: Run) -> None:

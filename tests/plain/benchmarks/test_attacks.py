@@ -57,11 +57,11 @@ def test_attacks_reach_their_limits(tmp_path: Path) -> None:
             await asyncio.wait(attacking)
 
         with ThreadPoolExecutor(1) as pool:
-            attacking = pool.submit(uvloop.run, run())
-            while not attacking.done():
+            done = pool.submit(uvloop.run, run())
+            while not done.done():
                 assert server.client.get("/health").status_code == 200
                 time.sleep(0.1)
-            attacking.result()
+            done.result()
         assert not hidden, seen
         assert server.complete([7], max_tokens=1).status_code == 200
     assert not {"401", "500"} & set().union(*seen.values())

@@ -159,7 +159,7 @@ def built_metadata(folder: Path, address: str) -> tuple[email.message.Message, s
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     found = email.parser.Parser().parsestr((folder / done.stdout.split()[-1] / "METADATA").read_text())
-    return found, found.get_payload()
+    return found, str(found.get_payload())
 
 
 def links(text: str) -> list[str]:
