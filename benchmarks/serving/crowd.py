@@ -9,6 +9,7 @@ of one token. lag_ms: how late the clients' own loop was. Server and clients sha
 """
 
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,16 @@ from benchmarks.serving.systems import Cores, running
 MOST_HEALTH_MS = 50.0
 LEAD_S = 6.0  # in which the streams begin, one after another
 SETTLE_S = 2.0  # before the window
-DRAIN_S = 3.0  # for short requests to end
+DRAIN_S = 3.0  # after it, in which short requests go on coming, and again for the last ones to end
 SPARE = 96  # slots and connections beyond those of the load
 
 
 def one_load(name: str, port: int, worker: int, streams: int, rate: float, options: Any) -> dict[str, Any]:
     """Figures of a window. streams: held; rate: of short requests."""
     opens, closes = LEAD_S + SETTLE_S, LEAD_S + SETTLE_S + options.seconds
-    tokens = int(2000 * (closes + DRAIN_S) / options.step_ms)  # of a stream: more than the time allows
+    tokens = int(2000 * (closes + 2 * DRAIN_S) / options.step_ms)  # of a stream: more than the time allows
     held = [Request(LEAD_S * i / streams, "the sea", tokens) for i in range(streams)]
-    shorts = [Request(LEAD_S + i / rate, "the king", 1) for i in range(int(rate * (options.seconds + SETTLE_S)))]
+    shorts = [Request(LEAD_S + i / rate, "the king", 1) for i in range(int(rate * (closes + DRAIN_S - LEAD_S)))]
     marks: list[tuple[float, float]] = []  # (seconds since the start, CPU seconds of the worker)
 
     def tick(now: float) -> None:
@@ -44,9 +45,10 @@ def one_load(name: str, port: int, worker: int, streams: int, rate: float, optio
     requests = sorted([*held, *shorts], key=lambda request: request.due)
     probes = Probes(port)
     try:
-        load = offer(Target("127.0.0.1", port, "demo"), requests, 0, options.clients, [], closes + DRAIN_S, tick)
+        load = offer(Target("127.0.0.1", port, "demo"), requests, 0, options.clients, [], closes + 2 * DRAIN_S, tick)
     finally:
         probes.close()
+    check(len(marks) == 2, f"{name}: the answers ended before the window did")
     (begin, cpu_then), (end, cpu_now) = marks
     streamed = [record for record, request in zip(load.records, requests, strict=True) if request.max_tokens > 1]
     short = [record for record, request in zip(load.records, requests, strict=True) if request.max_tokens == 1]
@@ -76,7 +78,7 @@ def probed(probes: Probes, kind: str, begin: float, end: float) -> dict[str, Any
     found = probes.between(kind, begin, end)
     wrong = {status for _, status in found} - {200}
     check(not wrong, f"probes were answered {sorted(wrong)}")
-    return describe([1000 * seconds for seconds, _ in found], "ms", tail=2)
+    return describe([1000 * seconds for seconds, _ in found], "ms", tail=1)
 
 
 def benchmark(run: Run) -> None:
@@ -84,8 +86,8 @@ def benchmark(run: Run) -> None:
     cores, rows = Cores(tuple(sorted(os.sched_getaffinity(0)))), []
     slots = options.streams + int(options.rate * 4 * options.step_ms / 1000) + SPARE
     sizes = {"slots": slots, "max_num_seqs": min(4096, slots), "num_pages": 32 * slots}
-    log = Path(run.output).with_suffix(".log")
-    with null_engine(run, null_step_us=int(1000 * options.step_ms), **sizes) as segment:
+    with null_engine(run, null_step_us=int(1000 * options.step_ms), **sizes) as segment, tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
         system = front_end(segment, f"--shutdown-s 1 --max-connections {2 * slots}")
         with running(system, MODEL, cores, log, START_S, run.progress) as server:
             worker = worker_of(server)
@@ -94,11 +96,11 @@ def benchmark(run: Run) -> None:
                 run.progress(f"load: {name}", number, len(loads))
                 rows.append(one_load(name, server.port, worker, *load, options))
                 time.sleep(2.0)
-    log.unlink()
     both = rows[-1]
     run.target("streams held by one worker", both["streams"], options.streams, "streams", at_most=False)
     run.target("requests beside them", both["requests_per_s"], 0.98 * options.rate, "requests/s", at_most=False)
-    run.target("P99 of /health meanwhile", both["health_ms"]["p99"]["value"], MOST_HEALTH_MS, "ms")
+    slowest = both["health_ms"].get("p99", {"value": both["health_ms"]["max"]})["value"]  # of a short run: the slowest
+    run.target("P99 of /health meanwhile", slowest, MOST_HEALTH_MS, "ms")
     run.write(__doc__, {"loads": rows})
 
 
