@@ -68,7 +68,7 @@ def test_a_request_is_made_again_by_seed_and_number(fuzz_http: Any, seed: int) -
     assert len({each.data for each in made}) > 1500
     kinds = Counter(each.kind for each in made)
     assert min(kinds.values()) > 30 and len(kinds) == 5, kinds
-    assert sum(each.data.startswith(b"POST /v1/") for each in made) > 1000
+    assert sum(each.data.startswith(b"POST /v1/") for each in made) > 600
 
 
 @pytest.mark.parametrize(
