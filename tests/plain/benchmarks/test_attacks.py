@@ -47,7 +47,9 @@ def test_attacks_reach_their_limits(tmp_path: Path) -> None:
         hidden = set(EXPECTED)
 
         async def run() -> None:
-            attacking = [asyncio.create_task(ATTACKS[name](site, until, seen[name])) for name in EXPECTED]
+            attacking: list[asyncio.Task[None]] = [
+                asyncio.create_task(ATTACKS[name](site, until, seen[name])) for name in EXPECTED
+            ]
             while hidden and time.monotonic() < until:
                 hidden.difference_update(list(filter(shown, hidden)))
                 await asyncio.sleep(0.05)
