@@ -30,7 +30,7 @@ def attacks(results: Results) -> dict[str, Any]:
         quiet, beside = (row["gap_ms"][when] for when in ("quiet", "beside"))
         waits = [tail(row[f"{kind}_ms"]["beside"]) for kind in ("health", "answer")]
         sizes = [f"{row['worker_mib'][name]:.0f}" for name in ("peak", "after")]
-        rows.append([row["attack"], row["what"], tail(quiet, True), tail(beside, True), *waits, *sizes])
+        rows.append([row["attack"], row["what"].partition(": ")[2], tail(quiet, True), tail(beside, True), *waits, *sizes])
     times, memory = (number(target["value"], unit) for target, unit in zip(found["targets"], ("", "MiB"), strict=True))
     return {"head": ATTACK_HEAD, "rows": rows, "times": times.strip(), "memory": memory, **circumstances(found)}
 
