@@ -8,9 +8,9 @@
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
-#   make fuzz-hostile  a million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
+#   make fuzz-hostile  ten million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
-#   make fuzz-http  a server under damaged requests, for SECONDS: no 5xx, no hang, no leak
+#   make fuzz-http  a server under a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
 #   make fleet-kills  an engine of two is killed under streams, again and again: each client gets what it should
 #   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
@@ -25,7 +25,7 @@
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
-#            SECONDS=600                                                         for make fuzz, make fuzz-http and make soak
+#            SECONDS=600                                                         for make fuzz and make soak
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            VENV=system                                                         no environment: PYTHON as it is, with the packages
 #                                                                                that it has; for machines without a network
@@ -145,7 +145,7 @@ fuzz: $(VENV)/.dev
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 fuzz-hostile: $(VENV)/.dev
-	@$(RUN) -m blinkpy.verify.sim --hostile --steps 1500000 $(ARGS)
+	@PYTHONPATH=. $(RUN) tools/fuzz_hostile.py $(ARGS)
 
 fuzz-schemas: $(VENV)/.dev
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz_schemas.py $(ARGS)
@@ -157,7 +157,7 @@ build/fuzz-http/.installed:
 	@touch $@
 
 fuzz-http: $(VENV)/.dev build/fuzz-http/.installed
-	@PYTHONPATH=.:tests $(RUN) tools/fuzz_http.py --seconds $(SECONDS) --schemathesis build/fuzz-http/bin/schemathesis
+	@PYTHONPATH=.:tests $(RUN) tools/fuzz_http.py --schemathesis build/fuzz-http/bin/schemathesis $(ARGS)
 
 soak: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) -m soak $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)

@@ -1,29 +1,34 @@
 """Random requests against a server with the null engine: no 5xx, no hang, no leak. `make fuzz-http` runs it.
 
-Requests begin as valid ones and are damaged as values, as JSON, as bytes and as HTTP. Each has a seed of its own, made of the
-run's seed and its number; those that the server fails at are kept in build/fuzz-http. With --schemathesis, a command, requests
-made from /openapi.json follow.
+Requests begin as valid ones and are damaged as values, as JSON, as bytes and as HTTP (tools/damaged_requests.py). Each has a seed
+of its own, made of the seed of the run and its number; what the server fails at is kept in build/fuzz-http. With --schemathesis,
+a command, requests made from /openapi.json follow for a time. One connection counts as one request, also where it carries three.
+
+A request fails with a status of 500 or more, and when no end has come 20 s after it. The run fails, too, when the worker's memory
+grows by more than 64 MiB or its open files by more than 8 after the first tenth, when it is replaced, when the server is not
+healthy and idle at the end, does not end in order, or complains in its log.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
 import re
 import secrets
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
+import uvloop
+from damaged_requests import BODIES, Requests
 from support.commands import Command
 
+from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from benchmarks.serving.systems import command_line, tree
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
@@ -31,206 +36,130 @@ KEPT = Path("build/fuzz-http")
 ANSWER_S = 0.2  # until a client takes its request for incomplete and half-closes
 HANG_S = 20.0  # until an answer, or the end of a half-closed connection
 LEAK_MIB, LEAK_FILES = 64, 8  # of a worker, over a run
+WARM_SHARE = 0.1  # of a run, before its memory counts
+LOOKS = 20  # at the memory
+TOLD_S = 30.0  # between two lines of progress
+MOST_FAILURES = 20
 LINES = 60  # of the log that are shown
 STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
 
-VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    -(2**63),
-    10**30,
-    0.5,
-    1e308,
-    -0.0,
-    "",
-    "\0",
-    "é\ud800",
-    "x" * 300,
-)
-VALUES += (
-    [],
-    {},
-    [[]],
-    {"": {}},
-    [None],
-    {"type": "text"},
-    {"type": "json_object"},
-    ["a"] * 20,
-    "auto",
-    "required",
-    "user",
-    [7, 8],
-)
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "the dog", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 2, "store": False},
-    "/tokenize": {"prompt": "the dog", "return_token_strs": True},
-    "/detokenize": {"tokens": [1, 2, 3]},
-}
-PATHS = (
-    *BODIES,
-    "/health",
-    "/livez",
-    "/metrics",
-    "/v1/models",
-    "/v1/models/%2e%2e",
-    "/openapi.json",
-    "/nowhere",
-    "*",
-    "//",
-    "/\xff",
-)
-PIECES = (
-    b"\r\n",
-    b"\0",
-    b"\r\n\r\n",
-    b"0\r\n\r\n",
-    b": ",
-    b'"',
-    b"\\",
-    b"{",
-    b"]",
-    b"HTTP/1.1",
-    b"\xff\xfe",
-    b"Transfer-Encoding: chunked\r\n",
-)
-HEADERS: tuple[bytes, ...] = (
-    b"content-length: 5",
-    b"content-length: -1",
-    b"transfer-encoding: chunked",
-    b"expect: 100-continue",
-    b"connection: close",
-)
-HEADERS += (
-    b"connection: upgrade\r\nupgrade: websocket",
-    b"content-encoding: gzip",
-    b"x: " + b"y" * 9000,
-    b"authorization: Bearer \xff",
-    b"host:",
-)
-
-
-class Requests:
-    """Makes the bytes of requests. fields: names that /openapi.json has for each path."""
-
-    def __init__(self, seed: int, fields: dict[str, list[str]]):
-        self.seed, self._fields = seed, fields
-
-    def make(self, number: int) -> bytes:
-        """One or a few requests on a connection."""
-        rng = np.random.default_rng([self.seed, number])
-        made = b"".join(self._request(rng) for _ in range(1 if rng.random() < 0.9 else 3))
-        for _ in range(int(rng.integers(0, 4)) if rng.random() < 0.4 else 0):
-            made = self._damaged(rng, made)
-        return made
-
-    def _request(self, rng: np.random.Generator) -> bytes:
-        path = str(rng.choice(PATHS))
-        if path not in BODIES and rng.random() < 0.5:
-            path = str(rng.choice(list(BODIES)))
-        body = self._body(rng, path) if path in BODIES else b""
-        method = "POST" if path in BODIES else "GET"
-        if rng.random() < 0.05:
-            method = str(rng.choice(["PUT", "HEAD", "OPTIONS", "get", "CONNECT", "PRI"]))
-        head = [f"{method} {path} HTTP/1.1".encode("latin-1"), b"host: x", b"content-type: application/json"]
-        head += [HEADERS[i] for i in rng.integers(0, len(HEADERS), int(rng.random() < 0.1))]
-        if rng.random() < 0.2:
-            head.append(b"transfer-encoding: chunked")
-            cuts = sorted(rng.integers(0, len(body) + 1, 3).tolist())
-            parts = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if a < b]
-            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-        else:
-            head.append(b"content-length: %d" % len(body))
-        return b"\r\n".join(head) + b"\r\n\r\n" + body
-
-    def _body(self, rng: np.random.Generator, path: str) -> bytes:
-        content = dict(BODIES[path])
-        for _ in range(int(rng.integers(0, 4))):
-            content[str(rng.choice(self._fields[path]))] = self._value(rng, 3)
-        if rng.random() < 0.02:
-            content["user"] = "u" * int(rng.integers(2_000, 200_000))  # for threads and processes
-        if content.get("max_tokens") is None and content.get("max_output_tokens") is None and path.startswith("/v1"):
-            content["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 2
-        text = json.dumps(content, allow_nan=True).encode()
-        return text.replace(b":", b" :\n", 1) if rng.random() < 0.1 else text
-
-    def _value(self, rng: np.random.Generator, depth: int) -> Any:
-        if depth and rng.random() < 0.3:
-            inside = [self._value(rng, depth - 1) for _ in range(rng.integers(0, 4))]
-            names = ("type", "role", "content", "function", "name", "schema", "text")
-            return inside if rng.random() < 0.5 else dict(zip(rng.choice(names, len(inside)).tolist(), inside, strict=True))
-        return VALUES[rng.integers(0, len(VALUES))]
-
-    def _damaged(self, rng: np.random.Generator, made: bytes) -> bytes:
-        at, length = int(rng.integers(0, len(made) + 1)), int(rng.integers(0, 20))
-        kinds: tuple[Callable[[], bytes], ...] = (
-            lambda: made[:at] + made[at + length :],
-            lambda: made[:at] + made[at : at + length] * 2 + made[at + length :],
-            lambda: made[:at] + PIECES[rng.integers(0, len(PIECES))] + made[at:],
-            lambda: made[:at] + rng.bytes(length) + made[at + length :],
-            lambda: made[:at],
-        )
-        return kinds[rng.integers(0, len(kinds))]()
-
 
 class Clients:
-    """Sends requests, and counts what became of them."""
+    """Sends requests, and counts what became of them. failures: (number, why)."""
 
     def __init__(self, port: int, requests: Requests):
         self._port, self._requests = port, requests
-        self.number = 0
+        self.kinds: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
-        self.failures: list[str] = []
+        self.failures: list[tuple[int, str]] = []
 
-    async def run(self, seconds: float, at_once: int) -> None:
-        """Until the time is over. at_once: connections."""
-        deadline = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(deadline) for _ in range(at_once)))
+    async def run(self, numbers: range, at_once: int) -> None:
+        """The requests with these numbers. at_once: connections."""
+        rest = iter(numbers)
+        await asyncio.gather(*(self._client(rest) for _ in range(at_once)))
 
-    async def _client(self, deadline: float) -> None:
-        while time.monotonic() < deadline:
-            number, self.number = self.number, self.number + 1
-            data = self._requests.make(number)
+    async def _client(self, numbers: Any) -> None:
+        for number in numbers:
+            made = self._requests.make(number)
+            self.kinds[made.kind] += 1
             try:
                 async with asyncio.timeout(HANG_S):
-                    answer = await self._exchange(data)
+                    answer = await self._exchange(made.data, made.answers)
             except TimeoutError:
-                self._fail(number, data, "hang")
+                self._fail(number, made.data, "hang")
                 continue
             found = [match.decode() for match in STATUS.findall(answer)]
             self.statuses.update(found or ["closed"])
             for status in found:
                 if status >= "500":
-                    self._fail(number, data, status)
+                    self._fail(number, made.data, status)
 
-    async def _exchange(self, data: bytes) -> bytes:
+    async def _exchange(self, data: bytes, answers: int) -> bytes:
         """All that comes back: a while without anything ends a request that is complete, otherwise half-closing does."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         answer = b""
-        with contextlib.suppress(OSError):
+        try:
             writer.write(data)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
-                    answer = await reader.read(1 << 16)
+                    while len(STATUS.findall(answer)) < answers and (piece := await reader.read(1 << 16)):
+                        answer += piece
             writer.write_eof()
             while piece := await reader.read(1 << 16):
                 answer += piece
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
         return answer
 
     def _fail(self, number: int, data: bytes, why: str) -> None:
-        self.failures.append(f"request {number}: {why}")
+        self.failures.append((number, why))
         KEPT.mkdir(parents=True, exist_ok=True)
         (KEPT / f"{self._requests.seed}-{number}-{why}").write_bytes(data)
+
+
+def client_process(pipe: Pipe, port: int, requests: Requests, numbers: range, at_once: int) -> None:
+    """Runs clients, and reports each second: how many requests began, and what became of them so far."""
+    clients = Clients(port, requests)
+
+    def report() -> None:
+        pipe.send((clients.kinds, clients.statuses, clients.failures[:MOST_FAILURES]))
+
+    async def run() -> None:
+        working = asyncio.ensure_future(clients.run(numbers, at_once))
+        while not working.done():
+            await asyncio.wait([working], timeout=1.0)
+            report()
+        working.result()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+class Storm:
+    """Client processes, and what they did."""
+
+    def __init__(self, port: int, requests: Requests, options: Any):
+        spawn, self._pipes, self._processes = multiprocessing.get_context("spawn"), list[Pipe](), list[Any]()
+        self._reports: dict[Pipe, Any] = {}
+        for job in range(options.jobs):
+            here, there = spawn.Pipe()
+            numbers = range(options.first + job, options.first + options.requests, options.jobs)
+            arguments = (there, port, requests, numbers, options.at_once)
+            process = spawn.Process(target=client_process, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def goes_on(self) -> bool:
+        """Take what was reported within a second; whether more will come."""
+        for pipe in wait(self._pipes, 1.0):
+            assert isinstance(pipe, Pipe)
+            try:
+                self._reports[pipe] = pipe.recv()
+            except EOFError:
+                self._pipes.remove(pipe)
+        return bool(self._pipes)
+
+    def counts(self, which: int) -> Counter[str]:
+        """0: kinds of requests; 1: their answers."""
+        return sum((report[which] for report in self._reports.values()), Counter())
+
+    def failures(self) -> list[tuple[int, str]]:
+        return sorted(failure for report in self._reports.values() for failure in report[2])
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def broken(self) -> bool:
+        """Whether a process ended otherwise than at the end of its work."""
+        for process in self._processes:
+            process.join(10)
+        return any(process.exitcode for process in self._processes)
 
 
 def worker_of(command: Command) -> int:
@@ -241,62 +170,98 @@ def worker_of(command: Command) -> int:
 def size_of(pid: int) -> tuple[float, int]:
     """Memory of a process, MiB, and its open files."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), len(os.listdir(f"/proc/{pid}/fd"))
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def fuzz(command: Command, port: int, seed: int, seconds: float, at_once: int) -> list[str]:
-    """Run the clients; returns what is wrong."""
-    url = f"http://127.0.0.1:{port}"
+def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
+    """Run the clients; what happened. Raises WrongAnswer for what must not happen."""
+    options, url = run.options, f"http://127.0.0.1:{port}"
     paths = httpx.get(f"{url}/openapi.json").json()["paths"]
     fields = {
         path: list(paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]) for path in BODIES
     }
-    clients, worker = Clients(port, Requests(seed, fields)), worker_of(command)
-    asyncio.run(clients.run(min(10.0, seconds / 4), at_once))
+    clients, worker = Storm(port, Requests(options.seed, fields), options), worker_of(command)
+    began = told = time.monotonic()
+    looks: list[float] = []  # MiB
     before = size_of(worker)
-    asyncio.run(clients.run(seconds, at_once))
+    try:
+        while clients.goes_on() and len(clients.failures()) < MOST_FAILURES:
+            done, now = clients.counts(0).total(), time.monotonic()
+            run.progress("requests", done, options.requests)
+            if done >= options.requests * (WARM_SHARE + (1 - WARM_SHARE) * len(looks) / LOOKS):
+                looks.append(size_of(worker)[0])
+                before = size_of(worker) if len(looks) == 1 else before
+            if now - told >= TOLD_S:
+                told = now
+                rate = done / (now - began)
+                print(f"{done:,} of {options.requests:,} requests, {rate:,.0f}/s, {len(clients.failures())} failures", flush=True)
+    finally:
+        clients.close() if clients.failures() else None
+    seconds = time.monotonic() - began
+    failures = [f"request {number}: {why}" for number, why in clients.failures()]
+    check(not failures, f"--seed {options.seed}: {'; '.join(failures)}")
+    check(not clients.broken(), "a client process failed")
+    check(worker_of(command) == worker, "the worker ended and was replaced")
     time.sleep(2.0)
-    after, wrong = size_of(worker), clients.failures[:20]
-    if after[0] > before[0] + LEAK_MIB or after[1] > before[1] + LEAK_FILES:
-        wrong.append(f"a leak: {before} MiB and files became {after}")
-    if worker_of(command) != worker:
-        wrong.append("the worker ended and was replaced")
-    if (httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/load").json()["server_load"]) != (200, 0):
-        wrong.append("the server is not as healthy and idle as before")
-    told = ", ".join(f"{count:,} {status}" for status, count in sorted(clients.statuses.items()))
-    print(
-        f"{clients.number:,} connections: {told}; {before[0]:.0f} to {after[0]:.0f} MiB; {len(clients.failures) or 'no'} failures"
-    )
-    return wrong
+    after = size_of(worker)
+    leaks = after[0] > before[0] + LEAK_MIB or after[1] > before[1] + LEAK_FILES
+    check(not leaks, f"a leak: {before} MiB and files became {after}")
+    done = clients.counts(0).total()
+    check(done == options.requests, f"{done:,} requests were made")
+    return {
+        "requests": done,
+        "kinds": dict(sorted(clients.counts(0).items())),
+        "answers": dict(sorted(clients.counts(1).items())),
+        "requests_per_s": round(done / seconds, 1),
+        "memory of the worker, MiB": [*looks, after[0]],
+        "open files of the worker": [before[1], after[1]],
+    }
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--seconds", type=float, default=600.0, help="how long [600]")
-    arguments.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="of the run [random]")
-    arguments.add_argument("--at-once", type=int, default=32, help="connections [32]")
-    arguments.add_argument("--schemathesis", default="", help="its command; it gets half of the time")
-    options = arguments.parse_args()
-    print(f"--seed {options.seed}", flush=True)
+def schemathesis(options: Any, url: str) -> dict[str, Any]:
+    """Requests from the OpenAPI document. Raises WrongAnswer for what it finds."""
+    command = [*options.schemathesis.split(), "run", f"{url}/openapi.json", "--seed", str(options.seed)]
+    command += ["--checks", "not_a_server_error", "--max-time", str(int(options.schemathesis_s))]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    check(done.returncode == 0, "schemathesis found something")
+    found = re.search(r"([\d,]+) generated", done.stdout)
+    return {"schemathesis": {"requests": int(found[1].replace(",", "")) if found else None, "seconds": options.schemathesis_s}}
+
+
+def main(run: Run) -> None:
+    options = run.options
+    options.seed = options.seed or secrets.randbelow(1 << 31)
+    print(f"seed {options.seed}", flush=True)
     command = Command("serve", "--device", "null", "--port", "0", "--log-level", "error")
     try:
         port = int(command.find(ADDRESS)[1])
-        share = options.seconds / 2 if options.schemathesis else options.seconds
-        wrong = fuzz(command, port, options.seed, share, options.at_once)
+        url = f"http://127.0.0.1:{port}"
+        results = storm(run, command, port)
         if options.schemathesis:
-            run = [*options.schemathesis.split(), "run", f"http://127.0.0.1:{port}/openapi.json", "--seed", str(options.seed)]
-            run += ["--checks", "not_a_server_error", "--max-time", str(int(share))]
-            if subprocess.run(run, check=False).returncode:
-                wrong.append("schemathesis found something")
-        if command.end() != 0:
-            wrong.append("the server did not end in order")
-        if any(mark in line for line in command.said for mark in ("Traceback", "CRITICAL", "never retrieved")):
-            wrong += ["the server complains:", *command.said[-LINES:]]
+            results |= schemathesis(options, url)
+        healthy = (httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/load").json()["server_load"])
+        check(healthy == (200, 0), f"the server is not as healthy and idle as before: {healthy}")
+        check(command.end() == 0, "the server did not end in order")
+        complaints = [line for line in command.said if any(mark in line for mark in ("Traceback", "CRITICAL", "never retrieved"))]
+        check(not complaints, "the server complains:\n" + "".join(command.said[-LINES:]))
     finally:
         command.kill()
-    print("\n".join(line.rstrip() for line in wrong))
-    return 1 if wrong else 0
+    options.schemathesis = bool(options.schemathesis)  # the command is a path
+    run.write(__doc__, results)
+    print(", ".join(f"{count:,} {status}" for status, count in results["answers"].items()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(
+        "tools.fuzz_http",
+        "Damaged requests against a server.",
+        main,
+        requests=Flag(100_000, "how many", 2000),
+        first=Flag(0, "number of the first one"),
+        seed=Flag(0, "of all; 0: a random one"),
+        jobs=Flag(2, "client processes"),
+        at_once=Flag(128, "connections of each"),
+        schemathesis=Flag("", "its command; it follows"),
+        schemathesis_s=Flag(300.0, "how long it goes on"),
+    )

@@ -1,5 +1,5 @@
-"""Figures of matplotlib: made without a display, kept as files that say which result they show; and those of predictions and of
-the soak."""
+"""Figures of matplotlib: made without a display, kept as files that say which result they show; and those of predictions, of
+the soak and of attacks."""
 
 import hashlib
 from pathlib import Path
@@ -85,6 +85,31 @@ def draw_soak(document: dict[str, Any]) -> Any:
     ax.axhline(101, linestyle=":", color="gray")
     ax.grid(alpha=0.3)
     ax.legend(fontsize=7, ncol=2)
+    return figure
+
+
+def draw_attacks(document: dict[str, Any]) -> Any:
+    """P99 of the gaps of streams, quiet and beside each attack, and the worker's memory."""
+    rows = document["results"]["attacks"]
+    names, places = [row["attack"] for row in rows], np.arange(len(rows))
+    figure, axes = figure_row(2, height=3.6)
+    series = (("quiet", "tab:gray"), ("beside", "tab:blue"))
+    for offset, (when, color) in enumerate(series):
+        values = [row["gap_ms"][when]["p99"]["value"] for row in rows]
+        axes[0].barh(places + 0.4 * offset, values, 0.38, label=when, color=color)
+    axes[0].plot(
+        [3 * row["gap_ms"]["quiet"]["p99"]["value"] for row in rows], places + 0.2, "|", color="tab:red", label="3 x quiet"
+    )
+    axes[0].set_yticks(places + 0.2, names)
+    axes[0].set(xlabel="P99 of the gap between two tokens, ms")
+    axes[1].barh(places + 0.2, [row["worker_mib"]["peak"] for row in rows], 0.6, color="tab:blue")
+    axes[1].axvline(512, linestyle=":", color="tab:red")
+    axes[1].set_yticks(places + 0.2, [""] * len(rows))
+    axes[1].set(xlabel="memory of the worker at most, MiB")
+    for ax in axes:
+        ax.invert_yaxis()
+        ax.grid(alpha=0.3, axis="x")
+    axes[0].legend(fontsize=7)
     return figure
 
 

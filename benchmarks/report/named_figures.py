@@ -71,6 +71,11 @@ def fuzzed(results: Results) -> Document:
     return found
 
 
+def attack_memory(results: Results) -> str:
+    """The most memory of a worker under all attacks, MiB."""
+    return f"{max(row['worker_mib']['peak'] for row in results.read('attacks')['results']['attacks']):.0f}"
+
+
 def bugs(file: str) -> Source:
     """How many patches a file of seeded bugs has: Bug("what", ...), or a line of a table that begins with ("what"."""
     return lambda results: str(len(re.findall(r'Bug\(\s*"|^        \("', (ROOT / file).read_text(), re.MULTILINE)))
@@ -120,6 +125,7 @@ NAMED: dict[str, Source] = {
     "fuzzed-schemas": lambda results: f"{fuzzed(results)['schemas']:,}",
     "fuzzed-outputs": lambda results: f"{sum(fuzzed(results)[kind] for kind in OUTPUTS):,}",
     "invalid-outputs": lambda results: str(fuzzed(results)["invalid"]),
+    "attack-memory": attack_memory,
     "seeded-bugs": bugs("tests/support/seeded_bugs.py"),
     "seeded-bugs-rdma": bugs("tests/rdma/seeded_bugs.py"),
     "simulator-calls": simulator_calls,

@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
-from benchmarks.report import grid_summary, part_tables, serving_tables, words
-from benchmarks.report.figure_files import digest, draw_predictions, draw_rings, draw_soak, save_figure, shows
+from benchmarks.report import front_end_tables, grid_summary, part_tables, serving_tables, words
+from benchmarks.report.figure_files import digest, draw_attacks, draw_predictions, draw_rings, draw_soak, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
@@ -52,6 +52,8 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "capacity": part_tables.capacity,
     "window_cache": part_tables.window_cache,
     "quantised": part_tables.quantised,
+    "attacks": front_end_tables.attacks,
+    "crowd": front_end_tables.crowd,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
     "simulated": part_tables.simulated,
     "mutants": part_tables.mutants,
@@ -61,6 +63,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     GRID: lambda found: draw(found["results"]),
     "capacity": draw_predictions,
     "soak": draw_soak,
+    "attacks": draw_attacks,
     "window_cache": draw_rings,
 }
 

@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
         on_drained: but not before a second SIGTERM, as long as the others have requests."""
         app, engine, error = self.app, self.app.service.engine, shutting_down()
         app.draining = True
-        self._room.bodies.clear(error)
+        self._room.bodies.clear(shutting_down)
         app.service.admission.refuse_all(error, for_good=True)  # another server may have room at once
         try:
             deadline = time.monotonic() + app.options.shutdown_s

@@ -5,6 +5,7 @@ tokenize, submit, and then write what comes, whole or as server-sent events.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -161,9 +162,13 @@ class App:
         """The result of one of JOBS for the request's body, which is given up when the client leaves."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
-        if service.is_short(body):
-            return service.prepare_short(kind, body, service.limits())
-        return await exchange.unless_gone(service.prepare(kind, body, service.limits()))
+        try:
+            if service.is_short(body):
+                return service.prepare_short(kind, body, service.limits())
+            return await exchange.unless_gone(service.prepare(kind, body, service.limits()))
+        finally:
+            with contextlib.suppress(BufferError):  # somebody still looks at it, and lets it go soon
+                body.clear()  # an error keeps this frame, until it is collected
 
     async def _convert(self, kind: str, exchange: Exchange) -> None:
         await exchange.answer(200, JSON, await self._prepare(kind, exchange))

@@ -9,10 +9,10 @@ GiveUp = Callable[[ApiError], None]
 
 class ByteRoom:
     """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
-    what comes and goes quickly always has room. error: why; given_up: how many did for
-    want of room."""
+    what comes and goes quickly always has room. error: makes the reason, a new one each time: one that is raised again and
+    again keeps the frames of all times alive; given_up: how many did for want of room."""
 
-    def __init__(self, limit: int, error: ApiError):
+    def __init__(self, limit: int, error: Callable[[], ApiError]):
         self.limit, self.error = limit, error
         self.used = self.given_up = 0
         self._held: dict[object, tuple[int, GiveUp]] = {}  # the oldest first
@@ -23,16 +23,16 @@ class ByteRoom:
         self._held[holder] = size, give_up
         while self.used > self.limit:
             self.given_up += 1
-            self._evict(next(iter(self._held)), self.error)
+            self._evict(next(iter(self._held)), self.error())
 
     def release(self, holder: object) -> None:
         """The holder has none any more."""
         self.used -= self._held.pop(holder, (0,))[0]
 
-    def clear(self, error: ApiError) -> None:
+    def clear(self, error: Callable[[], ApiError]) -> None:
         """All of them give theirs up, for this reason, and not for want of room."""
         for holder in list(self._held):
-            self._evict(holder, error)
+            self._evict(holder, error())
 
     def _evict(self, holder: object, error: ApiError) -> None:
         size, give_up = self._held.pop(holder)

@@ -26,6 +26,14 @@ SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
 
 
+def too_many_bodies() -> ApiError:
+    return ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
+
+
+def too_much_unread() -> ApiError:
+    return ApiError(503, "Too much is left unread.", code="too_much_unread")  # not told
+
+
 class ConnectionRoom:
     """Room for connections: when there is none, the one that has waited longest for a request goes.
 
@@ -35,9 +43,7 @@ class ConnectionRoom:
     def __init__(self, allowed: int, body_bytes: int, unread_bytes: int, on_refused: Callable[[int], object] = lambda _: None):
         self.allowed, self.on_refused = allowed, on_refused
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
-        full = ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
-        self.bodies = ByteRoom(body_bytes, full)
-        self.unread = ByteRoom(unread_bytes, ApiError(503, "Too much is left unread.", code="too_much_unread"))  # not told
+        self.bodies, self.unread = ByteRoom(body_bytes, too_many_bodies), ByteRoom(unread_bytes, too_much_unread)
 
     def enter(self, connection: "Connection", others: int) -> bool:
         """Whether a new connection may stay beside `others`."""

@@ -82,10 +82,13 @@ class Exchange:
                     if not message["more_body"]:
                         break
                     room.hold(self, len(body), give_up)
-        except TimeoutError as error:
-            raise (refused or [ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")])[
-                0
-            ] from error
+        except BaseException as error:
+            body.clear()  # an error keeps this frame, until it is collected
+            message = {}
+            if not isinstance(error, TimeoutError):
+                raise
+            late = ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")
+            raise (refused or [late])[0] from None
         finally:
             room.release(self)
         if not self.connection.pipeline:

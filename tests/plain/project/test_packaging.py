@@ -1,5 +1,9 @@
 """What is installed, and what a base install can do without."""
 
+import configparser
+import email.message
+import email.parser
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +14,10 @@ import pytest
 from support.import_graph import imports_of, package_modules
 
 import blinkpy
+from blinkpy.config import FrontendOptions
+from blinkpy.dpu.supervisor import END_GRACE_S
 from blinkpy.serving.frontend_process import PACKAGES
+from blinkpy.version import __version__ as VERSION
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -143,3 +150,57 @@ def test_makefile_and_ci_agree_with_the_readme() -> None:
     assert {"serve", "test", "lint"} <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
     assert [target for target in ("make serve", "make test") if target not in readme] == []
     assert [target for target in ("make test", "make lint") if target not in ci] == []
+
+
+def built_metadata(folder: Path, address: str) -> tuple[email.message.Message, str]:
+    """What a wheel says of itself, by the build backend itself: fields, and the long description."""
+    code = f"from hatchling.build import prepare_metadata_for_build_wheel as made; print(made({str(folder)!r}))"
+    environment = os.environ | {"BLINKPY_TREE_URL": address}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = email.parser.Parser().parsestr((folder / done.stdout.split()[-1] / "METADATA").read_text())
+    return found, str(found.get_payload())
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def plain(text: str) -> str:
+    """What a page shows: without comments, pictures and the targets of links; and without empty lines."""
+    text = re.sub(r"<!--.*?-->|!\[[^\]]*\]\([^)]*\)", "", text, flags=re.DOTALL)
+    return re.sub(r"\n+", "\n", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)).strip()
+
+
+def test_a_package_page_has_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+    """Where nobody names an address, no link of the README's to a file is left, and no word is lost."""
+    readme = (ROOT / "README.md").read_text()
+    fields, text = built_metadata(tmp_path, "")
+    assert (fields["Name"], fields["Description-Content-Type"], fields["Version"]) == (PROJECT["name"], "text/markdown", VERSION)
+    assert links(text) == [target for target in links(readme) if "://" in target]
+    assert fields["Project-URL"] is None
+    assert plain(text) == plain(readme)
+
+
+def test_with_an_address_all_links_lead_there(tmp_path: Path) -> None:
+    address = "https://example.org/blinkpy/blob/v1"
+    readme = (ROOT / "README.md").read_text()
+    fields, text = built_metadata(tmp_path, address + "/")
+    expected = [target if "://" in target else f"{address}/{target}" for target in links(readme)]
+    assert (links(text), len(expected) > 10) == (expected, True)
+    for url in fields.get_all("Project-URL"):
+        name, target = url.split(", ")
+        assert name and target.startswith(address)
+        assert (ROOT / target.removeprefix(address).lstrip("/")).exists()
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
+def test_units_let_requests_finish(unit: Path) -> None:
+    """systemd signals the main process alone: workers hear SIGTERM from their parent, and a second one ends streams at once."""
+    read = configparser.ConfigParser(strict=False)
+    read.optionxform = str  # type: ignore[method-assign, assignment]
+    read.read_string(unit.read_text())
+    service = read["Service"]
+    assert service["KillMode"] == "mixed"
+    assert float(service["TimeoutStopSec"]) > FrontendOptions().shutdown_s + END_GRACE_S
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")

@@ -77,8 +77,10 @@ class PreparationQueue:
                 if self._closed:
                     raise shutting_down()
                 return await work()
-        except ApiError as error:
-            raise (shutting_down() if self._closed else error) from error  # its process was ended
+        except ApiError:
+            if self._closed:  # its process was ended
+                raise shutting_down() from None
+            raise
         finally:
             line.count -= 1
             line.bytes -= size

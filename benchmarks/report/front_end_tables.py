@@ -1,0 +1,79 @@
+"""Contexts of the templates that show a front end under attack, and with a crowd."""
+
+from typing import Any
+
+from benchmarks.report.part_tables import Document, Results, when
+from benchmarks.report.words import number, percent
+
+ATTACK_HEAD = (
+    "attack",
+    "",
+    "gap, P99 (max), ms: quiet",
+    "beside it",
+    "`/health`, P99, ms",
+    "a token, P99, ms",
+    "worker, MiB: most",
+    "after",
+)
+CROWD_HEAD = (
+    *("load", "requests/s", "tokens/s", "of a core", "gap, P99, ms", "short request, P50 (P99), ms", "`/health`, P50 (P99), ms"),
+)
+
+
+def attacks(results: Results) -> dict[str, Any]:
+    """A row for each attack: what it does to streams, to who asks meanwhile, and to memory."""
+    found = results.read("attacks")
+    if not found:
+        return {"rows": []}
+    rows = []
+    for row in found["results"]["attacks"]:
+        quiet, beside = (row["gap_ms"][when] for when in ("quiet", "beside"))
+        waits = [tail(row[f"{kind}_ms"]["beside"]) for kind in ("health", "answer")]
+        sizes = [f"{row['worker_mib'][name]:.0f}" for name in ("peak", "after")]
+        rows.append([row["attack"], row["what"].partition(": ")[2], tail(quiet, True), tail(beside, True), *waits, *sizes])
+    times, memory = (number(target["value"], unit) for target, unit in zip(found["targets"], ("", "MiB"), strict=True))
+    return {"head": ATTACK_HEAD, "rows": rows, "times": times.strip(), "memory": memory, **circumstances(found)}
+
+
+def crowd(results: Results) -> dict[str, Any]:
+    """A row for each load."""
+    found = results.read("crowd")
+    if not found:
+        return {"rows": []}
+    rows = []
+    for row in found["results"]["loads"]:
+        name = " and ".join(
+            [*([f"{row['streams']:,} streams"] if row["streams"] else []), *(["requests"] if "request_ms" in row else [])]
+        )
+        gap = tail(row["gap_ms"]) if "gap_ms" in row else ""
+        waits = [middle_and_tail(row[key]) if key in row else "" for key in ("request_ms", "health_ms")]
+        rates = [f"{row[key]:,.0f}" for key in ("requests_per_s", "token_events_per_s")]
+        rows.append([name, *rates, percent(row["worker_core_share"]), gap, *waits])
+    return {"head": CROWD_HEAD, "rows": rows, "targets": held_against(found), **circumstances(found)}
+
+
+def circumstances(found: Document) -> dict[str, str]:
+    return {
+        "when": when(found),
+        "cores": f"{found['machine']['cores']} cores ({found['machine']['cpu']})",
+        "others": percent(found["others"]["other_processes"]),
+    }
+
+
+def held_against(found: Document) -> str:
+    """The targets of a result, in words."""
+    return "; ".join(
+        f"{target['what']} {'at most' if target['at_most'] else 'at least'} {number(target['limit'], target['unit'])}, "
+        f"measured {number(target['value'], target['unit'])}{'' if target['met'] else ' (**missed**)'}"
+        for target in found["targets"]
+    )
+
+
+def tail(figures: Document, with_max: bool = False) -> str:
+    """P99 in ms, or the largest where there are too few for it."""
+    p99 = figures["p99"]["value"] if "p99" in figures else figures["max"]
+    return f"{p99:,.0f} ({figures['max']:,.0f})" if with_max else f"{p99:,.0f}"
+
+
+def middle_and_tail(figures: Document) -> str:
+    return f"{figures['p50']['value']:,.0f} ({tail(figures)})"

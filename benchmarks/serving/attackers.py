@@ -1,0 +1,279 @@
+"""The attacks of benchmarks.serving.attacks: each runs against a server until a time, in a process of its own.
+
+They have valid keys where they need one, so that nothing but the limits stands before them. `seen` counts what came back.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import re
+import resource
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+
+import uvloop
+
+from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.queues import words as W
+from blinkpy.transport.contract import TransportError
+
+STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
+LARGE = 8_000_000  # bytes of a body, just below --max-body-bytes
+PAUSE_S = 0.02  # after a connection that the server ended, and between two turns of a hostile front end: 0.1 ms there
+Seen = Counter[str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is attacked. key: a valid one; segment: of the engine; front_end: process id of the one that SIGTERM reaches; scale:
+    of the number of connections."""
+
+    port: int
+    key: str
+    segment: str
+    front_end: int
+    scale: float = 1.0
+
+    def head(self, length: int | None, path: str = "/v1/completions") -> bytes:
+        """The head of a POST. length: of its body; None: in chunks."""
+        size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        words = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {self.key}\r\n{size}"
+        return words.encode() + b"\r\n\r\n"
+
+
+Attack = Callable[[Site, float, Seen], Awaitable[None]]
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def answer_of(reader: asyncio.StreamReader, seen: Seen) -> None:
+    """Count the statuses until the server closes."""
+    tail, found = b"", False
+    while piece := await reader.read(1 << 16):
+        for status in STATUS.findall(tail + piece):
+            seen[status.decode()] += 1
+            found = True
+        tail = (tail + piece)[-11:]
+    seen["closed without an answer"] += not found
+
+
+@contextlib.asynccontextmanager
+async def listening(reader: asyncio.StreamReader, seen: Seen) -> AsyncIterator[asyncio.Task[None]]:
+    """Counts statuses beside the block, and at its end until the server closes."""
+    answer = asyncio.create_task(answer_of(reader, seen))
+    try:
+        with contextlib.suppress(OSError):
+            yield answer
+        await answer
+    finally:
+        answer.cancel()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await answer
+
+
+async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, talk: Talk, receive_buffer: int = 0) -> None:
+    """Hold this number of connections; each talks, and is opened anew when that or the connection ends."""
+
+    async def one() -> None:
+        while time.monotonic() < until:
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.bind((f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}", 0))  # one address has too few ports
+            if receive_buffer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            writer = None
+            try:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", site.port))
+                    reader, writer = await asyncio.open_connection(sock=sock)
+                    await talk(reader, writer)
+            except TimeoutError:
+                seen["open at the end"] += 1
+            except (OSError, EOFError) as error:
+                seen[f"ended: {type(error).__name__}"] += 1
+            finally:
+                (writer.transport.abort if writer else sock.close)()
+            await asyncio.sleep(PAUSE_S)
+
+    await asyncio.gather(*(one() for _ in range(max(1, round(site.scale * at_once)))))
+
+
+async def idle_connections(site: Site, until: float, seen: Seen) -> None:
+    """H1: 1,500 connections that say nothing; the server's processes may have 1,024 descriptors each"""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer_of(reader, seen)
+
+    await again_and_again(site, until, seen, 1500, talk)
+
+
+async def endless_trailers(site: Site, until: float, seen: Seen) -> None:
+    """H2: 8 connections whose bodies end with a trailer that does not"""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with listening(reader, seen) as answer:
+            writer.write(site.head(None) + b"2\r\n[]\r\n0\r\nx: ")
+            while not answer.done():
+                writer.write(b"y" * 65536)
+                await writer.drain()
+
+    await again_and_again(site, until, seen, 8, talk)
+
+
+async def unread_pipelines(site: Site, until: float, seen: Seen) -> None:
+    """H3: 60 connections that ask for /openapi.json, one request or a hundred behind the other, and read nothing"""
+    counts = itertools.cycle((1, 100))
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * next(counts)
+        while True:
+            writer.write(requests)
+            await writer.drain()
+            await asyncio.sleep(PAUSE_S)
+
+    await again_and_again(site, until, seen, 60, talk, 4096)
+
+
+async def nested_bodies(site: Site, until: float, seen: Seen) -> None:
+    """H4: 8 connections that send 8 MB of [[],[],..., every second time with as many values as are allowed"""
+    bodies = [b'{"prompt":[' + b"[]," * count for count in (LARGE // 3, 340_000)]
+    bodies = [body + b"[]" + b" " * (LARGE - len(body) - 5) + b"]}" for body in bodies]
+    requests = [site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body for body in bodies]
+    turns = itertools.cycle(requests)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(next(turns))
+        await answer_of(reader, seen)
+
+    await again_and_again(site, until, seen, 8, talk)
+
+
+async def abandoned_prompts(site: Site, until: float, seen: Seen) -> None:
+    """H5: 60 clients that send 8 MB of text and leave"""
+    body = b'{"prompt":"' + b"the king and the sea " * (LARGE // 21) + b'"}'
+    request = site.head(len(body)) + body
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request)
+        await writer.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await answer_of(reader, seen)
+        seen["sent and left"] += 1
+
+    await again_and_again(site, until, seen, 60, talk)
+
+
+async def unfinished_bodies(site: Site, until: float, seen: Seen) -> None:
+    """H5: 250 bodies of 8 MB that stop before their end"""
+    start = site.head(LARGE) + b'{"prompt":"' + b"x" * (LARGE - 100)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with listening(reader, seen):
+            writer.write(start)
+            await writer.drain()
+
+    await again_and_again(site, until, seen, 250, talk)
+
+
+async def claiming_front_end(site: Site, until: float, seen: Seen) -> None:
+    """H6: a front end that claims its queue pair, and rings for garbage entries, 5,000 times a second"""
+    rng, deadline = random.Random(time.time_ns()), time.monotonic() + 20
+    while True:
+        try:
+            transport = attach_segment(site.segment, 1, 5.0)
+            break
+        except TransportError:
+            if time.monotonic() > deadline:
+                raise
+    with contextlib.closing(transport):
+        entries = transport.layout.sizes.sq_entries
+        while time.monotonic() < until:
+            words = transport.read_pair()
+            transport.write_word(W.FRONT_HEARTBEAT, rng.getrandbits(62))
+            transport.write_word(W.FRONT_CLAIM, words.epoch + 1)
+            seen["claims"] += 1
+            if words.epoch > seen["epochs"]:
+                seen["epochs"], seen["claims granted"] = words.epoch, seen["claims granted"] + 1
+            for _ in range(4):
+                transport.write_entry(rng.randrange(entries), rng.randbytes(256))
+                seen["garbage entries"] += 1
+            transport.ring_doorbell(words.epoch << W.EPOCH_SHIFT | (words.sq_head + rng.randrange(entries)) & W.POSITION_MASK)
+            time.sleep(0.0001)
+    del seen["epochs"]
+
+
+async def refused_connections(site: Site, until: float, seen: Seen) -> None:
+    """refused: 500 connections that send nonsense, and neither read nor close"""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"nonsense\r\n\r\n")
+        await answer_of(reader, seen)
+
+    await again_and_again(site, until, seen, 500, talk)
+
+
+async def flood_of_requests(site: Site, until: float, seen: Seen) -> None:
+    """flood: 300 requests at a time of another tenant, more than there are slots"""
+    body = b'{"prompt":"the king","max_tokens":64,"ignore_eos":true}'
+    request = site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request)
+        await answer_of(reader, seen)
+
+    await again_and_again(site, until, seen, 300, talk)
+
+
+async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
+    """drain: SIGTERM, and 20 clients that go on asking, on connections old and new"""
+    body = b'{"prompt":"the king","max_tokens":4}'
+    request = site.head(len(body)) + body
+    signalled = asyncio.get_running_loop().call_later(0.5, os.kill, site.front_end, signal.SIGTERM)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(20):
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            seen[STATUS.findall(head)[0].decode()] += 1
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            await reader.readexactly(int(length[1]) if length else 0)
+            await asyncio.sleep(PAUSE_S)
+            if b"connection: close" in head.lower():
+                return
+
+    await again_and_again(site, until, seen, 20, talk)
+    signalled.cancel()
+
+
+ATTACKS: dict[str, Attack] = {
+    "idle connections": idle_connections,
+    "endless trailers": endless_trailers,
+    "unread pipelines": unread_pipelines,
+    "nested bodies": nested_bodies,
+    "abandoned prompts": abandoned_prompts,
+    "unfinished bodies": unfinished_bodies,
+    "claiming front end": claiming_front_end,
+    "refused connections": refused_connections,
+    "flood of requests": flood_of_requests,
+    "drain": drain_under_load,
+}
+
+
+def attack(pipe: Pipe, name: str, site: Site, seconds: float) -> None:
+    """The process of an attack. It is ready, waits until it is told to begin, and says at the end what it saw."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    seen: Seen = Counter()
+    pipe.send("ready")
+    pipe.recv()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ATTACKS[name](site, time.monotonic() + seconds, seen))  # type: ignore[arg-type]
+    pipe.send(dict(sorted(seen.items())))

@@ -1,0 +1,192 @@
+"""What attacks on a front end do to those who behave, and to the worker's memory.
+
+    python -m benchmarks.serving.attacks                    # --attack NAME: some alone
+
+One worker in front of the null engine, with default options, keys, and 1,024 descriptors for each process. Some streams get a
+token in each step of --step-ms; beside them one connection after another asks /health, and another one for a token. All this goes
+on through a quiet while, the attack, and a while after it. Streams and probes have a key of their own; whoever attacks has
+another one. Attackers (benchmarks/serving/attackers.py) run on the same cores, as strong as these allow.
+
+gap_ms: between two tokens of a stream, by their arrival; beside an attack are those that touch its time, or the second after it.
+health_ms, answer_ms: from connecting to the whole answer. worker_mib: resident memory of the worker before and after, and its
+peak in between, by the kernel's count (VmHWM); family_mib: the most of the worker with the processes that it starts, shared
+memory divided (Pss). seen: what the attacker got.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.distribution import describe
+from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark
+from benchmarks.common.load import UNFINISHED, LoadResult, Request, Target, offer
+from benchmarks.serving.attackers import ATTACKS, Site, attack
+from benchmarks.serving.null_server import MODEL, PAUSES_S, START_S, Probes, front_end, null_engine, worker_of
+from benchmarks.serving.systems import Cores, Running, ServerError, running, tree
+
+MOST_TIMES, MOST_MIB = 3.0, 512.0  # the P99 gap beside an attack to the quiet one; the worker's memory
+DESCRIPTORS = 1024
+LEAD_S = 1.5  # of the streams before they are measured
+END_S = 60.0  # for an attacker to end when its time is over
+TRAIL_S = 1.0  # after an attack, in which a gap is still its doing
+KEYS = '[victim]\nkey = "victim"\n[attacker]\nkey = "attacker"\n'
+
+
+class Memory:
+    """Of a worker and its processes, MiB. look(): call it some times a second; what it saw last counts."""
+
+    def __init__(self, worker: int):
+        self._worker, self._before, self._family = worker, resident(worker, "VmRSS"), 0.0
+        self._peak = self._after = self._before
+        Path(f"/proc/{worker}/clear_refs").write_text("5")  # the peak counts from here on
+
+    def look(self) -> None:
+        with contextlib.suppress(OSError):  # at the end of a drain it is gone
+            self._peak, self._after = (resident(self._worker, name) for name in ("VmHWM", "VmRSS"))
+        self._family = max(self._family, self._peak, sum(map(proportional, tree(self._worker))))
+
+    def figures(self) -> dict[str, Any]:
+        own = {"before": self._before, "peak": self._peak, "after": self._after}
+        return {"worker_mib": {when: round(mib, 1) for when, mib in own.items()}, "family_mib": round(self._family, 1)}
+
+
+def resident(pid: int, name: str) -> float:
+    """A line of /proc/PID/status in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+
+def proportional(pid: int) -> float:
+    """The memory of a process, MiB, with its share of what it has in common with others; 0 if it has just ended."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
+    return 0.0
+
+
+class Assault:
+    """One attack beside the streams, in a process of its own, which waits until its time has come. tick(): called some times a
+    second, with the seconds since the start of the streams. began: of time.perf_counter(), 0 before."""
+
+    def __init__(self, name: str, site: Site, worker: int, options: Any):
+        self.began = 0.0
+        self._name, self._begins = name, LEAD_S + options.quiet_s
+        self._pipe, theirs = multiprocessing.Pipe()
+        arguments = (theirs, name, site, options.attack_s)
+        self._process = multiprocessing.get_context("spawn").Process(target=attack, args=arguments, daemon=True)
+        self._process.start()
+        check(self._pipe.poll(START_S) and self._pipe.recv() == "ready", f"{name}: the attack does not begin")
+        self.memory = Memory(worker)
+
+    def tick(self, now: float) -> None:
+        self.memory.look()
+        if not self.began and now >= self._begins:
+            self.began = time.perf_counter()
+            self._pipe.send("begin")
+
+    def seen(self) -> dict[str, int]:
+        """What the attacker got, when it is over."""
+        check(self._pipe.poll(END_S), f"{self._name}: the attack does not end")
+        found: dict[str, int] = self._pipe.recv()
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+def gaps(load: LoadResult, begin: float, end: float) -> list[float]:
+    """Seconds between two tokens of a stream, where at least a part lies within this time on time.perf_counter(). The end of the
+    load ends the last one."""
+    found: list[float] = []
+    for record in load.records:
+        times = np.append(record.times, load.limit_s) + load.began
+        inside = (begin <= times[1:]) & (times[:-1] < end)
+        found += np.diff(times)[inside].tolist()
+    return found
+
+
+def one_attack(name: str, server: Running, segment: str, options: Any) -> dict[str, Any]:
+    """An attack on a server that nobody else uses; its figures."""
+    assert server.process is not None
+    assault = Assault(name, Site(server.port, "attacker", segment, server.process.pid), worker_of(server), options)
+    probes = Probes(server.port, "victim")
+    limit_s = LEAD_S + options.quiet_s + options.attack_s + options.after_s + 2
+    tokens = int(1250 * limit_s / options.step_ms)  # more than the time allows
+    target, requests = Target("127.0.0.1", server.port, "demo", api_key="victim"), [Request(0.0, "the king", tokens)]
+    try:
+        load = offer(target, requests * options.streams, options.streams, 1, [], limit_s, assault.tick)
+        broken = {record.error for record in load.records} - {UNFINISHED}
+        check(assault.began > 0, f"{name}: the streams ended before it began: {sorted(broken)}")
+        seen = assault.seen()
+    finally:
+        probes.close()
+        assault.close()
+    quiet = load.began + LEAD_S, load.began + LEAD_S + options.quiet_s
+    times = {"quiet": quiet, "beside": (assault.began, assault.began + options.attack_s + TRAIL_S)}
+    result: dict[str, Any] = {"attack": name, "what": (ATTACKS[name].__doc__ or "").strip()}
+    result["gap_ms"] = {when: describe(1000 * np.array(gaps(load, *span)), "ms", tail=2) for when, span in times.items()}
+    result["broken_streams"] = sorted(broken)
+    for kind in PAUSES_S:
+        asked = {when: probes.between(kind, *span) for when, span in times.items()}
+        result[f"{kind}_ms"] = {
+            when: describe([1000 * seconds for seconds, _ in found], "ms", tail=1) for when, found in asked.items()
+        }
+        counts = Counter(status for _, status in asked["beside"])
+        result[f"{kind}_statuses"] = {str(status or "none"): count for status, count in sorted(counts.items())}
+    return result | assault.memory.figures() | {"seen": seen}
+
+
+def benchmark(run: Run) -> None:
+    chosen = list(ATTACKS) if tuple(run.options.attack) == ("all",) else run.options.attack
+    if unknown := set(chosen) - set(ATTACKS):
+        raise UsageError(f"unknown attack {unknown.pop()!r}: one of {', '.join(ATTACKS)}")
+    cores, results = Cores(tuple(sorted(os.sched_getaffinity(0)))), []
+    step_us = int(1000 * run.options.step_ms)
+    with null_engine(run, null_step_us=step_us) as segment, tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys.toml"
+        keys.write_text(KEYS)
+        keys.chmod(0o600)
+        system = front_end(segment, f"--shutdown-s 600 --api-keys {keys}", f"prlimit --nofile={DESCRIPTORS}")
+        for number, name in enumerate(chosen):
+            run.progress(f"attack: {name}", number, len(chosen))
+            try:
+                with running(system, MODEL, cores, Path(folder) / "log", START_S, run.progress) as server:
+                    results.append(one_attack(name, server, segment, run.options))
+            except ServerError as error:
+                check(False, f"{name}: {error}")
+            row = results[-1]
+            quiet, beside = (row["gap_ms"][when]["p99"]["value"] for when in ("quiet", "beside"))
+            print(f"{name}: P99 gap {quiet:g} -> {beside:g} ms, {row['worker_mib']['peak']:g} MiB, {row['seen']}", flush=True)
+    broken = {row["attack"]: row["broken_streams"] for row in results if row["broken_streams"]}
+    check(not broken, f"streams broke: {broken}")
+    worst = max(results, key=times_quiet)
+    run.target(f"P99 gap of a stream to the quiet one, at worst ({worst['attack']})", times_quiet(worst), MOST_TIMES, "x")
+    most = max(results, key=lambda row: row["worker_mib"]["peak"])
+    run.target(f"memory of the worker, at most ({most['attack']})", most["worker_mib"]["peak"], MOST_MIB, "MiB")
+    run.write(__doc__, {"attacks": results})
+
+
+def times_quiet(row: dict[str, Any]) -> float:
+    """How many times the P99 gap is beside an attack what it is without."""
+    return float(row["gap_ms"]["beside"]["p99"]["value"] / row["gap_ms"]["quiet"]["p99"]["value"])
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        "serving.attacks",
+        "Streams of those who behave, beside attacks on their front end.",
+        benchmark,
+        attack=Flag(("all",), "names of attacks"),
+        streams=Flag(8),
+        step_ms=Flag(20.0, "of the null engine"),
+        quiet_s=Flag(8.0, "before an attack", smoke=1.0),
+        attack_s=Flag(15.0, "of an attack", smoke=2.0),
+        after_s=Flag(4.0, "after it", smoke=1.0),
+    )

@@ -1,0 +1,87 @@
+"""The attacks of the benchmark reach a server and do what they say; and how its figures are made. Nothing here is timed."""
+
+import asyncio
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import uvloop
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import serving
+from support.front_end.tiny_tokenizer import write_model
+
+from benchmarks.common.load import UNFINISHED, LoadResult, Record
+from benchmarks.serving.attackers import ATTACKS, Site
+from benchmarks.serving.attacks import gaps
+
+LONGEST_S = 60.0  # for all of them to show
+SCALE = 0.05
+# What the attacker gets to see, one of them; or a number of connections that the server has.
+EXPECTED = {
+    "idle connections": 1500 * SCALE,
+    "endless trailers": {"431", "ended: ConnectionResetError", "ended: BrokenPipeError"},
+    "unread pipelines": {"ended: ConnectionResetError", "ended: BrokenPipeError"},
+    "nested bodies": {"400", "413", "429", "503"},
+    "abandoned prompts": {"sent and left"},
+    "unfinished bodies": {"503"},
+    "refused connections": {"400"},
+    "flood of requests": {"200"},
+}
+
+
+def test_attacks_reach_their_limits(tmp_path: Path) -> None:
+    """All at a time; and the server serves beside them and after."""
+    seen: dict[str, Counter[str]] = {name: Counter() for name in EXPECTED}
+    with FakeEngine() as engine, serving(engine, write_model(tmp_path), api_key="k", body_room_mib=16) as server:
+        site, until = Site(server.port, "k", engine.segment_name, 0, SCALE), time.monotonic() + LONGEST_S
+        server.client.headers["authorization"] = "Bearer k"
+
+        def shown(name: str) -> bool:
+            expected = EXPECTED[name]
+            if isinstance(expected, set):
+                return bool(expected & seen[name].keys())
+            return len(server.server.server_state.connections) >= expected
+
+        hidden = set(EXPECTED)
+
+        async def run() -> None:
+            attacking: list[asyncio.Task[None]] = [
+                asyncio.create_task(ATTACKS[name](site, until, seen[name])) for name in EXPECTED
+            ]
+            while hidden and time.monotonic() < until:
+                hidden.difference_update(list(filter(shown, hidden)))
+                await asyncio.sleep(0.05)
+                assert not any(task.done() for task in attacking)
+            for task in attacking:
+                task.cancel()
+            await asyncio.wait(attacking)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(uvloop.run, run())
+            while not done.done():
+                assert server.client.get("/health").status_code == 200
+                time.sleep(0.1)
+            done.result()
+        assert not hidden, seen
+        assert server.complete([7], max_tokens=1).status_code == 200
+    assert not {"401", "500"} & set().union(*seen.values())
+
+
+def test_every_attack_is_tried_or_needs_more_than_a_front_end() -> None:
+    assert ATTACKS.keys() - EXPECTED.keys() == {"claiming front end", "drain"}
+    assert all(attack.__doc__ and "\n" not in attack.__doc__ for attack in ATTACKS.values())
+
+
+def test_gaps_count_where_they_touch_the_time() -> None:
+    """Also one that began before it, and one that did not end."""
+
+    def load(*streams: list[float]) -> LoadResult:
+        records = [Record(0.0, 0.0, 0, UNFINISHED, np.array(times)) for times in streams]
+        return LoadResult(records, np.zeros(1), 0.0, 100.0, 20.0)
+
+    assert gaps(load([1, 2, 3, 4, 5, 6]), 102.5, 104.5) == [1.0, 1.0, 1.0]
+    assert gaps(load([1, 2, 9]), 104, 105) == [7.0]
+    assert sorted(gaps(load([1, 2], [1, 19.5]), 104, 105)) == [18.0, 18.5]
+    assert gaps(load([19.5]), 101, 119) == []
