@@ -1,0 +1,86 @@
+"""The record of what a front end sent, against a plain list of pages in the order of their last use."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from blinkpy.dpu.fleet.prefix_record import PrefixRecord
+from blinkpy.queues.array_types import Int32
+
+
+class PlainRecord:
+    """One entry for each page: by the salt and all tokens up to its end."""
+
+    def __init__(self, page_size: int, most_pages: int):
+        self.page_size, self.most_pages = page_size, most_pages
+        self.pages: OrderedDict[tuple[int, ...], None] = OrderedDict()  # the one used longest ago first
+
+    def _names(self, prompt: Int32, salt: int) -> list[tuple[int, ...]]:
+        ends = range(self.page_size, len(prompt) + 1, self.page_size)
+        return [(salt, *prompt[:end].tolist()) for end in ends]
+
+    def match(self, prompt: Int32, salt: int) -> int:
+        names = self._names(prompt, salt)
+        return next((i for i, name in enumerate(names) if name not in self.pages), len(names))
+
+    def add(self, prompt: Int32, salt: int) -> None:
+        for name in reversed(self._names(prompt, salt)):
+            self.pages[name] = None
+            self.pages.move_to_end(name)
+        while len(self.pages) > self.most_pages:
+            self.pages.popitem(last=False)
+
+
+def random_prompt(rng: np.random.Generator, sent: list[Int32], longest: int) -> Int32:
+    """Of few tokens, so that many begin alike; or one that was sent before, cut and continued."""
+    prompt = rng.integers(0, 2, rng.integers(1, longest), dtype=np.int32)
+    if sent and rng.random() < 0.6:
+        before = sent[rng.integers(len(sent))]
+        prompt = np.concatenate((before[: rng.integers(len(before) + 1)], prompt[: rng.integers(longest)]))
+    return prompt[:longest] if len(prompt) else np.ones(1, np.int32)
+
+
+@pytest.mark.parametrize(("page_size", "most_pages"), [(1, 5), (2, 40), (4, 300)])
+def test_it_is_as_if_each_page_were_kept_by_itself(page_size: int, most_pages: int, rng: np.random.Generator) -> None:
+    record, plain = PrefixRecord(page_size, most_pages), PlainRecord(page_size, most_pages)
+    sent: list[Int32] = []
+    for _ in range(1500):
+        prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice([0, 1, 2**63 - 1]))
+        assert record.match(prompt.tobytes(), salt) == plain.match(prompt, salt)
+        if rng.random() < 0.7:
+            record.add(prompt.tobytes(), salt)
+            plain.add(prompt, salt)
+            sent.append(prompt)
+            assert record.match(prompt.tobytes(), salt) == plain.match(prompt, salt)
+        assert record.pages == len(plain.pages) <= most_pages
+    for prompt in sent[-50:]:
+        assert [record.match(prompt.tobytes(), salt) for salt in (0, 1, 3)] == [plain.match(prompt, salt) for salt in (0, 1, 3)]
+    record.clear()
+    assert (record.pages, len(record), record.match(sent[-1].tobytes(), 0)) == (0, 0, 0)
+
+
+def bytes_of(record: PrefixRecord) -> int:
+    """Of the text that the tree holds."""
+    return sum(len(node.edge) + len(node.key) for node in record._used)
+
+
+def test_a_flood_of_prompts_does_not_make_it_grow(rng: np.random.Generator) -> None:
+    """Long prompts, prompts of a page each, and prompts that part from each other page by page."""
+    page_size, most_pages = 16, 200
+    record = PrefixRecord(page_size, most_pages)
+    long = rng.integers(0, 1 << 16, 100 * page_size, dtype=np.int32)
+    for i in range(600):
+        parting = long[: (i % 100 + 2) * page_size].copy()
+        parting[-1] += i + 1
+        short = rng.integers(0, 1 << 16, 5 * page_size, dtype=np.int32)
+        for prompt in (parting, short, short[:page_size], np.concatenate((short, long)), long):
+            record.add(prompt.tobytes(), i % 3)
+            assert len(record) <= record.pages <= most_pages
+            assert bytes_of(record) <= most_pages * (2 * page_size * 4 + 8)
+
+
+def test_a_prompt_beyond_the_bound_leaves_its_beginning(rng: np.random.Generator) -> None:
+    record, prompt = PrefixRecord(4, 10), rng.integers(0, 9, 100, dtype=np.int32)
+    record.add(prompt.tobytes(), 0)
+    assert (record.pages, record.match(prompt.tobytes(), 0)) == (10, 10)
