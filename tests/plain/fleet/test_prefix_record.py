@@ -1,44 +1,11 @@
 """The record of what a front end sent, against a plain list of pages in the order of their last use."""
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
+from support.fleet.plain_placement import SALTS, PlainRecord, random_prompt
 
 from blinkpy.dpu.fleet.prefix_record import PrefixRecord
 from blinkpy.queues.array_types import Int32
-
-
-class PlainRecord:
-    """One entry for each page: by the salt and all tokens up to its end."""
-
-    def __init__(self, page_size: int, most_pages: int):
-        self.page_size, self.most_pages = page_size, most_pages
-        self.pages: OrderedDict[tuple[int, ...], None] = OrderedDict()  # the one used longest ago first
-
-    def _names(self, prompt: Int32, salt: int) -> list[tuple[int, ...]]:
-        ends = range(self.page_size, len(prompt) + 1, self.page_size)
-        return [(salt, *prompt[:end].tolist()) for end in ends]
-
-    def match(self, prompt: Int32, salt: int) -> int:
-        names = self._names(prompt, salt)
-        return next((i for i, name in enumerate(names) if name not in self.pages), len(names))
-
-    def add(self, prompt: Int32, salt: int) -> None:
-        for name in reversed(self._names(prompt, salt)):
-            self.pages[name] = None
-            self.pages.move_to_end(name)
-        while len(self.pages) > self.most_pages:
-            self.pages.popitem(last=False)
-
-
-def random_prompt(rng: np.random.Generator, sent: list[Int32], longest: int) -> Int32:
-    """Of few tokens, so that many begin alike; or one that was sent before, cut and continued."""
-    prompt = rng.integers(0, 2, rng.integers(1, longest), dtype=np.int32)
-    if sent and rng.random() < 0.6:
-        before = sent[rng.integers(len(sent))]
-        prompt = np.concatenate((before[: rng.integers(len(before) + 1)], prompt[: rng.integers(longest)]))
-    return prompt[:longest] if len(prompt) else np.ones(1, np.int32)
 
 
 @pytest.mark.parametrize(("page_size", "most_pages"), [(1, 5), (2, 40), (4, 300)])
@@ -46,7 +13,7 @@ def test_it_is_as_if_each_page_were_kept_by_itself(page_size: int, most_pages: i
     record, plain = PrefixRecord(page_size, most_pages), PlainRecord(page_size, most_pages)
     sent: list[Int32] = []
     for _ in range(1500):
-        prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice([0, 1, 2**63 - 1]))
+        prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
         assert record.match(prompt.tobytes(), salt) == plain.match(prompt, salt)
         if rng.random() < 0.7:
             record.add(prompt.tobytes(), salt)

@@ -1,0 +1,89 @@
+"""Placement: to which engine of a fleet a worker sends a request."""
+
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from blinkpy.dpu.fleet.engine_load import EngineLoad
+from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
+from blinkpy.dpu.fleet.prefix_record import PrefixRecord
+from blinkpy.queues.array_types import Int32
+
+__all__ = ["EngineLoad", "Placement"]
+
+RECORD_PAGES = 1 << 16
+LOG_S = 60.0  # from one line about a rule that fails to the next, at least
+
+logger = logging.getLogger("blinkpy.frontend")
+
+
+class Placement:
+    """For one worker. engines: how many there are. page_size: tokens. rule: of placement_rules, or a user's. record_pages: of the
+    prompts sent to one engine that are kept in mind; best as many as the engine has. seed: of the draws.
+
+    faults: calls in which the rule raised, or gave no engine that accepts; the least loaded one was chosen then.
+    """
+
+    def __init__(
+        self,
+        engines: int,
+        page_size: int,
+        *,
+        rule: Rule = prefix,
+        record_pages: int = RECORD_PAGES,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._rule, self._page_size, self._clock = rule, page_size, clock
+        self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
+        self._draws = random.Random(seed)
+        self._last: tuple[Int32 | None, bytes] = None, b""
+        self._number = 0
+        self._logged: float | None = None
+        self.faults = 0
+
+    def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
+        """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""
+        able = [load for load in loads if load.accepts]
+        if len(able) < 2:
+            return able[0].index if able else None
+        length, page = len(prompt), self._page_size
+        most = (length - 1) // page * page  # an engine computes one token at least
+        text = self._text(prompt)
+        cached = [min(record.match(text, salt) * page, most) for record in self._records]
+        request = PlacedRequest(self._number, length, cached, salt, self._draws.getrandbits(32))
+        self._number += 1
+        try:
+            chosen = self._rule(request, able)
+            for load in able:
+                if chosen is load:
+                    return load.index
+            self._fail(f"gave {chosen!r:.80}, which is none of the engines")
+        except (Exception, SystemExit) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(f"({frame.filename}, line {frame.lineno}) {traceback.format_exception_only(error)[-1].strip()}")
+        return least_loaded(request, able).index
+
+    def sent(self, engine: int, prompt: Int32, salt: int) -> None:
+        """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
+        if len(self._records) > 1:
+            self._records[engine].add(self._text(prompt), salt)
+
+    def forget(self, engine: int) -> None:
+        """An engine was started again: its prefix cache is empty."""
+        self._records[engine].clear()
+
+    def _text(self, prompt: Int32) -> bytes:
+        """A prompt as the records take it; that of choose() is kept for sent()."""
+        if prompt is not self._last[0]:
+            self._last = prompt, prompt.tobytes()
+        return self._last[1]
+
+    def _fail(self, what: str) -> None:
+        self.faults += 1
+        now = self._clock()
+        if self._logged is None or now - self._logged >= LOG_S:
+            self._logged = now
+            logger.error("placement %s; %d requests so far went to the least loaded engine", what, self.faults)

@@ -1,0 +1,41 @@
+"""Bugs on purpose in placement: each must be found by the storm of plain_placement. A patch that no longer fits is an error."""
+
+from support.seeded_bugs import Bug
+
+# fmt: off
+PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
+    "prefix_record": [
+        ("the salt of a prompt is not compared",
+         'key, node = salt.to_bytes(SALT_BYTES, "little") + prompt[:page]', "key, node = bytes(SALT_BYTES) + prompt[:page]"),
+        ("a prompt that leaves an edge is taken for the whole edge",
+         "return at // page + self._common(edge, prompt, at)", "return (at + len(edge)) // page"),
+        ("the rest of an edge counts as used with its beginning",
+         "node = self._split(child, common)", "self._split(child, common)"),
+        ("the beginning of a prompt is older than its end",
+         "        while node.parent is not None:\n            self._used[node] = None\n            self._used.move_to_end(node)\n"
+         "            node = node.parent\n",
+         "        path = []\n        while node.parent is not None:\n            path.append(node)\n"
+         "            node = node.parent\n"
+         "        for node in reversed(path):\n            self._used[node] = None\n            self._used.move_to_end(node)\n"),
+        ("pages behind a split hang on the wrong one", "upper.children[node.key] = node", "parent.children[node.key] = node"),
+        ("a record keeps a page too many", "while self.pages > self._most:", "while self.pages > self._most + 1:"),
+        ("a part of a page counts as a page", "end = len(prompt) // page * page", "end = len(prompt)"),
+        ("what is used again stays old", "self._used.move_to_end(node)", "pass"),
+        ("the last page of a common part is overlooked", "len(prompt) - at) // page\n", "len(prompt) - at) // page - 1\n"),
+    ],
+    "placement": [
+        ("an engine that accepts nothing is chosen", "[load for load in loads if load.accepts]", "list(loads)"),
+        ("a whole prompt counts as cached", "most = (length - 1) // page * page", "most = length // page * page"),
+        ("what a restarted engine had is remembered", "self._records[engine].clear()", "pass"),
+        ("all engines count as one", "self._records[engine].add(", "self._records[0].add("),
+        ("the prompt before is recorded", "if prompt is not self._last[0]:", "if self._last[0] is None:"),
+    ],
+    "placement_rules": [
+        ("a busy engine gets its prompts whatever it has to do", "<= saved + HURRY_TOKENS else least", "<= 1 << 40 else least"),
+        ("what is saved does not count", "<= saved + HURRY_TOKENS", "<= HURRY_TOKENS"),
+        ("the shortest prefix is looked for", "most = max([", "most = min(["),
+        ("waiting prompts are not seen", " + engine.waiting_tokens", ""),
+        ("the busiest engine counts as the least loaded", "least = min(works)", "least = max(works)"),
+    ],
+}.items() for what, before, after in bugs)
+# fmt: on
