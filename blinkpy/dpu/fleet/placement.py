@@ -38,6 +38,8 @@ class Placement:
     ):
         self._rule, self._page_size, self._clock = rule, page_size, clock
         self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
+        self._published = [(-1, -1, -1)] * engines  # what each told last
+        self._unseen = [0] * engines  # tokens of prompts that were sent since then
         self._draws = random.Random(seed)
         self._last: tuple[Int32 | None, bytes] = None, b""
         self._number = 0
@@ -53,7 +55,11 @@ class Placement:
         most = (length - 1) // page * page  # an engine computes one token at least
         text = self._text(prompt)
         cached = [min(record.match(text, salt) * page, most) for record in self._records]
-        request = PlacedRequest(self._number, length, cached, salt, self._draws.getrandbits(32))
+        for load in able:
+            published = load.waiting_tokens, load.running, load.free_pages
+            if published != self._published[load.index]:
+                self._published[load.index], self._unseen[load.index] = published, 0
+        request = PlacedRequest(self._number, length, cached, self._unseen, salt, self._draws.getrandbits(32))
         self._number += 1
         try:
             chosen = self._rule(request, able)
@@ -69,6 +75,7 @@ class Placement:
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
         """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
         if len(self._records) > 1:
+            self._unseen[engine] += len(prompt)
             self._records[engine].add(self._text(prompt), salt)
 
     def forget(self, engine: int) -> None:

@@ -16,17 +16,18 @@ from blinkpy.dpu.fleet.engine_load import EngineLoad
 FUNCTION = "choose"  # in a user's file
 ROW_TOKENS = 64
 """Tokens of prompts that take an engine about as long as one running request does, until its next prompts are done."""
-HURRY_TOKENS = 2048
-"""What an engine with a prompt's pages may have more to do than the least busy one, beyond the tokens that it saves."""
+AHEAD_TOKENS = 32768
+"""What an engine with a prompt's pages may have more to do than the least loaded one."""
 
 
 class PlacedRequest(NamedTuple):
     """What a rule may look at. cached: for each engine, by its index, tokens at the start of the prompt that are probably in its
-    prefix cache."""
+    prefix cache; unseen: tokens of the prompts that this worker sent there since the engine published anything new."""
 
     number: int  # of the request, in the order in which this worker placed them, from 0
     prompt_tokens: int
     cached: Sequence[int]
+    unseen: Sequence[int]
     salt: int  # of the key's part of the prefix cache; 0: none
     draw: int  # a random integer of 32 bits
 
@@ -50,15 +51,18 @@ def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> Engin
 
 
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """The engine with the longest part of the prompt in its prefix cache, unless it has HURRY_TOKENS more work than the least
-    loaded one, beyond the tokens that it saves; then the least loaded one."""
+    """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has AHEAD_TOKENS
+    more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
     least, cached = least_loaded(request, engines), request.cached
     most = max([cached[engine.index] for engine in engines])
     saved = most - cached[least.index]
     if saved == 0:
         return least
     best = least_loaded(request, [engine for engine in engines if cached[engine.index] == most])
-    return best if work(best) - work(least) <= saved + HURRY_TOKENS else least
+    if work(best) - work(least) > AHEAD_TOKENS:
+        return least
+    later = best.waiting_tokens + request.unseen[best.index] - least.waiting_tokens - request.unseen[least.index]
+    return best if later <= saved else least
 
 
 def round_robin(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:

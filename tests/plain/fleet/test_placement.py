@@ -10,7 +10,7 @@ import pytest
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
-from blinkpy.dpu.fleet.placement_rules import HURRY_TOKENS, SHIPPED_RULES, PlacedRequest, Rule, load_rule
+from blinkpy.dpu.fleet.placement_rules import AHEAD_TOKENS, SHIPPED_RULES, PlacedRequest, Rule, load_rule
 from blinkpy.queues.array_types import Int32
 
 PAGE, ENGINES = 16, 4
@@ -66,13 +66,33 @@ def test_a_part_of_a_page_and_the_last_token_are_not_counted(rng: np.random.Gene
     assert seen[-1] == [32, 48]
 
 
+def busy(waiting: int) -> list[EngineLoad]:
+    """Engines of which the first has prompts that wait."""
+    return [dataclasses.replace(load, waiting_tokens=waiting if load.index == 0 else 0) for load in loads(0, 0, 1, 1)]
+
+
 def test_an_engine_that_is_too_busy_does_not_get_its_prompts(placement: Placement, rng: np.random.Generator) -> None:
     prompt = tokens(rng, 64 * PAGE + 1)
     placement.sent(0, prompt, 0)
-    bound = HURRY_TOKENS + 64 * PAGE
-    assert placement.choose(prompt, 0, loads(bound, 0, 1, 1)) == 0
-    assert placement.choose(prompt, 0, loads(bound + 1, 0, 1, 1)) == 1
-    assert placement.choose(prompt, 0, loads(bound + 1, 1, 0, 1)) == 2
+    assert placement.choose(prompt, 0, busy(0)) == 0
+    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS, 0, 1, 1)) == 0
+    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS + 1, 0, 1, 1)) == 1
+    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS + 1, 1, 0, 1)) == 2
+    assert placement.choose(prompt, 0, busy(64 * PAGE)) == 0
+    assert placement.choose(prompt, 0, busy(64 * PAGE + 1)) == 1
+
+
+def test_many_at_once_that_begin_alike_are_spread(placement: Placement, rng: np.random.Generator) -> None:
+    """As soon as the engine publishes something, it counts what that says."""
+    start, chosen = tokens(rng, 64 * PAGE), []
+    for _ in range(12):
+        prompt = np.concatenate((start, tokens(rng, PAGE + 1)))
+        chosen.append(placement.choose(prompt, 0, loads(0, 0, 0, 0)))
+        placement.sent(chosen[-1], prompt, 0)
+    assert {chosen.count(engine) for engine in range(ENGINES)} == {3}
+    published = [dataclasses.replace(load, running=3) for load in loads(0, 0, 0, 0)]
+    home = placement.choose(prompt, 0, published)
+    assert home == chosen[-1], "its prompt is there to the last page"
 
 
 @pytest.mark.parametrize("rule", SHIPPED_RULES)

@@ -1,6 +1,7 @@
 """The default placement once more, as plainly as can be, and a storm that compares the two."""
 
 import importlib
+import itertools
 from collections import OrderedDict
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from blinkpy.queues.array_types import Int32
 
 SALTS = (0, 1, 2**63 - 1)
-ROW_TOKENS, HURRY_TOKENS = 64, 2048
+ROW_TOKENS, AHEAD_TOKENS = 64, 32768
 
 
 class PlainRecord:
@@ -41,21 +42,34 @@ class PlainPlacement:
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
         self.page_size, self.most_pages = page_size, most_pages
+        self.told, self.unseen = dict.fromkeys(range(engines)), [0] * engines
         self.records = [PlainRecord(page_size, most_pages) for _ in range(engines)]
 
     def right(self, prompt: Int32, salt: int, loads: list[Any]) -> set[int | None]:
         cost = {e.index: e.tokens_in_flight + e.waiting_tokens + ROW_TOKENS * e.running for e in loads if e.accepts}
-        if not cost:
-            return {None}
+        if len(cost) < 2:
+            return {next(iter(cost), None)}
         cached = {i: self.records[i].match(prompt[:-1], salt) * self.page_size for i in cost}
         least = {i for i in cost if cost[i] == min(cost.values())}
         homes = {i for i in cost if cached[i] == max(cached.values())}
         homes = {i for i in homes if cost[i] == min(cost[home] for home in homes)}
+        wait = {load.index: load.waiting_tokens + self._unseen(load) for load in loads if load.accepts}
         right = set[int | None]()
-        for i in least:  # it depends on which of several equal ones is compared with
-            saved = max(cached.values()) - cached[i]
-            right |= homes if saved and min(cost[home] for home in homes) - cost[i] <= saved + HURRY_TOKENS else {i}
+        for i, home in itertools.product(least, homes):  # it depends on which of several equal ones are compared
+            saved = cached[home] - cached[i]
+            right.add(home if saved and cost[home] - cost[i] <= AHEAD_TOKENS and wait[home] - wait[i] <= saved else i)
         return right
+
+    def _unseen(self, load: Any) -> int:
+        """Tokens sent to an engine since it published something new."""
+        told = load.waiting_tokens, load.running, load.free_pages
+        if self.told[load.index] != told:
+            self.told[load.index], self.unseen[load.index] = told, 0
+        return self.unseen[load.index]
+
+    def sent(self, engine: int, prompt: Int32, salt: int) -> None:
+        self.records[engine].add(prompt, salt)
+        self.unseen[engine] += len(prompt)
 
     def forget(self, engine: int) -> None:
         self.records[engine] = PlainRecord(self.page_size, self.most_pages)
@@ -79,10 +93,13 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
         PlainPlacement(engines, page_size, most_pages),
     )
     sent: list[Int32] = []
+    numbers = np.zeros(0, np.int64)
     for call in range(calls):
         prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
-        spread = int(rng.choice([1, 30, 3000]))  # how much loads differ
-        numbers = rng.integers(0, spread, (engines, 3))
+        if rng.random() < 0.5 or not numbers.size:  # else they have published nothing new
+            spread = int(rng.choice([1, 30, 3000]))  # how much loads differ
+            numbers = rng.integers(0, spread, (engines, 3))
+            numbers[:, 2] *= int(rng.choice([1, 40]))
         loads = [
             module.EngineLoad(i, 9, int(waiting), int(running) // 64, 9, int(flying), bool(rng.random() < 0.8))
             for i, (waiting, running, flying) in enumerate(numbers)
@@ -94,7 +111,7 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
             return f"call {call}: the rule failed"
         if chosen is not None:
             placement.sent(chosen, prompt, salt)
-            plain.records[chosen].add(prompt, salt)
+            plain.sent(chosen, prompt, salt)
             sent.append(prompt)
         if rng.random() < 0.01:
             lost = int(rng.integers(engines))
