@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import grid_summary, part_tables, serving_tables, words
-from benchmarks.report.figure_files import digest, draw_predictions, draw_rings, draw_soak, save_figure, shows
+from benchmarks.report.figure_files import digest, draw_fleet, draw_predictions, draw_rings, draw_soak, save_figure, shows
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "steps": part_tables.steps,
     "cpu": part_tables.cpu,
     "capacity": part_tables.capacity,
+    "fleet": part_tables.fleet,
     "window_cache": part_tables.window_cache,
     "quantised": part_tables.quantised,
     "tests": lambda results: {"tests": gpu_tests(found) if (found := results.read("gpu_tests")) else ""},
@@ -62,6 +63,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     "capacity": draw_predictions,
     "soak": draw_soak,
     "window_cache": draw_rings,
+    "fleet_placement": draw_fleet,
 }
 
 

@@ -2,8 +2,8 @@
 
 The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/fleet_check/fleet_simulation.py), and so is
 the placement; only the clock is synthetic: a step takes step_us, row_us for each decoding row and token_us for each token of a
-prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all. The cost of a choice is that
-of choose() and sent() together, for prompts of 1,000 tokens that begin like others, on this machine.
+prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all. The cost of a choice is
+that of choose() and sent() together, for prompts of 1,000 tokens that begin like others, on this machine.
 """
 
 import statistics

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
-from blinkpy.dpu.fleet.prefix_record import PrefixRecord
+from blinkpy.dpu.fleet.prefix_record import ITEM_BYTES, PrefixRecord, first_key
 from blinkpy.queues.array_types import Int32
 
 __all__ = ["EngineLoad", "Placement"]
@@ -41,7 +41,8 @@ class Placement:
         self._published = [(-1, -1, -1)] * engines  # what each told last
         self._unseen = [0] * engines  # tokens of prompts that were sent since then
         self._draws = random.Random(seed)
-        self._last: tuple[Int32 | None, bytes] = None, b""
+        self._last: Int32 | None = None
+        self._last_salt, self._last_named = 0, (b"", b"")
         self._number = 0
         self._logged: float | None = None
         self.faults = 0
@@ -52,9 +53,9 @@ class Placement:
         if len(able) < 2:
             return able[0].index if able else None
         length, page = len(prompt), self._page_size
-        most = (length - 1) // page * page  # an engine computes one token at least
-        text = self._text(prompt)
-        cached = [min(record.match(text, salt) * page, most) for record in self._records]
+        text, key = self._named(prompt, salt)
+        usable = text[: (length - 1) // page * page * ITEM_BYTES]  # an engine computes one token at least
+        cached = [record.match(usable, key) * page for record in self._records]
         for load in able:
             published = load.waiting_tokens, load.running, load.free_pages
             if published != self._published[load.index]:
@@ -76,17 +77,18 @@ class Placement:
         """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
         if len(self._records) > 1:
             self._unseen[engine] += len(prompt)
-            self._records[engine].add(self._text(prompt), salt)
+            self._records[engine].add(*self._named(prompt, salt))
 
     def forget(self, engine: int) -> None:
         """An engine was started again: its prefix cache is empty."""
         self._records[engine].clear()
 
-    def _text(self, prompt: Int32) -> bytes:
-        """A prompt as the records take it; that of choose() is kept for sent()."""
-        if prompt is not self._last[0]:
-            self._last = prompt, prompt.tobytes()
-        return self._last[1]
+    def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:
+        """A prompt as the records take it, and its key; those of choose() are kept for sent()."""
+        if prompt is not self._last or salt != self._last_salt:
+            text = prompt.tobytes()
+            self._last, self._last_salt, self._last_named = prompt, salt, (text, first_key(text, salt, self._page_size))
+        return self._last_named
 
     def _fail(self, what: str) -> None:
         self.faults += 1

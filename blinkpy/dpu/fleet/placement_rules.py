@@ -16,7 +16,7 @@ from blinkpy.dpu.fleet.engine_load import EngineLoad
 FUNCTION = "choose"  # in a user's file
 ROW_TOKENS = 64
 """Tokens of prompts that take an engine about as long as one running request does, until its next prompts are done."""
-AHEAD_TOKENS = 32768
+EXTRA_TOKENS = 32768
 """What an engine with a prompt's pages may have more to do than the least loaded one."""
 
 
@@ -42,6 +42,8 @@ def work(engine: EngineLoad) -> int:
 
 def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the least work; equal ones take turns."""
+    if len(engines) == 1:
+        return engines[0]
     works = [work(engine) for engine in engines]
     least = min(works)
     if works.count(least) == 1:
@@ -51,7 +53,7 @@ def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> Engin
 
 
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has AHEAD_TOKENS
+    """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
     more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
     least, cached = least_loaded(request, engines), request.cached
     most = max([cached[engine.index] for engine in engines])
@@ -59,7 +61,7 @@ def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     if saved == 0:
         return least
     best = least_loaded(request, [engine for engine in engines if cached[engine.index] == most])
-    if work(best) - work(least) > AHEAD_TOKENS:
+    if work(best) - work(least) > EXTRA_TOKENS:
         return least
     later = best.waiting_tokens + request.unseen[best.index] - least.waiting_tokens - request.unseen[least.index]
     return best if later <= saved else least

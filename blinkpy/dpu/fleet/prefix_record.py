@@ -14,6 +14,11 @@ SALT_BYTES = 8
 ITEM_BYTES = 4  # of a token
 
 
+def first_key(prompt: bytes, salt: int, page_size: int) -> bytes:
+    """By which records know the first page of a prompt, and with it all that follow. salt: in [0, 2**63)."""
+    return salt.to_bytes(SALT_BYTES, "little") + prompt[: page_size * ITEM_BYTES]
+
+
 class _Node:
     """Pages that follow each other. edge: their bytes; key: by which the parent's children have this node."""
 
@@ -28,7 +33,7 @@ class PrefixRecord:
     """page_size: tokens. most_pages: that are kept in mind, at least 1; one takes some 600 bytes where no prompts have a common
     start and each is a page long, and 4 bytes a token where they are long.
 
-    Prompts are bytes, of int32 tokens; salts lie in [0, 2**63).
+    Prompts are bytes, of int32 tokens.
     """
 
     def __init__(self, page_size: int, most_pages: int):
@@ -45,10 +50,9 @@ class PrefixRecord:
         """Nodes of the tree, at most as many as pages."""
         return len(self._used)
 
-    def match(self, prompt: bytes, salt: int) -> int:
-        """Pages at the start of a prompt that are known. Uses none."""
+    def match(self, prompt: bytes, key: bytes) -> int:
+        """Pages at the start of a prompt that are known. Uses none. key: see first_key."""
         page, at, end = self._page, 0, len(prompt)
-        key = salt.to_bytes(SALT_BYTES, "little") + prompt[:page]
         children = self._root.children
         while at + page <= end and (node := children.get(key)) is not None:
             edge = node.edge
@@ -58,11 +62,10 @@ class PrefixRecord:
             key, children = prompt[at : at + page], node.children
         return at // page
 
-    def add(self, prompt: bytes, salt: int) -> None:
-        """Note that a prompt was sent; the tokens behind its last full page are left out."""
-        page, at = self._page, 0
+    def add(self, prompt: bytes, key: bytes) -> None:
+        """Note that a prompt was sent; the tokens behind its last full page are left out. key: see first_key."""
+        page, at, node = self._page, 0, self._root
         end = len(prompt) // page * page
-        key, node = salt.to_bytes(SALT_BYTES, "little") + prompt[:page], self._root
         while at < end and (child := node.children.get(key)) is not None:
             edge, node = child.edge, child
             if not prompt.startswith(edge, at):

@@ -10,7 +10,7 @@ import pytest
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
-from blinkpy.dpu.fleet.placement_rules import AHEAD_TOKENS, SHIPPED_RULES, PlacedRequest, Rule, load_rule
+from blinkpy.dpu.fleet.placement_rules import EXTRA_TOKENS, SHIPPED_RULES, PlacedRequest, Rule, load_rule
 from blinkpy.queues.array_types import Int32
 
 PAGE, ENGINES = 16, 4
@@ -75,9 +75,9 @@ def test_an_engine_that_is_too_busy_does_not_get_its_prompts(placement: Placemen
     prompt = tokens(rng, 64 * PAGE + 1)
     placement.sent(0, prompt, 0)
     assert placement.choose(prompt, 0, busy(0)) == 0
-    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS, 0, 1, 1)) == 0
-    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS + 1, 0, 1, 1)) == 1
-    assert placement.choose(prompt, 0, loads(AHEAD_TOKENS + 1, 1, 0, 1)) == 2
+    assert placement.choose(prompt, 0, loads(EXTRA_TOKENS, 0, 1, 1)) == 0
+    assert placement.choose(prompt, 0, loads(EXTRA_TOKENS + 1, 0, 1, 1)) == 1
+    assert placement.choose(prompt, 0, loads(EXTRA_TOKENS + 1, 1, 0, 1)) == 2
     assert placement.choose(prompt, 0, busy(64 * PAGE)) == 0
     assert placement.choose(prompt, 0, busy(64 * PAGE + 1)) == 1
 

@@ -8,12 +8,12 @@ from support.fleet.placement_bugs import PLACEMENT_BUGS
 from support.fleet.plain_placement import placement_storm
 from support.seeded_bugs import Bug, planted
 
-STORMS, CALLS = 12, 150
+STORMS, REQUESTS = 12, 150
 
 
 def test_it_chooses_as_its_plain_form_does(rng: np.random.Generator) -> None:
     for _ in range(STORMS):
-        assert placement_storm(rng, CALLS) == ""
+        assert placement_storm(rng, REQUESTS) == ""
 
 
 @pytest.mark.parametrize("bug", PLACEMENT_BUGS, ids=lambda bug: bug.what)
@@ -31,6 +31,6 @@ def test_a_bug_of_placement_is_found(bug: Bug) -> None:
 
 def _said(seed: int, module: object) -> str:
     try:
-        return placement_storm(np.random.default_rng(seed), CALLS, module)  # type: ignore[arg-type]
+        return placement_storm(np.random.default_rng(seed), REQUESTS, module)  # type: ignore[arg-type]
     except Exception as error:
         return type(error).__name__

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from support.fleet.plain_placement import SALTS, PlainRecord, random_prompt
 
-from blinkpy.dpu.fleet.prefix_record import PrefixRecord
+from blinkpy.dpu.fleet.prefix_record import PrefixRecord, first_key
 from blinkpy.queues.array_types import Int32
+
+
+def named(prompt: Int32, salt: int, page_size: int) -> tuple[bytes, bytes]:
+    """A prompt as a record takes it."""
+    return prompt.tobytes(), first_key(prompt.tobytes(), salt, page_size)
 
 
 @pytest.mark.parametrize(("page_size", "most_pages"), [(1, 5), (2, 40), (4, 300)])
@@ -14,17 +19,19 @@ def test_it_is_as_if_each_page_were_kept_by_itself(page_size: int, most_pages: i
     sent: list[Int32] = []
     for _ in range(1500):
         prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
-        assert record.match(prompt.tobytes(), salt) == plain.match(prompt, salt)
+        assert record.match(*named(prompt, salt, page_size)) == plain.match(prompt, salt)
         if rng.random() < 0.7:
-            record.add(prompt.tobytes(), salt)
+            record.add(*named(prompt, salt, page_size))
             plain.add(prompt, salt)
             sent.append(prompt)
-            assert record.match(prompt.tobytes(), salt) == plain.match(prompt, salt)
+            assert record.match(*named(prompt, salt, page_size)) == plain.match(prompt, salt)
         assert record.pages == len(plain.pages) <= most_pages
     for prompt in sent[-50:]:
-        assert [record.match(prompt.tobytes(), salt) for salt in (0, 1, 3)] == [plain.match(prompt, salt) for salt in (0, 1, 3)]
+        assert [record.match(*named(prompt, salt, page_size)) for salt in (0, 1, 3)] == [
+            plain.match(prompt, salt) for salt in (0, 1, 3)
+        ]
     record.clear()
-    assert (record.pages, len(record), record.match(sent[-1].tobytes(), 0)) == (0, 0, 0)
+    assert (record.pages, len(record), record.match(*named(sent[-1], 0, page_size))) == (0, 0, 0)
 
 
 def bytes_of(record: PrefixRecord) -> int:
@@ -42,12 +49,12 @@ def test_a_flood_of_prompts_does_not_make_it_grow(rng: np.random.Generator) -> N
         parting[-1] += i + 1
         short = rng.integers(0, 1 << 16, 5 * page_size, dtype=np.int32)
         for prompt in (parting, short, short[:page_size], np.concatenate((short, long)), long):
-            record.add(prompt.tobytes(), i % 3)
+            record.add(*named(prompt, i % 3, page_size))
             assert len(record) <= record.pages <= most_pages
             assert bytes_of(record) <= most_pages * (2 * page_size * 4 + 8)
 
 
 def test_a_prompt_beyond_the_bound_leaves_its_beginning(rng: np.random.Generator) -> None:
     record, prompt = PrefixRecord(4, 10), rng.integers(0, 9, 100, dtype=np.int32)
-    record.add(prompt.tobytes(), 0)
-    assert (record.pages, record.match(prompt.tobytes(), 0)) == (10, 10)
+    record.add(*named(prompt, 0, 4))
+    assert (record.pages, record.match(*named(prompt, 0, 4))) == (10, 10)

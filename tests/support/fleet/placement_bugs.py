@@ -6,7 +6,7 @@ from support.seeded_bugs import Bug
 PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
     "prefix_record": [
         ("the salt of a prompt is not compared",
-         'key, node = salt.to_bytes(SALT_BYTES, "little") + prompt[:page]', "key, node = bytes(SALT_BYTES) + prompt[:page]"),
+         'return salt.to_bytes(SALT_BYTES, "little") + ', "return bytes(SALT_BYTES) + "),
         ("a prompt that leaves an edge is taken for the whole edge",
          "return at // page + self._common(edge, prompt, at)", "return (at + len(edge)) // page"),
         ("the rest of an edge counts as used with its beginning",
@@ -25,14 +25,14 @@ PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
     ],
     "placement": [
         ("an engine that accepts nothing is chosen", "[load for load in loads if load.accepts]", "list(loads)"),
-        ("a whole prompt counts as cached", "most = (length - 1) // page * page", "most = length // page * page"),
+        ("a whole prompt counts as cached", "(length - 1) // page * page * ITEM", "length // page * page * ITEM"),
         ("what a restarted engine had is remembered", "self._records[engine].clear()", "pass"),
         ("all engines count as one", "self._records[engine].add(", "self._records[0].add("),
         ("what an engine has seen is counted as unseen", "] = published, 0", "] = published, self._unseen[load.index]"),
-        ("the prompt before is recorded", "if prompt is not self._last[0]:", "if self._last[0] is None:"),
+        ("the prompt before is recorded", "if prompt is not self._last or salt", "if self._last is None or salt"),
     ],
     "placement_rules": [
-        ("a busy engine gets its prompts whatever it has to do", "> AHEAD_TOKENS:", "> 1 << 40:"),
+        ("a busy engine gets its prompts whatever it has to do", "> EXTRA_TOKENS:", "> 1 << 40:"),
         ("prompts go where they wait for longer than they save",
          "return best if later <= saved else", "return best if later >= 0 else"),
         ("what was just sent does not count", " + request.unseen[best.index]", ""),

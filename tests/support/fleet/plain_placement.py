@@ -11,7 +11,7 @@ import numpy as np
 from blinkpy.queues.array_types import Int32
 
 SALTS = (0, 1, 2**63 - 1)
-ROW_TOKENS, AHEAD_TOKENS = 64, 32768
+ROW_TOKENS, EXTRA_TOKENS = 64, 32768
 
 
 class PlainRecord:
@@ -57,7 +57,7 @@ class PlainPlacement:
         right = set[int | None]()
         for i, home in itertools.product(least, homes):  # it depends on which of several equal ones are compared
             saved = cached[home] - cached[i]
-            right.add(home if saved and cost[home] - cost[i] <= AHEAD_TOKENS and wait[home] - wait[i] <= saved else i)
+            right.add(home if saved and cost[home] - cost[i] <= EXTRA_TOKENS and wait[home] - wait[i] <= saved else i)
         return right
 
     def _unseen(self, load: Any) -> int:
