@@ -22,7 +22,7 @@ from blinkpy.verify.policy_check.timed_server import ServerModel
 
 DEFAULT = "prefix"
 BASELINES = [name for name in SHIPPED_RULES if name != DEFAULT]
-MACHINE = {
+MACHINE: dict[str, Any] = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 2048,
     "page_size": 16,

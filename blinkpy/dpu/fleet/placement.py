@@ -54,13 +54,13 @@ class Placement:
             return able[0].index if able else None
         length, page = len(prompt), self._page_size
         text, key = self._named(prompt, salt)
-        usable = text[: (length - 1) // page * page * ITEM_BYTES]  # an engine computes one token at least
+        usable = text if length % page else text[: -page * ITEM_BYTES]  # an engine computes one token at least
         cached = [record.match(usable, key) * page for record in self._records]
         for load in able:
             published = load.waiting_tokens, load.running, load.free_pages
             if published != self._published[load.index]:
                 self._published[load.index], self._unseen[load.index] = published, 0
-        request = PlacedRequest(self._number, length, cached, self._unseen, salt, self._draws.getrandbits(32))
+        request = PlacedRequest(self._number, length, cached, self._unseen.copy(), salt, self._draws.getrandbits(32))
         self._number += 1
         try:
             chosen = self._rule(request, able)

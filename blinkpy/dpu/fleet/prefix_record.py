@@ -64,7 +64,7 @@ class PrefixRecord:
 
     def add(self, prompt: bytes, key: bytes) -> None:
         """Note that a prompt was sent; the tokens behind its last full page are left out. key: see first_key."""
-        page, at, node = self._page, 0, self._root
+        page, at, node, used = self._page, 0, self._root, self._used.move_to_end
         end = len(prompt) // page * page
         while at < end and (child := node.children.get(key)) is not None:
             edge, node = child.edge, child
@@ -82,10 +82,9 @@ class PrefixRecord:
                 node.edge += prompt[at:end]  # all of it is used now
             else:
                 node.children[key] = leaf = _Node(prompt[at:end], key, node)
-                node = leaf
+                self._used[leaf] = None
         while node.parent is not None:
-            self._used[node] = None
-            self._used.move_to_end(node)
+            used(node)
             node = node.parent
         while self.pages > self._most:
             self._cut()
@@ -110,6 +109,7 @@ class PrefixRecord:
         parent.children[node.key] = upper
         node.edge, node.key, node.parent = node.edge[length:], node.edge[length : length + self._page], upper
         upper.children[node.key] = node
+        self._used[upper] = None
         return upper
 
     def _cut(self) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES, load_rule
 from blinkpy.process_exit import print_error
@@ -23,12 +24,11 @@ def run_fleet_check(options: CheckOptions) -> int:
     rules = {**({named: load_rule(named)} if named else {}), **SHIPPED_RULES}
     policy = vetted_policy(options.policy or POLICY)
     machine = ServerModel(*(getattr(options, field.name) for field in dataclasses.fields(ServerModel)))
-    load = {"requests": options.requests, "rate": options.rate, "seed": options.seed}
+    load: dict[str, Any] = {"requests": options.requests, "rate": options.rate, "seed": options.seed}
     progress, found = Progress(), list[FleetFigures]()
     errors = []
     try:
-        begin = lambda what: progress(f"simulating {options.fleet} engines: {what}")  # noqa: E731
-        for figures in compare(rules, policy, machine, options.fleet, **load, begin=begin):
+        for figures in compare(rules, policy, machine, options.fleet, **load, begin=lambda what: progress(f"simulating {what}")):
             found.append(figures)
     except StuckError as error:
         errors.append(str(error))

@@ -12,20 +12,18 @@ PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
         ("the rest of an edge counts as used with its beginning",
          "node = self._split(child, common)", "self._split(child, common)"),
         ("the beginning of a prompt is older than its end",
-         "        while node.parent is not None:\n            self._used[node] = None\n            self._used.move_to_end(node)\n"
-         "            node = node.parent\n",
+         "        while node.parent is not None:\n            used(node)\n            node = node.parent\n",
          "        path = []\n        while node.parent is not None:\n            path.append(node)\n"
-         "            node = node.parent\n"
-         "        for node in reversed(path):\n            self._used[node] = None\n            self._used.move_to_end(node)\n"),
+         "            node = node.parent\n        for node in reversed(path):\n            used(node)\n"),
         ("pages behind a split hang on the wrong one", "upper.children[node.key] = node", "parent.children[node.key] = node"),
         ("a record keeps a page too many", "while self.pages > self._most:", "while self.pages > self._most + 1:"),
         ("pages are counted twice", "self.pages += (end - at) // page", "self.pages += 2 * (end - at) // page"),
-        ("what is used again stays old", "self._used.move_to_end(node)", "pass"),
+        ("what is used again stays old", "            used(node)\n", ""),
         ("the last page of a common part is overlooked", "len(prompt) - at) // page\n", "len(prompt) - at) // page - 1\n"),
     ],
     "placement": [
         ("an engine that accepts nothing is chosen", "[load for load in loads if load.accepts]", "list(loads)"),
-        ("a whole prompt counts as cached", "(length - 1) // page * page * ITEM", "length // page * page * ITEM"),
+        ("a whole prompt counts as cached", "text if length % page else", "text if length else"),
         ("what a restarted engine had is remembered", "self._records[engine].clear()", "pass"),
         ("all engines count as one", "self._records[engine].add(", "self._records[0].add("),
         ("what an engine has seen is counted as unseen", "] = published, 0", "] = published, self._unseen[load.index]"),

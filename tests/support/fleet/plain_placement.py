@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.array_types import Int32, Int64
 
 SALTS = (0, 1, 2**63 - 1)
 ROW_TOKENS, EXTRA_TOKENS = 64, 32768
@@ -93,7 +93,7 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
         PlainPlacement(engines, page_size, most_pages),
     )
     sent: list[Int32] = []
-    numbers = np.zeros(0, np.int64)
+    numbers: Int64 = np.zeros(0, np.int64)
     for call in range(calls):
         prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
         if rng.random() < 0.5 or not numbers.size:  # else they have published nothing new
@@ -101,8 +101,8 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
             numbers = rng.integers(0, spread, (engines, 3))
             numbers[:, 2] *= int(rng.choice([1, 40]))
         loads = [
-            module.EngineLoad(i, 9, int(waiting), int(running) // 64, 9, int(flying), bool(rng.random() < 0.8))
-            for i, (waiting, running, flying) in enumerate(numbers)
+            module.EngineLoad(i, 9, waiting, running // 64, 9, flying, bool(rng.random() < 0.8))
+            for i, (waiting, running, flying) in enumerate(numbers.tolist())
         ]
         chosen, right = placement.choose(prompt, salt, loads), plain.right(prompt, salt, loads)
         if chosen not in right:
