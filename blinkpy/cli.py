@@ -70,7 +70,7 @@ MODEL_HELP = "look whether a model can be served and what it needs, before its w
 CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
 TOOLS = (
     Tool("check-model", MODEL_HELP, "model", "serving.model_check"),
-    Tool("check", "check a scheduling policy and compare it with the shipped ones", "policy", CHECK),
+    Tool("check", "check a scheduling policy, or a placement, and compare it with the shipped ones", "policy?", CHECK),
     Tool("record", "save the last steps of a running engine", "name?", REPLAY),
     Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
     Tool("top", "watch running servers, in a terminal", "servers*", "top.top"),

@@ -17,6 +17,7 @@ This page is generated from the options in `blinkpy/config.py` by `make docs`; a
     blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
     blinkpy check-model MODEL [options]  look whether a model can be served and what it needs, before its weights are read
     blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
+    blinkpy check --fleet N [options]    check how requests are placed on the engines of a fleet
     blinkpy record [NAME] [options]      save the last steps of a running engine
     blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
     blinkpy top [SERVERS] [options]      watch running servers, in a terminal

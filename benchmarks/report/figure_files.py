@@ -72,6 +72,24 @@ def draw_predictions(document: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_fleet(document: dict[str, Any]) -> Any:
+    """P99 of TTFT and prefix hits of each placement, a group of bars for each workload."""
+    workloads = document["results"]["workloads"]
+    names = list(next(iter(workloads.values())))
+    figure, axes = figure_row(2, height=3.4)
+    panels = (("ttft_p99", 1000, "P99 TTFT, ms (simulated)"), ("hit_rate", 100, "prefix hits, % of the prompts' tokens"))
+    for ax, (key, unit, label) in zip(axes, panels, strict=True):
+        for i, name in enumerate(names):
+            values = [unit * its[name][key] for its in workloads.values()]
+            color = "lightgray" if name.startswith("(") else f"C{i}"
+            ax.bar(np.arange(len(values)) + 0.16 * i, values, 0.15, label=name, color=color)
+        ax.set_xticks(np.arange(len(workloads)) + 0.16 * (len(names) - 1) / 2, list(workloads))
+        ax.set(ylabel=label)
+        ax.grid(alpha=0.3, axis="y")
+    axes[0].legend(fontsize=7)
+    return figure
+
+
 def draw_soak(document: dict[str, Any]) -> Any:
     """Private memory of each process over time, in percent of its first look."""
     figure, ax = figure_row(width=7.0, height=3.2)

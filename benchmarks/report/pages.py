@@ -17,7 +17,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
 from benchmarks.report import front_end_tables, grid_summary, part_tables, serving_tables, words
-from benchmarks.report.figure_files import digest, draw_attacks, draw_predictions, draw_rings, draw_soak, save_figure, shows
+from benchmarks.report.figure_files import (
+    digest,
+    draw_attacks,
+    draw_fleet,
+    draw_predictions,
+    draw_rings,
+    draw_soak,
+    save_figure,
+    shows,
+)
 from benchmarks.report.gpu_tests import gpu_tests
 from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
@@ -50,6 +59,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "steps": part_tables.steps,
     "cpu": part_tables.cpu,
     "capacity": part_tables.capacity,
+    "fleet": part_tables.fleet,
     "window_cache": part_tables.window_cache,
     "quantised": part_tables.quantised,
     "attacks": front_end_tables.attacks,
@@ -65,6 +75,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     "soak": draw_soak,
     "attacks": draw_attacks,
     "window_cache": draw_rings,
+    "fleet_placement": draw_fleet,
 }
 
 

@@ -202,6 +202,18 @@ def window_cache(results: Results) -> dict[str, Any]:
     return {"head": head, "rows": rows}
 
 
+def fleet(results: Results) -> dict[str, Any]:
+    """Placements, a row for each workload and rule."""
+    found = results.read("fleet_placement").get("results", {})
+    rows = []
+    for workload, placements in found.get("workloads", {}).items():
+        for name, its in placements.items():
+            times = [f"{1000 * its[key]:.0f}" for key in ("ttft_p50", "ttft_p99")]
+            rows.append([workload, name, *times, percent(its["hit_rate"], 1), f"{its['balance']:.2f}"])
+    head = ["workload", "placement", "TTFT P50, ms", "P99", "prefix hits", "busiest engine, to the mean"]
+    return {"head": head, "rows": rows, "found": found}
+
+
 def quantised(results: Results) -> dict[str, Any]:
     """What FP8 weights cost in perplexity, for each dtype."""
     found = results.read("quantised_perplexity").get("results", {})

@@ -23,6 +23,7 @@ COUNTERS = {
     "refused_max_waiting_s": "Requests refused because they had waited too long for a slot",
     "refused_waiting_tokens": "Requests refused because too many tokens of their key waited (waiting_tokens)",
     "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",
+    "placement_faults": "Requests that went to the least loaded engine because the placement raised, or gave none",
     "moves": "Requests that went on in another engine",
     "moves_refused": "Requests that lost their engine and could not, in time or at all",
     "stray_completions": "Completions for slots without a request; should stay 0",

@@ -26,6 +26,7 @@ from blinkpy.dpu.fleet.engine_list import engine_configs
 from blinkpy.dpu.fleet.fleet import EngineEntry, Fleet
 from blinkpy.dpu.fleet.fleet_options import FleetOptions
 from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
+from blinkpy.dpu.fleet.placement_rules import load_rule
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
@@ -212,7 +213,8 @@ def _make_fleet(
     each: Sequence[EngineStarts | None] = starts or [None] * len(configs)
     entries = [entry(label, link_config, own) for (label, link_config), own in zip(configs.items(), each, strict=True)]
     options = config.extension(FleetOptions)
-    return Fleet(entries, metrics, most_moves=options.max_moves, move_timeout_s=options.move_timeout_s)
+    rule = load_rule(options.placement)
+    return Fleet(entries, metrics, rule=rule, most_moves=options.max_moves, move_timeout_s=options.move_timeout_s)
 
 
 def may_meter(config: Config) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
+from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.dpu.watch.log_output import start_logging
 from blinkpy.models.weights.model_folder import find_model
@@ -61,6 +62,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
 
         try:
             check_access(config)
+            check_placement(config, config.engine.data_parallel_size)
             config = find_model(config, progress)
             starts_fd = os.memfd_create("blinkpy-engine-starts")
             stack.callback(os.close, starts_fd)

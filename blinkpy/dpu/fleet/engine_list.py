@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
+from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import segment_path
@@ -40,8 +41,9 @@ def _link_config(config: Config, entry: str, crosses_machines: bool) -> Config:
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError when options of the transports don't fit each other. given: names of the options that somebody set."""
+    """Raise ConfigError when options of the transports don't fit each other, or the placement is none. given: names of the options that somebody set."""
     configs = engine_configs(config)
+    check_placement(config, len(configs))
     several = any(chosen_end(ENDS, one).crosses_machines for one in configs.values())
     for one in configs.values():
         end, mine = chosen_end(ENDS, one), given

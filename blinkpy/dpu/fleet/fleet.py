@@ -21,6 +21,7 @@ from blinkpy.dpu.fleet.continuation import NoContinuationError, Pieces, continua
 from blinkpy.dpu.fleet.fleet_link import FleetLink
 from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
+from blinkpy.dpu.fleet.placement_rules import Rule, prefix
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
@@ -55,7 +56,7 @@ class Move:
 
 
 class Fleet:
-    """See the module. It has the methods of EngineLink that a worker uses. pieces: see continuation. most_moves: of one
+    """See the module. It has the methods of EngineLink that a worker uses. pieces: see continuation. rule: of the placement. most_moves: of one
     generation; move_timeout_s: the longest that all of its pauses together may take."""
 
     def __init__(
@@ -63,10 +64,11 @@ class Fleet:
         engines: Sequence[EngineEntry],
         metrics: Metrics,
         pieces: Pieces = lambda: None,
+        rule: Rule = prefix,
         most_moves: int = 3,
         move_timeout_s: float = 30.0,
     ):
-        self._metrics, self.pieces = metrics, pieces
+        self._metrics, self.pieces, self._rule = metrics, pieces, rule
         self._most_moves, self._move_timeout_s = most_moves, move_timeout_s
         self.links = [
             FleetLink(index, one.label, one.connect, metrics, one.starts, self._on_lost, self._on_gauge)
@@ -225,7 +227,14 @@ class Fleet:
 
     @cached_property
     def _placement(self) -> Placement:
-        return Placement(len(self.links), self.require().facts.page_size)
+        facts = self.require().facts
+        return Placement(
+            len(self.links),
+            facts.page_size,
+            rule=self._rule,
+            record_pages=facts.num_pages,
+            on_fault=lambda: self._metrics.count("placement_faults"),
+        )
 
     def cancel(self, generation: Generation) -> None:
         """Ask its engine to end it. Between two engines it has nothing to end: it is not moved on."""

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from blinkpy.config import extends, option
+from blinkpy.config import Config, ConfigError, extends, option
+from blinkpy.dpu.fleet.placement_rules import load_rule
+
+PREFIX = "prefix"  # the default placement
 
 
 @extends("frontend")
@@ -13,6 +16,17 @@ class FleetOptions:
     max_moves: int = option(
         3, "times that a request goes on in another of several engines when its own is lost (0: it ends)", low=0, high=1000
     )
+    placement: str = option(
+        PREFIX, "which of several engines gets a request: prefix, least-loaded, round-robin, random, or FILE.py (docs/policies.md)"
+    )
     move_timeout_s: int = option(
         30, "longest time that a request is between engines, before it ends with an error", low=1, high=3600
     )
+
+
+def check_placement(config: Config, engines: int) -> None:
+    """Raise ConfigError for a placement that is none, or that one engine has no use for."""
+    placement = config.extension(FleetOptions).placement
+    if engines == 1 and placement != PREFIX:
+        raise ConfigError("--placement needs several engines: --engine A --engine B, or serve --data-parallel-size")
+    load_rule(placement)

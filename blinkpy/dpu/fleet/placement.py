@@ -1,37 +1,101 @@
-"""Which engine gets a request."""
+"""Placement: to which engine of a fleet a worker sends a request."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
 
+from blinkpy.dpu.fleet.engine_load import EngineLoad
+from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
+from blinkpy.dpu.fleet.prefix_record import ITEM_BYTES, PrefixRecord, first_key
 from blinkpy.queues.array_types import Int32
 
+__all__ = ["EngineLoad", "Placement"]
 
-@dataclass(frozen=True)
-class EngineLoad:
-    """What a front end knows of an engine's load."""
+RECORD_PAGES = 1 << 16
+LOG_S = 60.0  # from one line about a rule that fails to the next, at least
 
-    index: int
-    free_slots: int  # of this front end's queue pair
-    waiting_tokens: int
-    running: int
-    free_pages: int
-    tokens_in_flight: int  # what this front end has outstanding there
-    accepts: bool
+logger = logging.getLogger("blinkpy.frontend")
 
 
 class Placement:
-    """The least outstanding work."""
+    """For one worker. engines: how many there are. page_size: tokens. rule: of placement_rules, or a user's. record_pages: of the
+    prompts sent to one engine that are kept in mind; best as many as the engine has. seed: of the draws.
 
-    def __init__(self, engines: int, page_size: int):
-        self._engines, self._page_size = engines, page_size
+    faults: calls in which the rule raised, or gave no engine that accepts; the least loaded one was chosen then. on_fault: called
+    with each.
+    """
+
+    def __init__(
+        self,
+        engines: int,
+        page_size: int,
+        *,
+        rule: Rule = prefix,
+        record_pages: int = RECORD_PAGES,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_fault: Callable[[], None] = lambda: None,
+    ):
+        self._rule, self._page_size, self._clock = rule, page_size, clock
+        self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
+        self._published = [(-1, -1, -1)] * engines  # what each told last
+        self._unseen = [0] * engines  # tokens of prompts that were sent since then
+        self._draws = random.Random(seed)
+        self._last: Int32 | None = None
+        self._last_salt, self._last_named = 0, (b"", b"")
+        self._number = 0
+        self._logged: float | None = None
+        self.faults, self._on_fault = 0, on_fault
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
-        """Index of an engine; None: none accepts."""
-        able = [load for load in loads if load.accepts and load.free_slots > 0]
-        return min(able, key=lambda load: (load.tokens_in_flight, load.running, load.index)).index if able else None
+        """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""
+        able = [load for load in loads if load.accepts]
+        if len(able) < 2:
+            return able[0].index if able else None
+        length, page = len(prompt), self._page_size
+        text, key = self._named(prompt, salt)
+        usable = text if length % page else text[: -page * ITEM_BYTES]  # an engine computes one token at least
+        cached = [record.match(usable, key) * page for record in self._records]
+        for load in able:
+            published = load.waiting_tokens, load.running, load.free_pages
+            if published != self._published[load.index]:
+                self._published[load.index], self._unseen[load.index] = published, 0
+        request = PlacedRequest(self._number, length, cached, self._unseen.copy(), salt, self._draws.getrandbits(32))
+        self._number += 1
+        try:
+            chosen = self._rule(request, able)
+            for load in able:
+                if chosen is load:
+                    return load.index
+            self._fail(f"gave {chosen!r:.80}, which is none of the engines")
+        except (Exception, SystemExit) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(f"({frame.filename}, line {frame.lineno}) {traceback.format_exception_only(error)[-1].strip()}")
+        return least_loaded(request, able).index
 
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
-        """Record what was sent: its pages may be cached there."""
+        """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
+        if len(self._records) > 1:
+            self._unseen[engine] += len(prompt)
+            self._records[engine].add(*self._named(prompt, salt))
 
     def forget(self, engine: int) -> None:
-        """The engine was restarted: its cache is empty."""
+        """An engine was started again: its prefix cache is empty."""
+        self._records[engine].clear()
+
+    def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:
+        """A prompt as the records take it, and its key; those of choose() are kept for sent()."""
+        if prompt is not self._last or salt != self._last_salt:
+            text = prompt.tobytes()
+            self._last, self._last_salt, self._last_named = prompt, salt, (text, first_key(text, salt, self._page_size))
+        return self._last_named
+
+    def _fail(self, what: str) -> None:
+        self.faults += 1
+        self._on_fault()
+        now = self._clock()
+        if self._logged is None or now - self._logged >= LOG_S:
+            self._logged = now
+            logger.error("placement %s; %d requests so far went to the least loaded engine", what, self.faults)

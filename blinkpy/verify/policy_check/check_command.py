@@ -31,8 +31,14 @@ COLUMNS = (
 
 
 def run_check(options: CheckOptions) -> int:
-    """Check a policy. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong options."""
+    """Check a policy, or placements. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong
+    options."""
     require_packages("check", "numba", extra="cpu")
+    if options.fleet:
+        _check_output(options)
+        from blinkpy.verify.fleet_check.fleet_report import run_fleet_check
+
+        return run_fleet_check(options)
     load_workload(options.workload)
     _check_output(options)
     progress, findings, outcomes = Progress(), [], []

@@ -4,15 +4,21 @@ from dataclasses import dataclass, fields
 
 from blinkpy.config import STEP_SIZES, ConfigError, check_step_sizes, check_value, option
 
+NOT_OF_FLEETS = ("workload", "storm", "allow_starvation", "timeout_s", "plot")
+
 
 @dataclass(frozen=True)
 class CheckOptions:
     """What is checked, and the machine that is simulated. The defaults are about Llama-3-8B on one H200."""
 
-    policy: str = option("", "FILE.py:FUNCTION, or the name of a shipped policy")
+    policy: str = option("", "FILE.py:FUNCTION, or the name of a shipped policy (with --fleet: short-prompts if none is named)")
+    fleet: int = option(0, "engines of a fleet, whose placement is checked in place of the policy (0: none)", low=0, high=64)
+    placement: str = option("", "with --fleet: FILE.py with a function choose, to compare with the shipped placements")
     workload: str = option("azure", "'azure' (conversation lengths that ship with blinkpy), or a CSV file: see docs/policies.md")
     requests: int = option(2000, "requests of the workload that are simulated, from its start", low=10, high=100_000)
-    rate: float = option(16.0, "mean arrivals, requests/s; the workload's times are scaled (0: as they are)", low=0, high=1e6)
+    rate: float = option(
+        16.0, "mean arrivals at each engine, requests/s; the workload's times are scaled (0: as they are)", low=0, high=1e6
+    )
     max_num_seqs: int = option(64, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(2048, "tokens in one step", low=1, high=1 << 20)
     mixed_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
@@ -36,5 +42,20 @@ class CheckOptions:
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
         check_step_sizes(*(getattr(self, name) for name in STEP_SIZES))
+        self._check_fleet()
         if self.step_us + self.row_us + self.token_us <= 0:
             raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")
+
+    def _check_fleet(self) -> None:
+        """Raise ConfigError for options that mean nothing with a fleet, or without one."""
+        if not self.fleet and not self.policy:
+            raise ConfigError("check needs a POLICY, or --fleet N for placements")
+        if not self.fleet and self.placement:
+            raise ConfigError("placement needs fleet")
+        if self.fleet == 1:
+            raise ConfigError("a fleet has 2 engines at least")
+        if self.fleet and self.rate == 0:
+            raise ConfigError("rate must be above 0 with fleet: its workloads have no times of their own")
+        for item in fields(self):
+            if self.fleet and item.name in NOT_OF_FLEETS and getattr(self, item.name) != item.default:
+                raise ConfigError(f"{item.name} can't be used with fleet")

@@ -5,7 +5,7 @@ So what is measured (order, batches, chunks, preemptions) is what an engine with
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
@@ -17,12 +17,23 @@ from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.submission import neutral_entries
 from blinkpy.queues.views import engine_views
-from blinkpy.queues.words import EPOCH_SHIFT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_CQ_TAIL
+from blinkpy.queues.words import (
+    COUNTER,
+    EPOCH_SHIFT,
+    FRONT_CLAIM,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    GAUGE,
+    PAIR_CQ_TAIL,
+)
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.policy_check.check_workload import Workload
@@ -31,6 +42,8 @@ MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, 
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
 IDLE_NS = 1_000_000  # the clock goes on so far when nothing can run and nobody arrives
 STOP, OTHER = 1, 0  # tokens
+VOCAB = 1 << 16  # of prompts
+MULTIPLIERS = (1_000_003, 1_000_033)  # of page hashes
 NEVER = -1
 NO_WORDS: Mapping[str, NDArray[np.int64]] = {}
 
@@ -114,7 +127,8 @@ class ServerOutcome:
 
 class TimedSimulation:
     """One server. requests: those that may be submitted, by number; submit() and turn() drive it. words: other parameters of
-    theirs, arrays [n], by their names in the submission entry.
+    theirs, arrays [n], by their names in the submission entry. most_slots: requests in it. prompts: of the requests, int32,
+    tokens in [0, VOCAB), for a server with a prefix cache; else prompts have a length alone.
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
     turn began, which was at read_ns. generated: tokens of each request, with those of the step that runs. free: slots without a
@@ -122,26 +136,34 @@ class TimedSimulation:
     """
 
     def __init__(
-        self, policy: Policy, machine: ServerModel, requests: Workload, words: Mapping[str, NDArray[np.int64]] = NO_WORDS
+        self,
+        policy: Policy,
+        machine: ServerModel,
+        requests: Workload,
+        words: Mapping[str, NDArray[np.int64]] = NO_WORDS,
+        prompts: Sequence[Int32] | None = None,
+        most_slots: int = MOST_SLOTS,
     ):
-        self.machine, self.requests, self._words = machine, requests, words
+        self.machine, self.requests, self._words, self._prompts = machine, requests, words, prompts
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
             raise ConfigError(
                 f"the workload's longest request has up to {longest} tokens; {machine.num_pages} pages of {machine.page_size} "
                 f"hold {machine.num_pages * machine.page_size}: num_pages must be larger"
             )
-        slots = min(n, MOST_SLOTS)
+        slots = min(n, most_slots)
         ring = max(2, 1 << (slots - 1).bit_length())
-        sizes = QueueSizes(1, slots, ring, COMPLETIONS, max(16, longest), 1)
-        facts = EngineFacts(1, 0, 0, longest, 2, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
+        room = max(16, longest) if prompts is None else (slots + 2) * (longest + machine.page_size)
+        sizes = QueueSizes(1, slots, ring, COMPLETIONS, room, 1 if prompts is None else room // machine.page_size)
+        shape = (longest, 2 if prompts is None else VOCAB, machine.page_size, machine.num_pages, machine.max_num_seqs, 3_600_000)
+        facts = EngineFacts(1, *MULTIPLIERS, *shape)
         layout = QueueLayout(sizes)
         memory = memoryview(bytearray(layout.total_bytes))
         write_header(memory, sizes, facts)
         self._views = engine_views(memory, layout)
         step_sizes = ("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens")
         options: dict[str, Any] = {name: getattr(machine, name) for name in step_sizes}
-        limits = make_limits(sizes, facts, **options, prefix_caching=False, intake_tokens=1 << 30)
+        limits = make_limits(sizes, facts, **options, prefix_caching=prompts is not None, intake_tokens=1 << 30)
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)
@@ -149,6 +171,7 @@ class TimedSimulation:
         self._entry["epoch"], self._entry["stop_ids"][0, 0] = 1, STOP
         self.now = 0
         self.free = list(range(slots))[::-1]
+        self._hasher, self._offset = PageHasher(machine.page_size, MULTIPLIERS, VOCAB), 0
         self._number = np.full(slots, NEVER)  # request in each slot
         self.generated = np.zeros(n, np.int64)
         self._sq_tail = self._cq_head = 0
@@ -172,6 +195,8 @@ class TimedSimulation:
         entry["max_tokens"], entry["priority"] = requests.max_tokens[number], requests.priority[number]
         for name, values in self._words.items():
             entry[name] = values[number]
+        if self._prompts is not None:
+            self._write_prompt(self._prompts[number])
         self._views.sq[0, self._sq_tail % self._views.sq.shape[1]] = entry.view(np.int32)
         self._sq_tail += 1
         self._views.front[0, FRONT_DOORBELL] = 1 << EPOCH_SHIFT | self._sq_tail
@@ -180,6 +205,27 @@ class TimedSimulation:
     def yielded_turns(self) -> int:
         """Turns in a row, the last one too, in which best-effort prompts yield."""
         return int(self._state.counts[S.YIELDED_TURNS])
+
+    def _write_prompt(self, prompt: Int32) -> None:
+        """Put tokens and page hashes into the arenas, which have room for those of all slots, and name them in the entry."""
+        page, arena, hashes = self.machine.page_size, self._views.prompt, self._views.hashes
+        taken = -(-len(prompt) // page) * page
+        if self._offset + taken > arena.shape[1]:
+            self._offset = 0
+        found = self._hasher.hashes(prompt)
+        arena[0, self._offset : self._offset + len(prompt)] = prompt
+        hashes[0, self._offset // page : self._offset // page + len(found)] = found
+        self._entry["prompt_offset"], self._entry["hash_offset"] = self._offset, self._offset // page
+        self._entry["hash_count"] = len(found)
+        self._offset += taken
+
+    def counter(self, name: str) -> int:
+        """A counter that the engine publishes."""
+        return int(self._views.engine[COUNTER[name]])
+
+    def gauge(self, name: str) -> int:
+        """A gauge that the engine publishes, as of its last turn."""
+        return int(self._views.engine[GAUGE[name]])
 
     def turn(self) -> bool:
         """One turn of the scheduler and the step that it asks for. False when there was nothing to run."""

@@ -1,0 +1,19 @@
+"""How busy an engine is, as a front-end worker sees it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One engine. index: from 0. free_slots: requests that this worker could submit there now. waiting_tokens: about those of
+    prompts that wait there; running: requests that have pages; both of all front ends, as the engine published them last.
+    free_pages: that are free, or cached and nobody's. tokens_in_flight: prompts and max_tokens of the requests that this worker
+    has there now. accepts: whether a request may be sent there at all."""
+
+    index: int
+    free_slots: int
+    waiting_tokens: int
+    running: int
+    free_pages: int
+    tokens_in_flight: int
+    accepts: bool

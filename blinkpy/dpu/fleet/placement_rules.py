@@ -1,0 +1,125 @@
+"""Rules of placement: plain functions, choose(request, engines) -> one of the engines. docs/policies.md shows how to write one.
+
+They run as Python on the worker's event loop, once for each request.
+"""
+
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.fleet.engine_load import EngineLoad
+
+FUNCTION = "choose"  # in a user's file
+ROW_TOKENS = 64
+"""Tokens of prompts that take an engine about as long as one running request does, until its next prompts are done."""
+EXTRA_TOKENS = 32768
+"""What an engine with a prompt's pages may have more to do than the least loaded one."""
+
+
+class PlacedRequest(NamedTuple):
+    """What a rule may look at. cached: for each engine, by its index, tokens at the start of the prompt that are probably in its
+    prefix cache; unseen: tokens of the prompts that this worker sent there since the engine published anything new."""
+
+    number: int  # of the request, in the order in which this worker placed them, from 0
+    prompt_tokens: int
+    cached: Sequence[int]
+    unseen: Sequence[int]
+    salt: int  # of the key's part of the prefix cache; 0: none
+    draw: int  # a random integer of 32 bits
+
+
+Rule = Callable[[PlacedRequest, Sequence[EngineLoad]], EngineLoad]
+
+
+def work(engine: EngineLoad) -> int:
+    """What an engine has to do, in tokens. What this worker sent counts at once, what others sent as soon as it is published."""
+    return engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running
+
+
+def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+    """The engine with the least work; equal ones take turns."""
+    if len(engines) == 1:
+        return engines[0]
+    works = [work(engine) for engine in engines]
+    least = min(works)
+    if works.count(least) == 1:
+        return engines[works.index(least)]
+    equal = [engine for engine, its in zip(engines, works, strict=True) if its == least]
+    return equal[request.number % len(equal)]
+
+
+def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+    """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
+    more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
+    least, cached = least_loaded(request, engines), request.cached
+    most = max([cached[engine.index] for engine in engines])
+    saved = most - cached[least.index]
+    if saved == 0:
+        return least
+    best = least_loaded(request, [engine for engine in engines if cached[engine.index] == most])
+    if work(best) - work(least) > EXTRA_TOKENS:
+        return least
+    later = best.waiting_tokens + request.unseen[best.index] - least.waiting_tokens - request.unseen[least.index]
+    return best if later <= saved else least
+
+
+def round_robin(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+    """One after the other."""
+    return engines[request.number % len(engines)]
+
+
+def at_random(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+    """Any of them."""
+    return engines[request.draw % len(engines)]
+
+
+SHIPPED_RULES: dict[str, Rule] = {
+    "prefix": prefix,
+    "least-loaded": least_loaded,
+    "round-robin": round_robin,
+    "random": at_random,
+}
+
+
+def load_rule(name: str) -> Rule:
+    """The shipped rule of that name, or the function `choose` of a Python file. Raises ConfigError, with the line, when there is
+    none, or it does not take a request and engines."""
+    if name in SHIPPED_RULES:
+        return SHIPPED_RULES[name]
+    path = Path(name)
+    if path.suffix != ".py":
+        raise ConfigError(f"placement must be {', '.join(SHIPPED_RULES)} or FILE.py, not {name!r}")
+    if not path.is_file():
+        raise ConfigError(f"placement file {path} does not exist")
+    rule = _module_of(path).get(FUNCTION)
+    if not inspect.isfunction(rule):
+        raise ConfigError(f"placement file {path} has no function {FUNCTION}(request, engines)")
+    where = f"placement file {path}, line {rule.__code__.co_firstlineno}"
+    if inspect.iscoroutinefunction(rule) or inspect.isgeneratorfunction(rule):
+        raise ConfigError(f"{where}: {FUNCTION} must be a plain function")
+    try:
+        inspect.signature(rule).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {FUNCTION} must take a request and engines: {error}") from error
+    return rule
+
+
+def _module_of(path: Path) -> dict[str, object]:
+    """Run a file; what it defines."""
+    spec = importlib.util.spec_from_file_location(f"blinkpy_placement_{path.stem}", path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        # Not by the loader, which may take kept byte code for a file that was changed within a second.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except SyntaxError as error:
+        raise ConfigError(f"placement file {path}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ConfigError(f"placement file {path}{where}: {type(error).__name__}: {error}") from error
+    return vars(module)

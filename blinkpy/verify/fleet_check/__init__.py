@@ -1,0 +1,1 @@
+"""`blinkpy check --fleet`: what a placement does, before it serves anybody."""

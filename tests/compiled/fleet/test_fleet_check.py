@@ -1,0 +1,120 @@
+"""blinkpy check --fleet: the simulated fleet is the real scheduler and the real placement, and its figures are right."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blinkpy import cli
+from blinkpy.dpu.fleet.placement import Placement
+from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
+from blinkpy.scheduler.policies import fcfs
+from blinkpy.verify.fleet_check.fleet_comparison import ONE_ENGINE, FleetFigures, compare
+from blinkpy.verify.fleet_check.fleet_simulation import FleetSimulation
+from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS, NOBODY
+from blinkpy.verify.policy_check.timed_server import ServerModel, simulate
+
+MACHINE = ServerModel(8, 512, 16, 2048, 4500.0, 22.0, 27.0)
+
+
+def test_it_depends_on_its_seed_alone(seed: int) -> None:
+    def figures(seed: int) -> list[FleetFigures]:
+        rules = {name: SHIPPED_RULES[name] for name in ("prefix", "random")}
+        return list(compare(rules, fcfs, MACHINE, 2, requests=30, rate=6.0, seed=seed, workloads=("chats",)))
+
+    seed %= 1 << 31
+    first = figures(seed)
+    assert [(f.workload, f.placement) for f in first] == [("chats", name) for name in ("prefix", "random", ONE_ENGINE)]
+    assert first == figures(seed)
+    assert first != figures(seed + 1)
+
+
+def test_a_fleet_of_one_is_one_server(rng: np.random.Generator) -> None:
+    """Where no prompts begin alike, as the simulation of a policy has it, which knows lengths alone."""
+    workload = FLEET_WORKLOADS["azure"](60, 8.0, 1, rng)
+    machine = dataclasses.replace(MACHINE, num_pages=8192)
+    outcome = FleetSimulation(fcfs, machine, workload, 1, Placement(1, 16)).run()
+    expected = simulate(fcfs, machine, workload.requests)
+    assert np.array_equal(outcome.ttft_ns, expected.first_token - expected.arrival)
+    assert outcome.hit_rate == 0
+
+
+def test_hits_are_what_prompts_have_in_common(rng: np.random.Generator) -> None:
+    """Of requests that come one after the other, to an engine that has room for all: each finds the pages that an earlier one
+    had, without the one that holds its last token."""
+    workload = FLEET_WORKLOADS["shared-prefix"](80, 0.01, 1, rng)
+    outcome = FleetSimulation(fcfs, dataclasses.replace(MACHINE, num_pages=20_000), workload, 1, Placement(1, 16)).run()
+    seen: set[bytes] = set()
+    found = 0
+    for prompt in workload.prompts:
+        names = [prompt[:end].tobytes() for end in range(16, len(prompt) + 1, 16)]
+        known = next((i for i, name in enumerate(names) if name not in seen), len(names))
+        found += 16 * min(known, (len(prompt) - 1) // 16)
+        seen.update(names)
+    assert found > 0
+    assert outcome.hit_rate == pytest.approx(found / sum(map(len, workload.prompts)))
+
+
+def test_a_chat_goes_on_where_it_was_and_finds_its_answers(rng: np.random.Generator) -> None:
+    workload = FLEET_WORKLOADS["chats"](60, 2.0, 3, rng)
+    outcome = FleetSimulation(fcfs, MACHINE, workload, 3, Placement(3, 16)).run()
+    assert (outcome.ttft_ns > 0).all()
+    later = np.flatnonzero(workload.follows != NOBODY)
+    stays = outcome.engine[later] == outcome.engine[workload.follows[later]]
+    assert stays.mean() > 0.6
+    for number in later:
+        before = workload.prompts[workload.follows[number]]
+        assert np.array_equal(workload.prompts[number][: len(before)], before)
+    assert outcome.hit_rate > 0.4
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+SMALL = ("--requests", "20", "--num-pages", "2048")
+
+
+def test_the_command_shows_all_placements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rule, told = tmp_path / "first.py", tmp_path / "told.json"
+    rule.write_text("def choose(request, engines):\n    return engines[0]\n")
+    assert cli.main(["check", "fcfs", "--fleet", "2", "--placement", str(rule), *SMALL, "--json", str(told)]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(told.read_text())["figures"]
+    assert len(figures) == len(FLEET_WORKLOADS) * 6
+    assert out.count("first.py") == out.count("round-robin") == len(FLEET_WORKLOADS)
+    assert [f["balance"] for f in figures if f["placement"] == str(rule)] == [2.0] * len(FLEET_WORKLOADS)
+    assert "no errors found" in out
+
+
+def test_a_placement_that_fails_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blinkpy.verify.fleet_check.fleet_report.SHIPPED_RULES", {})
+    rule = tmp_path / "bad.py"
+    rule.write_text("def choose(request, engines):\n    return None\n")
+    assert cli.main(["check", "fcfs", "--fleet", "2", "--placement", str(rule), *SMALL]) == 1
+    assert "failed for 20 requests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "check needs a POLICY, or --fleet N"),
+        (["fcfs", "--placement", "x.py"], "placement needs fleet"),
+        (["--fleet", "1"], "2 engines at least"),
+        (["--fleet", "65"], "fleet must be 0 to 64"),
+        (["--fleet", "2", "--placement", "/nowhere/x.py"], "does not exist"),
+        (["--fleet", "2", "--placement", "nothing"], "must be prefix"),
+        (["nothing", "--fleet", "2"], "policy must be fcfs"),
+        (["--fleet", "2", "--workload", "x.csv"], "workload can't be used with fleet"),
+        (["--fleet", "2", "--plot", "x.png"], "plot can't be used with fleet"),
+        (["--fleet", "2", "--rate", "0"], "rate must be above 0"),
+        (["--fleet", "2", "--num-pages", "16"], "num_pages must be larger"),
+        (["--fleet", "2", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", *arguments]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("blinkpy: error:")]
+    assert message in line
