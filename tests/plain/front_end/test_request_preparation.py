@@ -27,6 +27,7 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http import exchange
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
@@ -305,14 +306,23 @@ def test_bytes_beyond_the_pace_wait(rng: np.random.Generator) -> None:
         assert BytePace(rate, burst).wait_s(int(burst), now) == 0
 
 
-def test_a_large_body_arrives_whole_at_its_pace(engine, folder) -> None:
-    """Several at a time, faster than the pace; all are prepared."""
-    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22) as server, ThreadPoolExecutor(4) as pool:
-        server.server._room.pace = BytePace(20e6, 1e5)
-        began = time.monotonic()
-        answers = list(pool.map(lambda _: server.complete([7], max_tokens=1, user="u" * 3_000_000), range(4)))
-        assert [answer.status_code for answer in answers] == [200] * 4
-        assert time.monotonic() - began > 4 * 2_900_000 / 20e6 - 0.1, "no less than the pace allows"
+def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monkeypatch) -> None:
+    """Each piece but the last one asks the pace; who is told to wait for longer than a body may take is answered 408."""
+    sizes: list[int] = []
+
+    class Told(BytePace):
+        def wait_s(self, size: int, now: float) -> float:
+            sizes.append(size)
+            return self._free
+
+    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22) as server:
+        server.server._room.pace = pace = Told(1, 1)
+        pace._free = 0.001
+        assert server.complete([7], max_tokens=1, user="u" * 3_000_000).status_code == 200
+        assert 2_000_000 < sum(sizes) <= 3_000_100
+        monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 2.0)
+        pace._free = 1000.0
+        assert code(server.complete([7], max_tokens=1, user="u" * 3_000_000)) == (408, "timeout")
 
 
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
