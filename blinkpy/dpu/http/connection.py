@@ -14,6 +14,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 
 MAX_HEADER_BYTES = 1 << 16  # of a request; also of what comes between pieces of a body, and behind it
@@ -22,6 +23,7 @@ MAX_PIPELINED = 1  # requests that wait for the answer before theirs
 HEADER_TIMEOUT_S = 30.0
 UNREAD_TIMEOUT_S = 60.0  # for a client to take more of an answer that is complete
 CLOSE_TIMEOUT_S = 10.0  # for it to take the rest of one behind which the connection closes
+BODY_BYTES_PER_S, BODY_BURST = 1 << 27, 1 << 23  # of all bodies that arrive: a tenth of a core, and one body at once
 SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
 
@@ -44,6 +46,7 @@ class ConnectionRoom:
         self.allowed, self.on_refused = allowed, on_refused
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
         self.bodies, self.unread = ByteRoom(body_bytes, too_many_bodies), ByteRoom(unread_bytes, too_much_unread)
+        self.pace = BytePace(BODY_BYTES_PER_S, BODY_BURST)
 
     def enter(self, connection: "Connection", others: int) -> bool:
         """Whether a new connection may stay beside `others`."""

@@ -82,6 +82,8 @@ class Exchange:
                     if not message["more_body"]:
                         break
                     room.hold(self, len(body), give_up)
+                    size, message = len(message["body"]), {}  # a piece is not kept while others have their turn
+                    await self._keep_pace(size)
         except BaseException as error:
             body.clear()  # an error keeps this frame, until it is collected
             message = {}
@@ -94,6 +96,13 @@ class Exchange:
         if not self.connection.pipeline:
             self.connection.flow.resume_reading()  # a large piece has stopped it, and a client that leaves is to be seen
         return body
+
+    async def _keep_pace(self, size: int) -> None:
+        """Others come first, once bodies arrive faster than their pace: the client is not read from meanwhile."""
+        wait_s = self.connection.room.pace.wait_s(size, asyncio.get_running_loop().time())
+        if wait_s:
+            self.connection.flow.pause_reading()  # until the next receive
+            await asyncio.sleep(wait_s)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of work that is cancelled when the client leaves. Raises ClientGone then."""

@@ -13,8 +13,8 @@ from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.fleet_check.fleet_comparison import ONE_ENGINE, FleetFigures, compare
 from blinkpy.verify.fleet_check.fleet_simulation import FleetSimulation
-from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS, NOBODY
-from blinkpy.verify.policy_check.timed_server import ServerModel, simulate
+from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS, NOBODY, QUESTION
+from blinkpy.verify.policy_check.timed_server import OTHER, STOP, ServerModel, simulate
 
 MACHINE = ServerModel(8, 512, 16, 2048, 4500.0, 22.0, 27.0)
 
@@ -65,8 +65,10 @@ def test_a_chat_goes_on_where_it_was_and_finds_its_answers(rng: np.random.Genera
     stays = outcome.engine[later] == outcome.engine[workload.follows[later]]
     assert stays.mean() > 0.6
     for number in later:
-        before = workload.prompts[workload.follows[number]]
-        assert np.array_equal(workload.prompts[number][: len(before)], before)
+        before, output = workload.prompts[workload.follows[number]], int(workload.requests.output[workload.follows[number]])
+        said = np.concatenate((before, np.full(output - 1, OTHER), [STOP]))
+        assert np.array_equal(workload.prompts[number][: len(said)], said)
+        assert QUESTION[0] <= len(workload.prompts[number]) - len(said) < QUESTION[1]
     assert outcome.hit_rate > 0.4
 
 

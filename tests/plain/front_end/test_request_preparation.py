@@ -27,6 +27,8 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http import exchange
+from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.json_shape import check_shape
@@ -285,6 +287,42 @@ def test_room_goes_to_those_who_come_and_go() -> None:
     closing = ApiError(503, "closing")
     room.clear(lambda: closing)
     assert (room.used, room.given_up, gone[-1]) == (0, 2, ("d", closing)), "that one did not give way for want of room"
+
+
+def test_bytes_beyond_the_pace_wait(rng: np.random.Generator) -> None:
+    """Whoever waits as told, alone or in turns, gets through as much as the pace allows, and no more than a burst beyond it."""
+    for _ in range(50):
+        rate, burst = float(rng.uniform(1, 100)), float(rng.uniform(1, 50))
+        pace, now, free_at, taken = BytePace(rate, burst), float(rng.uniform(0, 1000)), [0.0] * 5, 0
+        began = now
+        for _ in range(300):
+            who = int(np.argmin(free_at))
+            now = max(now, free_at[who])
+            size = int(rng.integers(0, 20))
+            taken += size
+            free_at[who] = now + pace.wait_s(size, now)
+            assert taken <= rate * (now - began) + burst + 20 * len(free_at) + 0.01, "each may have taken once more"
+        assert max(free_at) - began >= (taken - burst) / rate - 0.001
+        assert BytePace(rate, burst).wait_s(int(burst), now) == 0
+
+
+def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monkeypatch) -> None:
+    """Each piece but the last one asks the pace; who is told to wait for longer than a body may take is answered 408."""
+    sizes: list[int] = []
+
+    class Told(BytePace):
+        def wait_s(self, size: int, now: float) -> float:
+            sizes.append(size)
+            return self._free
+
+    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22) as server:
+        server.server._room.pace = pace = Told(1, 1)
+        pace._free = 0.001
+        assert server.complete([7], max_tokens=1, user="u" * 3_000_000).status_code == 200
+        assert 2_000_000 < sum(sizes) <= 3_000_100
+        monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 2.0)
+        pace._free = 1000.0
+        assert code(server.complete([7], max_tokens=1, user="u" * 3_000_000)) == (408, "timeout")
 
 
 def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
