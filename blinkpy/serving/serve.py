@@ -41,6 +41,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
     if "engine" in given:
         raise ConfigError("serve starts its engines itself: leave out engine, or start `blinkpy frontend`")
+    check_placement(config, config.engine.data_parallel_size)
     require_packages("a front end", *PACKAGES)
     start_logging("serve", config.frontend.log_level, config.watch.log_format)
     if "name" not in given:
@@ -62,7 +63,6 @@ def serve(config: Config, given: frozenset[str]) -> int:
 
         try:
             check_access(config)
-            check_placement(config, config.engine.data_parallel_size)
             config = find_model(config, progress)
             starts_fd = os.memfd_create("blinkpy-engine-starts")
             stack.callback(os.close, starts_fd)

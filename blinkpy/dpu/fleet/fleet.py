@@ -56,17 +56,17 @@ class Move:
 
 
 class Fleet:
-    """See the module. It has the methods of EngineLink that a worker uses. pieces: see continuation. rule: of the placement. most_moves: of one
-    generation; move_timeout_s: the longest that all of its pauses together may take."""
+    """See the module. It has the methods of EngineLink that a worker uses. pieces: see continuation. most_moves: of one
+    generation; move_timeout_s: the longest that all of its pauses together may take. rule: of the placement."""
 
     def __init__(
         self,
         engines: Sequence[EngineEntry],
         metrics: Metrics,
         pieces: Pieces = lambda: None,
-        rule: Rule = prefix,
         most_moves: int = 3,
         move_timeout_s: float = 30.0,
+        rule: Rule = prefix,
     ):
         self._metrics, self.pieces, self._rule = metrics, pieces, rule
         self._most_moves, self._move_timeout_s = most_moves, move_timeout_s

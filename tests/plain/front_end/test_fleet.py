@@ -261,3 +261,38 @@ def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -
         with PlaceEngine(pauses, name=first.segment_name):
             server.ready()
             assert server.complete([7], max_tokens=1).status_code == 200
+
+
+def test_the_placement_is_the_operators(folder: Path, tmp_path: Path) -> None:
+    """A file of theirs is followed; one that raises for some requests is counted, and these are served elsewhere."""
+    file = tmp_path / "last.py"
+    file.write_text("def choose(request, engines):\n    assert request.prompt_tokens < 5\n    return engines[-1]\n")
+    with (
+        PlaceEngine([]) as first,
+        PlaceEngine([]) as second,
+        serving(first, folder, engine=both(first, second), placement=str(file)) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
+        for prompt in ([7, 8], [7, 8, 9], [4]):
+            assert server.complete(prompt, max_tokens=1).status_code == 200
+        assert (len(first.submitted), len(second.submitted)) == (0, 3)
+        assert server.complete([7] * 5, max_tokens=1).status_code == 200
+        assert len(first.submitted) + len(second.submitted) == 4
+        assert 'blinkpy_placement_faults_total{worker="0"} 1\n' in server.client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("engine", "placement", "message"),
+    [
+        ("a,b", "fastest", "placement must be prefix, "),
+        ("a,b", "no.py", "does not exist"),
+        ("a", "random", "needs several engines"),
+    ],
+)
+def test_a_placement_that_is_none_is_refused(engine: str, placement: str, message: str) -> None:
+    config = Config().with_options({"engine": engine, "placement": placement})
+    with pytest.raises(ConfigError, match=message):
+        check_engines(config, frozenset({"engine", "placement"}))
+    served = Config().with_options({"placement": placement, "data_parallel_size": len(engine.split(","))})
+    with pytest.raises(ConfigError, match=message):
+        serve(served, frozenset())

@@ -109,7 +109,7 @@ class ScriptedPair:
 
     def __init__(self, draw: random.Random, instance: int, errors: Any):
         self._draw, self._errors = draw, errors
-        self.facts = SimpleNamespace(page_size=4, instance=instance, lease_ms=4000)
+        self.facts = SimpleNamespace(page_size=4, num_pages=64, instance=instance, lease_ms=4000)
         self.sizes = SimpleNamespace(slots=SLOTS)
         self.state, self.lives, self.stray_completions, self.epoch = STATE_READY, True, 0, 1
         self.requests: list[Asked] = []
