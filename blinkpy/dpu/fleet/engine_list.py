@@ -41,7 +41,7 @@ def _link_config(config: Config, entry: str, crosses_machines: bool) -> Config:
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError when options of the transports don't fit each other, or the placement is none. given: names of
+    """Raise ConfigError when options of the transports don't fit each other, or for a wrong placement. given: names of
     the options that somebody set."""
     configs = engine_configs(config)
     check_placement(config, len(configs))

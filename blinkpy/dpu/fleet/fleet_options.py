@@ -26,7 +26,7 @@ class FleetOptions:
 
 
 def check_placement(config: Config, engines: int) -> None:
-    """Raise ConfigError for a placement that is none, or that one engine has no use for."""
+    """Raise ConfigError for a placement that does not exist, or that one engine has no use for."""
     placement = config.extension(FleetOptions).placement
     if engines == 1 and placement != PREFIX:
         raise ConfigError("--placement needs several engines: --engine A --engine B, or serve --data-parallel-size")

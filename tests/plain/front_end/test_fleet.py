@@ -289,7 +289,7 @@ def test_the_placement_is_the_operators(folder: Path, tmp_path: Path) -> None:
         ("a", "random", "needs several engines"),
     ],
 )
-def test_a_placement_that_is_none_is_refused(engine: str, placement: str, message: str) -> None:
+def test_a_wrong_placement_is_refused(engine: str, placement: str, message: str) -> None:
     config = Config().with_options({"engine": engine, "placement": placement})
     with pytest.raises(ConfigError, match=message):
         check_engines(config, frozenset({"engine", "placement"}))
