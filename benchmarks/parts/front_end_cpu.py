@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from benchmarks.common.load import Request, Target, get, offer
+from benchmarks.common.processor_time import cpu_s
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
@@ -67,15 +68,6 @@ def serving(report: ProgressCallback, **options: Any) -> Iterator[tuple[int, int
                 check(time.monotonic() < deadline, "the front end found no engine")
                 time.sleep(0.05)
             yield port, int(workers[0])
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of a process, from the kernel scheduler's own account (nanoseconds)."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
 
 
 def load(port: int, pid: int, streams: int, rounds: int, tokens: int, seconds: float, seed: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from benchmarks.common.load import UNFINISHED, Request, Target, offer
-from benchmarks.parts.front_end_cpu import cpu_s
+from benchmarks.common.processor_time import cpu_s
 from benchmarks.serving.null_server import MODEL, PAUSES_S, START_S, Probes, front_end, null_engine, worker_of
 from benchmarks.serving.systems import Cores, running
 

@@ -1,6 +1,8 @@
 """Looking for a seeded bug, with bounds of work and no deadline: on a slow machine nothing is found for that."""
 
 import importlib
+import random
+from collections import deque
 
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -61,6 +63,28 @@ def found_by_properties(bug: Bug, examples: int = EXAMPLES, call_s: float = CALL
     return ""
 
 
+def found_by_pieces(bug: Bug, takes: int = 20_000) -> str:
+    """What random pieces of arenas say about a bug of theirs: each within the arena, and on no other one in use."""
+    draw = random.Random(1)
+    with planted(bug):
+        made = importlib.import_module("blinkpy.dpu.link.arenas").Arena
+    arena, live = made(1), deque[tuple[range, int]]()
+    for number in range(takes):
+        if number % 100 == 0:
+            arena, live = made(draw.randint(1, 40)), deque()
+        offset = arena.take(count := draw.randint(0, arena.size))
+        if offset is not None:
+            piece = range(offset, offset + count)
+            if piece.stop > arena.size or any(max(piece.start, other.start) < min(piece.stop, other.stop) for other, _ in live):
+                return f"{piece} of {arena.size}, in use: {list(live)}"
+            live.append((piece, arena.tail))
+        if live and draw.random() < 0.5:
+            arena.give_back(live.popleft()[1])
+    return ""
+
+
 def hunt(bug: Bug) -> str:
     """Who finds a bug first, and what they say; empty when nobody does. Bugs of the client are for the properties."""
+    if bug.module == "arenas":
+        return found_by_pieces(bug)
     return found_by_properties(bug) if bug in FRONT_BUGS else found_by_simulator(bug)

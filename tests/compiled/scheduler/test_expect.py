@@ -4,6 +4,7 @@ import importlib
 import re
 from collections import Counter
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,16 +106,20 @@ def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> No
         assert state_faults(run.world.limits, run.world.state) == [FAULT_TEXTS[run.code]]
 
 
-def test_the_code_that_serves_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's kernels for sm_90, from the sources and from the sources without a line that expects: the same instructions, but
-    for a few that follow from another choice of registers. One expect that stayed would add a load, a branch and a store."""
+def test_the_code_that_serves_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The loop's kernels for sm_90, from the sources and from those without a line that expects in one of the files, another one
+    each time: the same instructions, but for a few that follow from another choice of registers. One expect that stayed would add
+    a load, a branch and a store. Without those of all files the compiler finds other loops short enough to copy their bodies."""
     pytest.importorskip("numba_cuda")
     assert sum(EXPECTING.values()) >= 2 * (len(PHASES) - 1)
-    own = loop_code()
+    files = sorted(path for path, count in EXPECTING.items() if count)
+    own, chosen = loop_code(), files[int(rng.integers(len(files)))]
 
     def without_expects(loader: SourceFileLoader, name: str) -> Any:
-        source = re.sub(r"^ +expect\(.*\)\n", "", loader.get_source(name) or "", flags=re.M)
-        assert "    expect(" not in source or name == "blinkpy.device.expect"
+        source = loader.get_source(name) or ""
+        if Path(loader.path) == chosen:
+            source = re.sub(r"^ +expect\(.*\)\n", "", source, flags=re.M)
+            assert "    expect(" not in source
         return compile(source, loader.path, "exec")
 
     with planted(Bug("nothing", "phase_faults", "# inbox", "# inbox")):  # all phases import it
@@ -122,9 +127,9 @@ def test_the_code_that_serves_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch)
         stripped = loop_code()
     for name, sections in own.items():
         for with_them, without in zip(sections, stripped[name], strict=True):
-            assert len(with_them) == len(without), name
+            assert len(with_them) == len(without), (chosen, name)
             ours, theirs = instructions(with_them), instructions(without)
-            assert sum((ours - theirs).values()) <= FEW, (name, ours - theirs, theirs - ours)
+            assert sum((ours - theirs).values()) <= FEW, (chosen, name, ours - theirs, theirs - ours)
 
 
 def instructions(code: bytes) -> Counter[int]:

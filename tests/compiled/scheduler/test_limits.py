@@ -120,7 +120,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
     items = max(R, B, K, limits.index_items, share)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
-    usual["grammars"] = (G,)
+    usual |= {"grammars": (G,), "tenants": (R,)}
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
@@ -134,10 +134,11 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
-        "pace": (S.PACE_WORDS,),
+        "pace": (S.PACE_WORDS,), "tenants.clock": (1,),
     }
     # fmt: on
     none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}
+    none["tenants"] = "key service"
     none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)
