@@ -16,6 +16,7 @@ from blinkpy.queues.submission import (
     STOP_IDS,
     SUBMIT_NO_PREFIX_CACHE,
     SUBMIT_SCORE_PROMPT,
+    WORD_LOGPROBS,
     WORD_MAX_TOKENS,
     WORD_MIN_TOKENS,
     WORD_STOP_IDS,
@@ -127,8 +128,8 @@ def test_entries_that_are_skipped_count_as_no_tokens() -> None:
 
 
 def end_of(token: int, generated: int, length: int, most: int, least: int) -> int:
-    """The flags of a token. length: with it; 5 is a stop id."""
-    if token not in range(VOCAB):
+    """The flags of a token. length: with it; 5 is a stop id, and the next token of a prompt that is scored."""
+    if token not in range(VOCAB) or (generated <= 0 and token != 5):
         return C.FINISH_ERROR
     if token == 5 and generated > least:
         return C.FINISH_STOP | C.HAS_TOKEN
@@ -151,15 +152,18 @@ def test_where_a_token_ends_its_request() -> None:
     slot = int(state.batch.row_slots[0])
     requests.page_table[slot] = 0
     requests.entry[slot, WORD_STOP_IDS : WORD_STOP_IDS + STOP_IDS] = [-1, 5, *[-1] * (STOP_IDS - 2)]
-    sampled, generations = (-(2**31), -1, 0, 5, VOCAB - 1, VOCAB, 2**31 - 1), (1, 2, 3)
+    sampled, generations = (-(2**31), -1, 0, 4, 5, 6, VOCAB - 1, VOCAB, 2**31 - 1), (-1, 0, 1, 2, 3)
     for token, generated, length, most, least in itertools.product(sampled, generations, (20, 31, 32), (2, 3, 9), (0, 2, 3)):
         case_of_it = token, generated, length, most, least
-        expected = end_of(*case_of_it)
+        expected, recorded = end_of(*case_of_it), most == 3
+        requests.tokens[slot, length - 2 : length + 1], requests.finish[slot] = (4, 5, 6)[: 34 - length], C.FINISH_NONE
+        requests.entry[slot, WORD_LOGPROBS] = 0 if recorded else -1
         requests.entry[slot, WORD_MAX_TOKENS], requests.entry[slot, WORD_MIN_TOKENS] = most, least
         requests.length[slot], requests.prompt_length[slot] = length - 1, length - generated
         forecast_rows(limits, state, 2, 0, 1)
         assert judge_token(limits, state, 0, token) == (expected, 0), case_of_it
-        assert append_token(limits, state, slot, token) == expected, case_of_it
+        with_record = expected | (C.HAS_LOGPROBS if recorded and expected & C.HAS_TOKEN else 0)
+        assert append_token(limits, state, slot, token) == with_record, case_of_it
         assert requests.finish[slot] == expected & C.FINISH_MASK, case_of_it
         assert requests.length[slot] == length - (expected == C.FINISH_ERROR), case_of_it
         seen.add(expected & C.FINISH_MASK)
@@ -199,7 +203,7 @@ def test_a_cancel_ends_the_fast_path_of_who_runs_or_waits_alone() -> None:
 
 
 def test_each_word_that_changes_makes_a_record() -> None:
-    case = make_case(lanes=1, record_turns=4)
+    case = make_case(lanes=1, pairs=40, slots=1, record_turns=4, attached=False)  # so many that no two words share a place
     limits, state = case.limits, case.state
     inbox, places = state.inbox, list[tuple[Any, int]]()
     for words in (inbox.heartbeat, inbox.claim, inbox.cq_head, inbox.doorbell, state.pairs.attached):
@@ -212,6 +216,7 @@ def test_each_word_that_changes_makes_a_record() -> None:
         assert changed_words(limits, state, 0, 1) == 0
         words[place] += 1
         assert changed_words(limits, state, 0, 1) == 1, (len(words), place)
+    assert not state.recorder.words.any()
 
 
 def test_a_recorder_that_is_off_writes_nothing() -> None:
