@@ -258,6 +258,7 @@ def test_one_pass_is_enough_where_the_head_decides(
     call.logits[:] = -0.5 * torch.arange(VOCABULARY) if peaked else 0.0
     sample_tokens(call)
     assert (len(passes) == ROWS) == peaked and len(passes) >= ROWS
+    assert not call.workspace.adjusted.any()  # no logits change: none are copied
 
 
 def test_scratch_has_the_shapes_that_it_declares() -> None:
