@@ -109,7 +109,7 @@ def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolic
     program = Program(fields)
     code = policy.__code__
     program.places.append(Place(code.co_filename, code.co_firstlineno))
-    name, kind = program.function(policy, ("request",), Place(code.co_filename, code.co_firstlineno))
+    name, kind = program.function(policy, ("request",), program.places[0])
     if kind != "integer":
         raise PolicyError(f"must return an integer, not {A_KIND[kind]}", program.places[0])
     for definition, file in program.definitions:

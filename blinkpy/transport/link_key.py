@@ -12,6 +12,7 @@ import stat
 from blinkpy.config import ConfigError
 
 LEAST, MOST = 32, 1024  # bytes of a key
+FILE_MOST = MOST + 2  # with a line break
 FRONT_END, ENGINE = b"blinkpy front end", b"blinkpy engine"
 PROOF_DIGITS = 2 * hashlib.sha256().digest_size
 MAKE_ONE = "head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE"
@@ -40,11 +41,12 @@ def read_link_key(path: str) -> LinkKey:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a file")
-            secret = file.read(MOST + 3).rstrip(b"\r\n")
+            secret = file.read(FILE_MOST).rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(f"can't read the key {path}: {error.strerror}") from error
     if status.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigError(f"others than its owner may read or change the key {path}: chmod 600 {path}")
-    if not LEAST <= len(secret) <= MOST:
-        raise ConfigError(f"{path} has {len(secret)} bytes, a key {LEAST} to {MOST}; to make one: {MAKE_ONE}")
+    length = len(secret) if status.st_size <= FILE_MOST else status.st_size
+    if not LEAST <= length <= MOST:
+        raise ConfigError(f"{path} has {length} bytes, a key {LEAST} to {MOST}; to make one: {MAKE_ONE}")
     return LinkKey(secret)

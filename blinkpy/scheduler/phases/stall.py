@@ -20,7 +20,7 @@ def update_stalls(limits, state, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
         expect(state, 0 <= pairs.unclaimed_entries[pair] <= limits.cq_entries, F.CLAIMED_TWICE)
-        if pairs.unclaimed_entries[pair] < limits.rows:  # else there are enough, whichever requests run
+        if pairs.unclaimed_entries[pair] <= limits.rows:  # else one is left, whichever requests run
             tight = 1
     tight = block_max(tight, lane, lanes)
     if tight == 0 and counts[S.STALLED_COUNT] == 0:

@@ -70,6 +70,7 @@ class SecondOpinion:
         yield "statuses", [slot for slot, status in enumerate(statuses) if status], sorted(oracle.live)
         yield from self._batch()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
+        yield "yielding turns in a row", counts[S.YIELDED_TURNS], oracle.yielded
         yield from self._published(state.counters.tolist())
         yield "accounts of tenants", self._accounts(), oracle.accounts_by_place()
         yield "clock of the service", self._views.tenants.clock[0], oracle.clock

@@ -76,6 +76,19 @@ def test_the_grammar_that_was_not_used_for_longest_makes_room() -> None:
         assert held(case) == {one.digest for one in left}
 
 
+def test_a_slot_whose_words_were_refused_makes_room_first() -> None:
+    case = make_case(share=2)
+    a, b, broken, c = automata(case, 4)
+    long, short = case.submit(tokens(3), 20, grammar=a), case.submit(tokens(4), 2, grammar=b)
+    while not short.ended:
+        case.turn()
+        case.read(0)
+    refused = case.submit(tokens(3), 2, rejected=True, grammar=broken, entry={"grammar_words": len(broken.words()) - 1})
+    assert ends(case, long, refused) == [C.FINISH_LENGTH, C.FINISH_REJECTED] and held(case) == {a.digest}
+    assert ends(case, case.submit(tokens(3), 2, grammar=c)) == [C.FINISH_LENGTH]
+    assert held(case) == {a.digest, c.digest}
+
+
 def test_no_live_request_loses_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one that runs nor one that waits; a front end that asks for more than its share is refused, and no other one."""
     case = make_case(share=2, slots=4, rows=1)

@@ -1,5 +1,6 @@
 """The digest of functions that no file of a policy holds, and how a policy's turn is compiled."""
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,15 @@ def ranking(source: str, **values: Any) -> Any:
 def test_defaults_count() -> None:
     digests = {policy_digest(ranking(f"lambda request, bonus={bonus}: request.arrival + bonus")) for bonus in (1, 2, 1)}
     assert len(digests - {None}) == 2
+
+
+def test_a_module_that_holds_itself_is_followed_once() -> None:
+    digests = []
+    for weight in (3, 4, 3):
+        helpers: Any = ModuleType("helpers")
+        helpers.again, helpers.weight = helpers, weight
+        digests.append(policy_digest(ranking("lambda request: request.arrival * helpers.again.weight", helpers=helpers)))
+    assert digests[0] == digests[2] != digests[1] and None not in digests
 
 
 def test_arrays_of_objects_cannot_be_compared() -> None:

@@ -11,8 +11,16 @@ from support.random_policies import HEADER, RandomPolicy, random_request
 
 from blinkpy.scheduler.guarded_arithmetic import checked_rank
 from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
-from blinkpy.scheduler.policy_fault import BAD_RANK, FAULT_SHIFT, FAULT_TEXTS, MOST_ROUNDS, WORST_RANK, describe_policy_fault
-from blinkpy.scheduler.policy_language import PolicyError
+from blinkpy.scheduler.policy_fault import (
+    BAD_RANK,
+    FAULT_SHIFT,
+    FAULT_TEXTS,
+    MOST_ROUNDS,
+    WORST_RANK,
+    Place,
+    describe_policy_fault,
+)
+from blinkpy.scheduler.policy_language import PolicyError, write_guarded
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 Outcome = tuple[int, str]
@@ -122,6 +130,10 @@ REFUSED = [  # body; the line, what is said
     ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are taken"),
     ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
     ("return len(3)", 2, "rank uses `len(3)`, which device code has no form of"),
+    ("return len(TABLE, key=1)", 2, "rank calls `len(TABLE, key=1)`; a policy can call min, max,"),
+    ("return int(x=1)", 2, "rank calls `int(x=1)`; a policy can call min, max,"),
+    ("return max(1, 2, key=own)", 2, "rank calls `max(1, 2, key=own)`; a policy can call min, max,"),
+    ("x = 1\n    return unset(x)", 3, "rank uses None; device code has numbers alone"),
     ("return 9223372036854775808", 2, "9223372036854775808 needs more than 64 bits"),
     ("return -9223372036854775809", 2, "9223372036854775809 needs more than 64 bits"),
     ("return None", 2, "rank uses None; device code has numbers alone"),
@@ -144,6 +156,7 @@ REFUSED = [  # body; the line, what is said
     ("for i in range(1, 2, 3, 4):\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
     ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
     ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
+    ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
     ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
     ("x += 1\n    return x", 2, "x may be read before it has a value"),
     ("x: int\n    return 1", 2, "rank uses `x: int`, which device code has no form of"),
@@ -172,6 +185,14 @@ def named(*, x):
 TABLE = (20, 21)
 TWO, EMPTY, LARGE, COMPLEX, WORDS = (TABLE, TABLE), (), (1 << 63,), (1j,), ("a",)
 lambdas = eval("lambda x: x")
+
+
+def three(x, y=4, z=5):
+    return x * 100 + y * 10 + z
+
+
+def unset(x, y=None):
+    return x
 """
 
 
@@ -185,6 +206,8 @@ def test_what_the_language_lacks_is_told_with_its_line(tmp_path: Path, body: str
 TAKEN = [  # a function, and its rank
     ("def rank(request, weight=3):\n    return request.pair * weight + 2", 5),
     ("def rank(request):\n    return own(request.pair) + own(y=2, x=3)", 10),
+    ("def rank(request):\n    return three(1, z=2) + three(request.pair)", 287),
+    ("def rank(request):\n    x = 4\n    x = request.pair == 1\n    return x", 1),
     ("def rank(request):\n    a, b = request.pair, 7\n    a, b = b, a\n    return a * 10 + b", 71),
     ("def rank(request):\n    return 9223372036854775807 - 1", HIGH - 1),
     ("def rank(request):\n    return -9223372036854775807 - 1", LOW),
@@ -202,6 +225,13 @@ TAKEN = [  # a function, and its rank
 def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None:
     policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
+    assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 where an integer is wanted"
+
+
+def test_a_policy_without_a_source_is_told_with_its_place() -> None:
+    with pytest.raises(PolicyError, match="calls <lambda>, which is no `def` in a source file") as told:
+        write_guarded(eval(compile("\n\nlambda request: 1", "mine.py", "eval")), RequestFields._fields)
+    assert told.value.place == Place("mine.py", 3)
 
 
 def test_compiled_code_has_the_same_faults(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -45,6 +45,19 @@ def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_kee
     assert case.counter("preemptions") == 0
 
 
+def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
+    """As many entries are free as there are rows, and all run: none is left, also when one is preempted. The oracle agrees."""
+    case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
+    for n in range(3):
+        case.submit(tokens(4, n), 4)
+    case.turn()
+    assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.YIELDED_TURNS]].tolist() == [2, 1, 1]
+    case.turn()
+    assert case.counter("preemptions") == 1 and case.state.pairs.unclaimed_entries[0] == 0
+    assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.YIELDED_TURNS]].tolist() == [1, 2, 0]
+    case.finish()
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_best_effort_prompts_wait_at_most_yield_steps_turns_in_a_row(bound: int) -> None:
     """Latency-sensitive prompts never end. Of bound + 1 steps best-effort ones have a part in one; both get to their ends."""

@@ -122,7 +122,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -> None:
-    draw, link, log = random.Random(seed), stage.link, stage.log
+    draw, link, log, rooms = random.Random(seed), stage.link, stage.log, list[int]()
     for turn in range(400):
         stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
         choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.randint(1, 4))]
@@ -156,8 +156,9 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(touched)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         stage.timers.clear()
+        link.on_room = lambda turn=turn: rooms.append(turn)
         link._poll()
-        assert log.taken() == expected, turn
+        assert (log.taken(), rooms[-1:] == [turn]) == (expected, came != []), turn
         assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(touched))]
         assert stage.timers == ([turn + 1.25] if stage.pair.in_flight else [])
         assert (link._poll_timer is None) == (not stage.timers)
@@ -185,6 +186,32 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     owner.stops, stage.pair.cancel = True, stage.log.noted("cancel", BROKEN)  # lost in the middle of it
     stage.link._poll()
     assert stage.timers == []
+
+
+@pytest.mark.parametrize("where", ["poll", "submit", "on_room"])
+def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stage, where: str) -> None:
+    """While completions are taken, while those that wait are submitted, or where slots are given out."""
+    error, link = RuntimeError("nobody foresaw this"), stage.link
+    failing = stage.log.noted(where, error)
+    link._watched = SimpleNamespace(failed=stage.log.noted("failed"))  # type: ignore[assignment]
+    link._held = [(Choice(stage.log, "a"), np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    if where == "on_room":
+        link.on_room = failing
+    else:
+        setattr(stage.pair, where, lambda *_: failing())
+    link._poll()
+    assert stage.log[-2:] == [(where,), ("failed", "the link to the engine", error)]
+    assert stage.timers == [] and link._poll_timer is None
+
+
+@pytest.mark.parametrize("error", [UNAVAILABLE, LOST])
+def test_who_waits_is_told_why_the_engine_takes_nothing(stage: Stage, error: Exception) -> None:
+    choice = Choice(stage.log, "a")
+    stage.link._held = [(choice, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.pair.submit = stage.log.noted("submit", error)
+    stage.pair.submit = lambda *_, submit=stage.pair.submit: submit()
+    stage.link._poll()
+    assert stage.log == [("submit",), ("fail", "a", 503, engine_link._sentence(error))] and stage.link._held == []
 
 
 @pytest.mark.parametrize("error", [None, UNAVAILABLE, LOST, BROKEN])

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from support.compiled_grammars import automaton_of_ebnf
 from support.walks import Walker
 
-from blinkpy.dpu.grammar.ebnf import ebnf_syntax
+from blinkpy.dpu.grammar.ebnf import ebnf_rules, ebnf_syntax
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 
 GRAMMARS = 150
@@ -209,6 +210,7 @@ EXAMPLES = [
     (r"root ::= [\]\[\-^] [-a] [a-] [--/] [\d-] [\W]", ["]-a/5!", "^a-.-é"], ["]-a/5x", "a-a/5!"]),
     ('root ::= rule_1 rule-2 r3.x\nrule_1 ::= "1"\nrule-2 ::= "2"\nr3.x ::= "3"', ["123"], ["12"]),
     ('root ::= "a"\nunused ::= "(" unused ")"', ["a"], ["()"]),
+    (r'root ::= "\ud7ff\ue000" [\U0010ffff]', ["\ud7ff\ue000\U0010ffff"], ["\ud7ff"]),
     ('root ::= "::=" # not a rule: x ::= "y"', ["::="], ["y"]),
     ('root ::= (("a" | "") "b")? ("c" | root2)\nroot2 ::= "d" root2 | "e"', ["bc", "abddde", "e"], ["ac", "abd"]),
 ]  # fmt: skip
@@ -264,6 +266,9 @@ BAD = [
     (r'root ::= "é\x4"', r"\\x needs 2 hexadecimal digits", 1, 12),
     (r'root ::= "\ud83d\ude00"', "this is no character", 1, 11),
     (r'root ::= "\U00110000"', "this is no character", 1, 11),
+    (r'root ::= "\ud800"', "this is no character", 1, 11),
+    (r'root ::= [\udfff]', "this is no character", 1, 11),
+    ("\nroot ::= b", "no rule 'b'", 2, 10),
     ("root ::= \"\ud800\"", "this is no character", 1, 11),
     ("root ::= * \"a\"", "nothing to repeat", 1, 10),
     ('root ::= "a"+?', "nothing to repeat; .* brackets", 1, 14),
@@ -289,6 +294,37 @@ BAD = [
 def test_what_is_wrong_is_refused_with_its_place(grammar: str, message: str, line: int, column: int) -> None:
     with pytest.raises(GrammarError, match=rf"^EBNF: .*{message}.*, at line {line}, column {column}\.$"):
         automaton_of_ebnf(grammar)
+
+
+SIZES = [
+    (lambda n: 'root ::= "a"' + " " * (n - 12), ebnf_syntax.MOST_LENGTH),
+    (lambda n: "root ::= " + "\n".join(f'r{i}\nr{i} ::= "a"' for i in range(n - 1)), ebnf_syntax.MOST_RULES),
+    (lambda n: f"root ::= {'(' * n}{')' * n}", ebnf_syntax.MOST_DEPTH),
+    (lambda n: f'root ::= "a"{{{n}}}', ebnf_syntax.MOST_COUNT),
+    (lambda n: f'root ::= "a"{{{n},}}', ebnf_syntax.MOST_COUNT),
+    (lambda n: f'root ::= "a"{{0,{n}}}', ebnf_syntax.MOST_COUNT),
+]
+
+
+@pytest.mark.parametrize(("written", "most"), SIZES, ids=range(len(SIZES)))
+def test_each_size_has_a_bound(written: Callable[[int], str], most: int) -> None:
+    ebnf_syntax.parse_ebnf(written(most))
+    with pytest.raises(GrammarError, match=str(most)):
+        ebnf_syntax.parse_ebnf(written(most + 1))
+
+
+# What a rule may be, and its levels, its own included. A rule around it that is nothing else has two more, a repetition one more.
+LEVELS = [('"a"', 2), ("()", 2), ("[ab]", 2), ('"a"?', 3), ('"a" "b"', 3), ('"a" | "b"', 3), ('("a"+)?', 4), ('"a" "b"+', 4)]
+
+
+@pytest.mark.parametrize(("rule", "levels"), LEVELS)
+def test_the_levels_of_each_kind_count(rule: str, levels: int) -> None:
+    around, more = divmod(ebnf_rules.MOST_HEIGHT - levels, 2)
+    rule = f"({rule})?" if more else rule
+    above = "".join(f"r{i}\nr{i} ::= " for i in range(around))
+    ebnf_rules.ebnf_piece(f"root ::= {above}{rule}")
+    with pytest.raises(GrammarError, match=f"rule 'root' has more than {ebnf_rules.MOST_HEIGHT} levels"):
+        ebnf_rules.ebnf_piece(f"root ::= {above}({rule})?")
 
 
 DOUBLING = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(100)) + '\nr100 ::= "a"\nroot ::= r0'

@@ -44,8 +44,7 @@ def test_trimming_keeps_the_language_and_only_useful_states(rng):
     for _ in range(50):
         states, classes = int(rng.integers(1, 9)), int(rng.integers(1, 4))
         class_of = rng.integers(0, classes, A.BYTES).astype(np.uint8)
-        table = rng.integers(-1, states, (states, classes)) * (rng.random((states, classes)) < 0.6)
-        table[table == 0] = -1
+        table = np.where(rng.random((states, classes)) < 0.5, rng.integers(0, states, (states, classes)), DEAD)
         accepting = rng.random(states) < 0.3
         reaches = {start: _reachable(table, start) for start in range(states)}
         useful = [s for s in sorted(reaches[0]) if any(accepting[end] for end in reaches[s])]
@@ -97,3 +96,23 @@ def test_a_state_or_class_out_of_range_is_refused(rng):
         parts = {n: getattr(automaton, n) for n in ("class_of", "next_state", "accepting")} | {name: values}
         with pytest.raises(ValueError, match="out of range"):
             ByteAutomaton(**parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "what"),
+    [
+        ("class_of", lambda values: values[:-1], r"class_of must be uint8 \[256\]"),
+        ("class_of", lambda values: values.reshape(1, -1), r"class_of must be uint8 \[256\]"),
+        ("class_of", lambda values: values.astype(np.int32), r"class_of must be uint8 \[256\]"),
+        ("next_state", lambda values: values.reshape(-1), r"next_state must be int16 \[states, classes\]"),
+        ("next_state", lambda values: values.astype(np.int32), r"next_state must be int16 \[states, classes\]"),
+        ("accepting", lambda values: values[:-1], r"accepting must be bool \[states\]"),
+        ("accepting", lambda values: values.astype(np.uint8), r"accepting must be bool \[states\]"),
+    ],
+)
+def test_arrays_of_another_shape_or_type_are_refused(rng, name, change, what):
+    automaton = random_automaton(rng, states=3)
+    parts = {n: getattr(automaton, n) for n in ("class_of", "next_state", "accepting")}
+    ByteAutomaton(**parts)
+    with pytest.raises(ValueError, match=what):
+        ByteAutomaton(**parts | {name: change(parts[name])})

@@ -48,6 +48,10 @@ def test_files_of_these_modes_hold_a_key(tmp_path: Path, mode: int) -> None:
         ({"secret": b""}, "has 0 bytes, a key 32 to 1024; to make one: head -c 32"),
         ({"secret": b"x" * (LEAST - 1) + b"\n"}, "has 31 bytes"),
         ({"secret": b"x" * (MOST + 1)}, "has 1025 bytes"),
+        ({"secret": b"x" * (MOST + 1) + b"\n"}, "has 1025 bytes"),
+        ({"secret": b"x" * (MOST + 2)}, "has 1026 bytes"),
+        ({"secret": b"x" * MOST + b"\n\r\nx"}, "has 1028 bytes"),  # not a key whose end nobody reads
+        ({"secret": b"x" * 5000}, "has 5000 bytes"),
     ],
 )
 def test_what_is_no_safe_key_is_an_error(tmp_path: Path, changed: dict[str, Any], message: str) -> None:

@@ -1,9 +1,11 @@
 """The queue pair's client, call by call, over a transport that notes them and whose memory and clock a test sets."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
+from support.automata import random_automaton
 from support.front_end.fake_engine import FACTS
 
 from blinkpy.dpu.link import queue_pair
@@ -15,6 +17,7 @@ from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.token_rules import TokenRules
 from blinkpy.transport.contract import EngineWords, TransportError
 
 SIZES = QueueSizes(pairs=1, slots=4, sq_entries=4, cq_entries=512, prompt_tokens=64, hash_entries=12)
@@ -364,3 +367,39 @@ def test_polls_read_windows_and_publish_one_head() -> None:
         transport.ring[position % 512] = pack_completion(slot, 1, HAS_TOKEN | FINISH_LENGTH, lap_of(position, 512))
     assert len(pair.poll()) == 2
     assert pair._ended == requests[2].after
+
+
+def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.random.Generator) -> None:
+    """Each bound to the word: of one piece, the engine's slots or this client's arena, whichever is less; of two, the arena."""
+    grammar = random_automaton(rng, states=6, classes=2)
+    rules = TokenRules(FACTS.vocab_size, dict.fromkeys(range(int(rng.integers(1, 20))), 1.0))
+    words, more = len(grammar.words()), len(rules.words())
+
+    def refused(share: int, slot: int, arena: int, *parts: Any) -> str:
+        sizes = dataclasses.replace(SIZES, prompt_tokens=512)
+        facts = FACTS._replace(grammar_share=share, grammar_words=slot, grammar_arena=arena)
+        try:
+            QueuePair(Noted(sizes, facts)).require_room(*parts)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    room = "and the engine has room for"
+    for slot, arena in ((0, 400), (400, 0)):
+        for parts, size, what in (
+            ((grammar,), words, "grammar takes {} bytes as an automaton"),
+            ((None, rules), more, "token rules take {} bytes"),
+        ):
+            assert refused(2, slot or size, arena or size, *parts) == ""
+            told = f"the {what.format(4 * size)}, {room} {4 * size - 4}"
+            assert refused(2, slot or size - 1, arena or size - 1, *parts) == told
+    assert refused(2, 400, words + more, grammar, rules) == ""
+    told = f"the grammar and the token rules take {4 * (words + more)} bytes, {room} {4 * (words + more) - 4}"
+    assert refused(2, 400, words + more - 1, grammar, rules) == told
+    assert refused(1, 400, 400, grammar, rules) == "the engine has room for a grammar or for token rules, and not for both"
+    assert refused(1, 400, 400, grammar) == refused(1, 400, 400, None, rules) == refused(0, 0, 0, None) == ""
+    assert refused(0, 400, 400, grammar) == "the engine takes no grammars"
+    assert refused(0, 400, 400, None, rules) == "the engine takes no token rules"
+    other = TokenRules(FACTS.vocab_size + 1, {1: 1.0})
+    told = f"the token rules are for {FACTS.vocab_size + 1} tokens, and the model has {FACTS.vocab_size}"
+    assert refused(2, 400, 400, None, other) == told

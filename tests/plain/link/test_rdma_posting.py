@@ -10,7 +10,9 @@ import pytest
 from benchmarks.parts.rdma_cpu import FACTS, SIZES, Card, connect
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import RdmaTransport
-from blinkpy.queues.submission import SQ_ENTRY_BYTES
+from blinkpy.queues.completion import HAS_LOGPROBS, HAS_TOKEN, pack_completion
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD_SLOT
 from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD
 from blinkpy.transport.contract import EngineWords
 from blinkpy.transport.segment import Segment, create_segment
@@ -86,6 +88,26 @@ def test_completions_come_as_they_are_when_the_card_reads(wired) -> None:
     views.cq[0, :2] = [1 << 48, 1 << 48 | 5]
     assert transport.read_completions(0, 16) == [1 << 48, 1 << 48 | 5]
     assert transport.read_completions(2, 16) == []
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_look_waits_for_what_its_words_need(wired, rng, silent: bool) -> None:
+    """Records of log probabilities, and the hit words at a request's first completion: read once the words are there."""
+    transport, segment = wired
+    views, slot = segment.views(), 5
+    if silent:
+        entry = np.zeros(SQ_ENTRY_WORDS, np.int32)
+        entry[WORD_SLOT] = slot
+        transport.write_entry(0, entry.tobytes())
+        transport.ring_doorbell(1)
+    words = [pack_completion(slot, token, HAS_TOKEN | HAS_LOGPROBS * (not silent), 1) for token in (7, 9)]
+    records = rng.integers(0, 2**62, (2, LOGPROB_ENTRIES))
+    views.cq[0, :2], views.records[0, :2], views.hits[0, slot] = words, records, 77
+    assert transport.read_completions(0, 16) == words
+    if silent:
+        assert transport.read_hits(slot) == 77
+    else:
+        assert transport.read_logprobs(0, 2).view(np.int64).tolist() == records.tolist()
 
 
 def test_a_completion_head_waits_for_other_words_or_an_eighth_of_the_ring(wired) -> None:

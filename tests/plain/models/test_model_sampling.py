@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from support.models import kernel_reference
 
+from blinkpy.models.cpu import cpu_sampler
 from blinkpy.models.cpu.cpu_sampler import (
     SamplingParameters,
     logprob_records,
@@ -15,6 +17,7 @@ from blinkpy.models.cpu.cpu_sampler import (
     read_parameters,
     sample_rows,
     uniform,
+    warm_up,
 )
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY
 from blinkpy.queues.submission import SQ_ENTRY, neutral_entries
@@ -78,7 +81,11 @@ def random_rows(rng: np.random.Generator, count: int) -> list[dict[str, float]]:
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
 @pytest.mark.parametrize("vocab", [1, 2, 37, 3000])
 def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
-    rows = random_rows(rng, 60)
+    check_filters(vocab, spread, rng, 60)
+
+
+def check_filters(vocab: int, spread: float, rng: np.random.Generator, count: int) -> None:
+    rows = random_rows(rng, count)
     logits = (rng.standard_normal((len(rows), vocab)) * spread).astype(np.float32)
     if spread == 1.0:
         logits = np.round(logits, 1)  # many equal ones
@@ -87,6 +94,32 @@ def test_filters(vocab: int, spread: float, rng: np.random.Generator) -> None:
     for row, fields in enumerate(rows):
         number = float(uniform(np.int64(fields["seed"]), positions[row]))
         check_token(logits[row], fields, number, int(tokens[row]))
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_filters_without_numba(spread: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code does not notice an index that is out of range; that of a weight of 0 would be."""
+    for name in ("_bucket", "_draw", "_draw_rows", "_members", "_walk", "_weigh"):
+        function = getattr(cpu_sampler, name)
+        monkeypatch.setattr(cpu_sampler, name, getattr(function, "py_func", function))
+    monkeypatch.setattr(cpu_sampler, "bits_of", lambda value: int(np.float32(value).view(np.int32)))
+    monkeypatch.setattr(cpu_sampler, "exp2", lambda x: np.float32(2.0 ** float(x)))
+    check_filters(37, spread, rng, 12)
+
+
+def test_warming_up_calls_what_requests_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With arguments of the same types, or Numba would compile once more."""
+    called = list[Any]()
+
+    def kinds(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return [kinds(each) for each in argument]
+        return argument.dtype, argument.ndim, argument.flags.c_contiguous, argument.flags.writeable
+
+    monkeypatch.setattr(cpu_sampler, "_draw_rows", lambda *arguments: called.append(kinds(arguments)))
+    warm_up()
+    sample_rows(np.zeros((3, 50), np.float32), parameters_of([{"temperature": 1}] * 3), np.arange(3, dtype=np.int32))
+    assert len(called) == 2 and called[0] == called[1]
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
@@ -111,6 +144,8 @@ def test_broken_logits_give_a_token(rng: np.random.Generator) -> None:
     assert tokens[4] == 99
     assert tokens[5] == sample_rows(logits[5:], parameters_of(rows[5:]), np.zeros(1, np.int32))[0]
     assert sample_rows(logits.copy(), parameters_of([{"temperature": 0}] * 6), np.zeros(6, np.int32)).max() < 100
+    only = np.array([[np.nan], [-np.inf], [np.inf]], np.float32)  # of the one token that there is
+    assert sample_rows(only, parameters_of(rows[:3]), np.zeros(3, np.int32)).tolist() == [0, 0, 0]
 
 
 def test_penalties(rng: np.random.Generator) -> None:
@@ -153,11 +188,11 @@ def test_records_of_few_or_broken_logits() -> None:
 
 def test_stop_ids_are_impossible_before_min_tokens(rng: np.random.Generator) -> None:
     entries = np.zeros(4, SQ_ENTRY)
-    entries["stop_ids"] = [3, 5, 999, -1, -1, -1, -1, -1]  # 999: outside this vocabulary
+    entries["stop_ids"] = [3, 0, 9, 10, 999, -1, -1, -1]  # 10 and 999: outside this vocabulary
     entries["min_tokens"] = [0, 2, 2, 2]
     logits = rng.standard_normal((4, 10)).astype(np.float32)
     masked = logits.copy()
     mask_stop_ids(masked, entries, np.array([0, 0, 1, 2], np.int32))
     expected = logits.copy()
-    expected[1:3, [3, 5]] = -np.inf
+    expected[1:3, [0, 3, 9]] = -np.inf
     assert (masked == expected).all()

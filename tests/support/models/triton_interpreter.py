@@ -105,6 +105,22 @@ def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "create_masked_store", storing)
 
 
+def store_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on what a kernel stores is in memory at its next barrier and not before, the last store first: other threads of a
+    program may see each order. A kernel has to end with a barrier."""
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.InterpreterBuilder
+    store, late = builder.create_masked_store, list[tuple[Any, ...]]()
+
+    def barrier(self: Any) -> None:
+        while late:
+            store(*late.pop())
+
+    monkeypatch.setattr(builder, "create_masked_store", lambda *arguments: late.append(arguments))
+    monkeypatch.setattr(builder, "create_barrier", barrier)
+
+
 def _bytes_of(tensor: Any) -> int:
     """From the first to the last element of a tensor."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

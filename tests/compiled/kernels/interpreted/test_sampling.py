@@ -17,6 +17,7 @@ from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.sampling import candidates
 from blinkpy.kernels.sampling.apply_rules import apply_rules
 from blinkpy.kernels.sampling.candidates import THRESHOLDS, section_of
 from blinkpy.kernels.sampling.draw import first_distances
@@ -177,7 +178,8 @@ def small_call(rng: np.random.Generator, constrained: bool = False, **entry: flo
     grammars.constrain(words)
     ids, counts = torch.arange(ROWS, dtype=torch.int32), torch.zeros(8, dtype=torch.int64)
     counts[0] = ROWS
-    batch = BatchView(counts, ids, ids, torch.full_like(ids, 5), torch.ones_like(ids), ids, ids)
+    other = torch.zeros_like(ids)
+    batch = BatchView(counts, ids, other, torch.full_like(ids, 5), torch.ones_like(ids), other, other)
     tokens = torch.zeros(ROWS, 9, dtype=torch.int32)
     requests = RequestView(torch.from_numpy(words), tokens, torch.full_like(ids, 2))
     workspace = SamplingWorkspace.allocate(ROWS, VOCABULARY, "cpu", chunk=16, capacity=32, block=16)
@@ -228,6 +230,53 @@ def test_tensors_that_do_not_fit_are_named(
     for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
         with pytest.raises(error, match=f"^{name}: "):
             function(replaced(call, place, wrong))
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> None:
+    """All equal; two in different chunks; two in one chunk."""
+    call = small_call(rng, temperature=0.0)
+    call.logits.zero_()
+    call.logits[1, [20, 35]] = call.logits[2, [17, 18]] = 1.0
+    sample_tokens(call)
+    assert call.sampled.tolist() == [0, 20, 17]
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("peaked", [True, False])
+def test_one_pass_is_enough_where_the_head_decides(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, fields: dict[str, float], peaked: bool
+) -> None:
+    """The head has all but a millionth of the distribution, or nothing: more equal ones than can be sorted at once."""
+    passes, measure = list[int](), candidates.measure
+
+    def measuring(*arguments: Any) -> Any:
+        passes.append(1)
+        return measure(*arguments)
+
+    monkeypatch.setattr(candidates, "measure", measuring)
+    call = small_call(rng, temperature=1.0, seed=int(rng.integers(1000)), **fields)
+    call.logits[:] = -0.5 * torch.arange(VOCABULARY) if peaked else 0.0
+    sample_tokens(call)
+    assert (len(passes) == ROWS) == peaked and len(passes) >= ROWS
+    assert not call.workspace.adjusted.any()  # no logits change: none are copied
+
+
+def test_scratch_has_the_shapes_that_it_declares() -> None:
+    scratch = SamplingWorkspace.allocate(3, 70, "cpu", chunk=16, capacity=64, block=32)
+    shapes = [tuple(getattr(scratch, name).shape) for name in ("adjusted", "chunk_max", "chunk_id", "keys")]
+    assert shapes == [(3, 70), (3, 5), (3, 5), (3, 64)] and (scratch.chunk, scratch.block) == (16, 32)
+
+
+def test_what_threads_store_others_load_behind_barriers(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules whose banned tokens have biases, where stores wait for the next barrier, and come in any order."""
+    rules = TokenRules(64, dict.fromkeys(range(0, 64, 2), 2.0), range(48), [[1, 4], [5], [2, 8], [1, 50]])
+    logits, out = torch.from_numpy(rng.normal(size=64).astype(np.float32)), torch.full((64,), 7.0)
+    expected = logits + torch.where(torch.arange(64) % 2 == 0, 2.0, 0.0)
+    expected[48:] = expected[[4, 5]] = float("-inf")
+    triton_interpreter.store_late(monkeypatch)
+    history = torch.tensor([2, 1], dtype=torch.int32)
+    apply_rules[(1,)](logits, out, 0, 64, torch.from_numpy(rules.words().copy()), history, 0, 2, TOKENS=64)
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

@@ -22,6 +22,7 @@ PARAMETERS = {
     E.WORD_FREQUENCY_PENALTY: (0.0, 0.0, -0.4),
 }
 PENALTIES = (E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY)
+UNTOUCHED = 1e6
 FILTERS = (E.WORD_TEMPERATURE, E.WORD_TOP_P, E.WORD_MIN_P)
 
 
@@ -99,8 +100,10 @@ def sampling_case(
             continue
         allowed[row, ~automata.legal(slot, arrays["entry"][slot, E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS])] = -np.inf
     slots, emitted, lengths = (ints(array, device) for array in (row_slots, emits, contexts))
-    batch = BatchView(counts, slots, slots, lengths, emitted, slots, slots)
+    other = torch.zeros_like(slots)  # what sampling has no use for
+    batch = BatchView(counts, slots, other, lengths, emitted, other, other)
     records = torch.full((bucket, LOGPROB_ENTRIES), -7, dtype=torch.int64, device=device)
+    workspace.adjusted.fill_(UNTOUCHED)
     runs = []
     for _ in range(repeats(device)):
         sampled = torch.full((bucket,), -7, dtype=torch.int32, device=device)
@@ -128,10 +131,13 @@ def sampling_case(
             int(prompt_length),
             *(float(reals[word]) for word in PENALTIES),
         )
-        if max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]:
+        masked = max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]
+        if masked:
             adjusted[[stop for stop in words[E.WORD_STOP_IDS : E.WORD_STOP_IDS + E.STOP_IDS] if stop >= 0]] = -np.inf
-        if automata.ruled[slot] >= 0:  # of banned tokens few would have been sampled
-            np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), adjusted, rtol=1e-4, atol=1e-4)
+        # Few wrong logits show in what is sampled. What nothing changes is not copied.
+        changed = masked or automata.ruled[slot] >= 0 or [float(reals[word]) for word in PENALTIES] != [1.0, 0.0, 0.0]
+        expected_logits = adjusted if changed else np.full_like(adjusted, UNTOUCHED)
+        np.testing.assert_allclose(workspace.adjusted[row].cpu().numpy(), expected_logits, rtol=1e-4, atol=1e-4)
         temperature, top_p, min_p = (float(reals[word]) for word in FILTERS)
         number = kernel_reference.uniform(int(words.view(np.int64)[E.LONG_SEED]), length)
         expected = kernel_reference.sample_span(adjusted, temperature, int(words[E.WORD_TOP_K]), top_p, min_p, number, slack)

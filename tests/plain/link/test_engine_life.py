@@ -1,0 +1,30 @@
+"""What a watcher reads of an engine of this machine, word by word."""
+
+import secrets
+
+import pytest
+from support.front_end.fake_engine import FACTS, SIZES
+
+from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
+from blinkpy.transport.engine_life import EngineLife
+from blinkpy.transport.segment import create_segment
+
+
+def test_a_fault_and_the_beat_are_told_by_their_words_alone() -> None:
+    segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
+    try:
+        life, views = EngineLife(segment.name), segment.views()
+        for block, watched in (
+            (views.engine, {ENGINE_HEARTBEAT: (False, 9), ENGINE_PROGRESS: (False, 9)}),
+            (views.control, {CONTROL_FAULT: (True, 0)}),
+        ):
+            for word in range(len(block)):
+                block[word] = 9
+                assert (life.has_fault(), life.beat()) == watched.get(word, (False, 0))
+                block[word] = 0
+        views.engine[[ENGINE_HEARTBEAT, ENGINE_PROGRESS]] = 3, 4
+        assert life.beat() == 7
+    finally:
+        segment.close()
+    with pytest.raises(FileNotFoundError):
+        EngineLife(segment.name)
