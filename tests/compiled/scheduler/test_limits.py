@@ -13,6 +13,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, make_limits
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS
@@ -37,8 +38,8 @@ def random_sizes(rng: np.random.Generator) -> dict[str, int]:
 
 
 def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
-    for _ in range(200):
-        sizes = random_sizes(rng)
+    for smallest in [{"pages": 1}] + [{}] * 200:
+        sizes = random_sizes(rng) | smallest
         mixed, burst, turns = 2 * sizes["rows"], 3 * sizes["rows"], int(rng.integers(1, 3000))
         steps = {"mixed_step_tokens": mixed, "burst_step_tokens": burst} if burst <= sizes["tokens"] else {}
         a, b = limits_of(**sizes), limits_of(**sizes, **steps, prefix_caching=False, burst_tokens=77, record_turns=turns)
@@ -55,11 +56,32 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         assert (a.mixed_tokens, a.burst_step_tokens, a.burst_tokens) == (a.tokens, a.tokens, 2 * a.tokens)
         assert (b.prefix_caching, b.record_turns, b.burst_tokens) == (0, turns, 77)
         assert (b.mixed_tokens, b.burst_step_tokens) == ((mixed, burst) if steps else (a.tokens, a.tokens))
-        longest = a.max_model_len + 2 * a.grammar_words
-        prompts = min(a.intake_tokens + longest, a.intake_entries * longest)  # tokens, words: the last one may pass the bound
-        decoding = 8 + 4 * a.pairs + 2 * a.rows
-        most = decoding + a.intake_entries * S.RECORD_ENTRY + prompts // 2 + prompts // a.page_size + a.slots + 2
-        assert b.record_words == power_of_two(max(turns * decoding, 2 * most))
+        assert b.record_words == record_words(b)
+
+
+def record_words(limits: Limits) -> int:
+    """Of the recorder's ring."""
+    longest = limits.max_model_len + 2 * limits.grammar_words
+    prompts = limits.intake_tokens + longest  # tokens, words: the last one may pass the bound
+    prompts = min(prompts, limits.intake_entries * longest)
+    decoding = 8 + 4 * limits.pairs + 2 * limits.rows
+    entries = limits.intake_entries * S.RECORD_ENTRY
+    most = decoding + entries + prompts // 2 + prompts // limits.page_size + limits.slots + 2
+    return power_of_two(max(limits.record_turns * decoding, 2 * most))
+
+
+def test_the_recorders_ring_grows_at_the_word() -> None:
+    """Whatever a power of two hides shows where one more token needs the next one: by tokens, by entries, and by turns."""
+    for pages, share in ((32, 0), (16, 2)):
+        sizes = {"page_size": pages, "max_model_len": 700, "rows": 3, "share": share, "token_words": share}
+        for name, values, others in (
+            ("intake_tokens", range(600, 3000), {"intake_entries": 20, "record_turns": 1}),
+            ("intake_entries", range(1, 40), {"intake_tokens": 1 << 20, "record_turns": 1}),
+            ("record_turns", range(1, 600), {}),
+        ):
+            made = [limits_of(**sizes, **others, **{name: value}) for value in values]
+            assert [limits.record_words for limits in made] == [record_words(limits) for limits in made]
+            assert len({limits.record_words for limits in made}) > 1
 
 
 def test_default_buckets(rng: np.random.Generator) -> None:
@@ -71,38 +93,39 @@ def test_default_buckets(rng: np.random.Generator) -> None:
         assert make_state(limits_of(rows=rows, tokens=tokens)).buckets.tokens.tolist() == sizes
 
 
-@pytest.mark.parametrize(
-    ("name", "fine", "wrong", "more"),
-    [
-        ("rows", [1, MAX_ROWS], [0, MAX_ROWS + 1], {"tokens": 2 * MAX_ROWS}),
-        ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
-        ("pages", [1, 2], [0, -1], {}),
-        ("max_model_len", [2, 3], [1, 0], {}),
-        ("intake_entries", [1, 2], [0, -1], {}),
-        ("intake_tokens", [1, 2], [0, -1], {}),
-        ("tokens", [4, 5], [3], {}),
-        ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),
-        ("share", [0], [-1, 1], {}),
-        ("token_words", [1, 2], [0], {"share": 1, "token_words": 1}),
-        ("token_words", [0], [1], {}),
-        ("grammar_words", [CELLS_WORD + 1], [0, CELLS_WORD], {"share": 1, "token_words": 1}),
-        ("grammar_words", [0, CELLS_WORD], [CELLS_WORD + 1], {}),
-    ],
-)
-def test_each_bound_at_its_edges(name: str, fine: list[int], wrong: list[int], more: dict[str, int]) -> None:
+BOUNDS: list[tuple[str, list[int], list[int], dict[str, int]]] = [
+    ("rows", [1, MAX_ROWS], [0, MAX_ROWS + 1], {"tokens": 2 * MAX_ROWS}),
+    ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
+    ("pages", [1, 2], [0, -1], {}),
+    ("max_model_len", [2, 3], [1, 0], {}),
+    ("intake_entries", [1, 2], [0, -1], {}),
+    ("intake_tokens", [1, 2], [0, -1], {}),
+    ("tokens", [4, 5], [3], {}),
+    ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),
+    ("share", [0], [-1, 1], {}),
+    ("token_words", [1, 2], [0], {"share": 1, "token_words": 1}),
+    ("token_words", [0], [1], {}),
+    ("grammar_words", [CELLS_WORD + 1], [0, CELLS_WORD], {"share": 1, "token_words": 1}),
+    ("grammar_words", [0, CELLS_WORD], [CELLS_WORD + 1], {}),
+]
+
+
+def test_each_bound_at_its_edges() -> None:
     options = {"rows": "max_num_seqs", "pages": "num_pages", "tokens": "max_num_batched_tokens"}
-    queue, facts, given = case_sizes(**more)
     places = {"rows": "max_num_seqs", "page_size": "page_size", "pages": "num_pages", "max_model_len": "max_model_len"}
     places |= {"share": "grammar_share", "grammar_words": "grammar_words"}
-    named = "grammar" if "share" in name or "words" in name else options.get(name, name)  # in the message
-    for value in (*fine, *wrong):
-        its_facts = facts._replace(**{places[name]: value}) if name in places else facts
-        its_options = given if name in places else given | {options.get(name, name): value}
-        if value in fine:
-            make_limits(queue, its_facts, **its_options)
-        else:
-            with pytest.raises(ConfigError, match=named):
+    for name, fine, wrong, more in BOUNDS:
+        queue, facts, given = case_sizes(**more)
+        named = "grammar" if "share" in name or "words" in name else options.get(name, name)  # in the message
+        for value in (*fine, *wrong):
+            its_facts = facts._replace(**{places[name]: value}) if name in places else facts
+            its_options = given if name in places else given | {options.get(name, name): value}
+            try:
                 make_limits(queue, its_facts, **its_options)
+                told = ""
+            except ConfigError as error:
+                told = str(error)
+            assert bool(told) == (value in wrong) and (not told or named in told), f"{name} {value}: {told!r}"
 
 
 @pytest.mark.parametrize("wrong", [[(4, 2), (4, 4)], [(8, 4), (4, 4)], [(4, 4), (8, 2)], [(0, 1)], [(4, 0)]])
@@ -120,7 +143,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
     items = max(R, B, K, limits.index_items, share)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
-    usual["grammars"] = (G,)
+    usual |= {"grammars": (G,), "tenants": (R,)}
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
@@ -134,11 +157,11 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
         "scratch.total": (Q,), "scratch.entry": (64,), "running": (B,), "waiting": (R,), "finishing": (R,), "counts": (S.COUNTS,),
-        "pace": (S.PACE_WORDS,),
+        "pace": (S.PACE_WORDS,), "tenants.clock": (1,),
     }
     # fmt: on
     none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}
-    none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
+    none["tenants"], none["pages"] = "key service", "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)
     assert make_state(limits, checked=True).fault.tolist() == [0]
@@ -151,3 +174,13 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     assert state.requests.pair.tolist() == [slot // limits.slots_per_pair for slot in range(R)]
     assert state.pages.free.tolist() == list(range(N))[::-1]
     assert {i: n for i, n in enumerate(state.counts.tolist()) if n} == {S.FREE_COUNT: N}
+
+
+def test_a_state_has_the_tokens_bytes_where_there_are_grammars() -> None:
+    pieces = TokenBytes.of([b"ab", b"abcde"], 50)
+    for share in (0, 2):
+        queue, facts, options = case_sizes(share=share, token_words=len(pieces.words) if share else 0)
+        limits = make_limits(queue, facts._replace(grammar_words=GRAMMAR_WORDS if share else CELLS_WORD), **options)
+        grammars = make_state(limits, tokens=pieces).grammars
+        kept = TokenBytes(grammars.token_place, grammars.token_bytes).pieces()
+        assert kept == ([b"ab", b"abcde", *[b""] * 48] if share else [b""])
