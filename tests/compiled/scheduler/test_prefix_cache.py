@@ -1,5 +1,6 @@
 """The prefix cache: what is shared, what must never be, and what is given up when."""
 
+from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.front_end.hash_reference import page_hashes
-from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
+from support.scheduler_cases import MULTIPLIERS, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, remainder
+from blinkpy.device.lanes import in_lanes
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, remainder
 from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
+from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -166,18 +170,20 @@ def test_a_child_of_an_evicted_page_is_not_found() -> None:
 
 
 def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
-    case = make(pages=32, max_model_len=32)
-    case.submit(tokens(9), 20)
-    case.turn()
-    case.turn()
-    requests = case.state.requests
-    case.state.pages.generation[requests.canonical[0]] += 1
-    case.opinion = None  # the oracle knows nothing of this
-    for _ in range(9):
+    for page, length in enumerate((5, 9)):
+        case = make(pages=32, max_model_len=32)
+        case.submit(tokens(length), 20)
         case.turn()
-    assert requests.canonical[0] == CHAIN_EVICTED
-    assert requests.indexed[0] == 2
-    case.finish()
+        case.turn()
+        requests = case.state.requests
+        assert requests.canonical[0] == page
+        case.state.pages.generation[page] += 1
+        case.opinion = None  # the oracle knows nothing of this
+        for _ in range(9):
+            case.turn()
+        assert requests.canonical[0] == CHAIN_EVICTED
+        assert requests.indexed[0] == 1 + page
+        case.finish()
 
 
 def test_the_ring_is_compacted_before_it_is_full() -> None:
@@ -206,6 +212,43 @@ def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> 
     edges = [n * modulus + d for n in (0, 1, 2, 19, 20, 2**20, modulus - 1, modulus) for d in (-1, 0, 1)]
     for x in [*edges[1:], 2**62 + 2**32 - 1, *rng.integers(0, 2**62, 1000).tolist()]:
         assert remainder(x, modulus) == x % modulus
+
+
+def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Generator) -> None:
+    """Random chains whose hashes are the last token of a page, some with a page whose content changed hands: what any number of
+    lanes finds is the one chain with the request's tokens, and its salt, from the first page on."""
+    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=2, pages=24, max_model_len=17)
+    limits, lengths = make_limits(sizes, facts, **options), Counter[int]()
+    searches = [in_lanes(find_prefix, lanes, seed=lanes, races=True) for lanes in (1, 2, 3, 4, 5, 8)]
+    for _ in range(300):
+        state = make_state(limits)
+        requests, pages, chains = state.requests, state.pages, dict[tuple[int, int, int, int], int]()
+        for page in range(24):
+            parent, salt = int(rng.integers(-1, page)), int(rng.integers(8) == 0)
+            salt = salt if parent < 0 else int(pages.salt[parent])
+            first, last = rng.integers(0, 2, 2).tolist()
+            if chains.setdefault((parent, salt, first, last), page) == page:
+                pages.tokens[page], pages.salt[page], pages.parent[page], pages.key[page] = (first, last), salt, parent, last
+                pages.bucket_next[page], pages.bucket_head[last] = pages.bucket_head[last], page
+        lost = set(rng.integers(0, 24, rng.integers(3)).tolist())
+        pages.generation[list(lost)] += 1  # pages behind them are lost, too
+        wanted = rng.integers(0, 2, 17)
+        requests.tokens[0], requests.page_hash[0, :8] = wanted, wanted[1::2]
+        requests.length[0], requests.hashed[0] = rng.integers(1, 18), rng.integers(9) if rng.random() < 0.3 else 8
+        most = min((int(requests.length[0]) - 1) // 2, int(requests.hashed[0]))
+        chain, page = list[int](), NO_PAGE
+        for first, last in wanted[: 2 * most].reshape(-1, 2).tolist():
+            page = -2 if page in lost else chains.get((page, 0, first, last), -2)
+            if page < 0:
+                break
+            chain.append(page)
+        pages.free[:] = chain[0] if chain else 0  # an array that means nothing here
+        views, found = as_memoryviews(state), np.zeros(most, np.int32)
+        for search in searches:
+            hits = search(limits, views.requests, views.pages, found.data, 0, 0, 1)
+            assert found[:hits].tolist() == chain
+        lengths[len(chain)] += 1
+    assert len(lengths) > 3, lengths
 
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
