@@ -31,6 +31,7 @@ def power_of_two(least: int) -> int:
 def random_sizes(rng: np.random.Generator) -> dict[str, int]:
     sizes = {"pairs": 5, "slots": 70, "rows": 9, "tokens": 300, "pages": 200, "max_model_len": 90, "intake_entries": 9}
     drawn = {name: int(rng.integers(1, most)) for name, most in sizes.items()} | {"intake_tokens": int(rng.integers(1, 300))}
+    drawn |= {"lease_ms": int(rng.integers(1, 3000))}
     drawn |= {"page_size": 1 << int(rng.integers(6)), "cq_entries": 1 << int(rng.integers(1, 9))}
     if rng.integers(2):
         drawn |= {"share": int(rng.integers(1, 90)), "token_words": int(rng.integers(1, 99))}
@@ -42,11 +43,15 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         sizes = random_sizes(rng) | smallest
         mixed, burst, turns = 2 * sizes["rows"], 3 * sizes["rows"], int(rng.integers(1, 3000))
         steps = {"mixed_step_tokens": mixed, "burst_step_tokens": burst} if burst <= sizes["tokens"] else {}
-        a, b = limits_of(**sizes), limits_of(**sizes, **steps, prefix_caching=False, burst_tokens=77, record_turns=turns)
+        others = {"prefix_caching": False, "burst_tokens": 77, "record_turns": turns, "tpot_target_ms": 40}
+        a, b = limits_of(**sizes), limits_of(**sizes, **steps, **others)
         assert {name: getattr(a, name) for name in sizes.keys() & set(Limits._fields)} == {
             name: value for name, value in sizes.items() if name in Limits._fields and name != "slots"
         } | {"slots": sizes["pairs"] * sizes["slots"]}
-        assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], 1_000_000, 50)
+        lease_ns = sizes["lease_ms"] * 1_000_000
+        assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], lease_ns, 50)
+        assert a.claim_ns == min(lease_ns // 8, 100_000_000)
+        assert (a.pace_ns, b.pace_ns) == (0, 38_750_000)  # of 40 ms, a 32nd is for the way
         assert (1 << a.page_shift, 1 << a.cq_shift) == (a.page_size, a.cq_entries)
         assert (a.pages_per_sequence - 1) * a.page_size < a.max_model_len <= a.pages_per_sequence * a.page_size
         assert a.index_items == a.tokens // a.page_size + a.rows  # each row may also fill a page that it has begun
@@ -86,7 +91,7 @@ def test_the_recorders_ring_grows_at_the_word() -> None:
 
 def test_default_buckets(rng: np.random.Generator) -> None:
     for rows, tokens in ((1, 1), (1, 2), (4, 16), (4, 24), (4, 25), *((r, r + int(rng.integers(900))) for r in range(1, 60))):
-        shapes = default_buckets(limits_of(rows=rows, tokens=tokens))
+        shapes = default_buckets(limits_of(rows=rows, tokens=tokens, mixed_step_tokens=2 * rows if 2 * rows <= tokens else 0))
         middle = {n for n in range(24, tokens) if n % 3 == 0 and (n // 3).bit_count() == 1}
         sizes = sorted(middle | {n for n in range(1, tokens) if n.bit_count() == 1} | {tokens})
         assert shapes == [(n, min(n, rows)) for n in sizes]
