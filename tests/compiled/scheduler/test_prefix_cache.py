@@ -14,7 +14,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, remainder
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, Pages
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
@@ -214,37 +214,53 @@ def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> 
         assert remainder(x, modulus) == x % modulus
 
 
+CONTENTS = [[*marks, last] for last in (0, 1) for marks in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]  # of pages, by number
+FEW = [0, 0, 1, 2, 3, 4]  # of CONTENTS, so that chains meet
+
+
+def random_chains(pages: Pages, rng: np.random.Generator) -> dict[tuple[int, int, int], int]:
+    """Index pages whose hashes depend on their last token alone. (parent, salt, content) -> page."""
+    chains, order = dict[tuple[int, int, int], int](), rng.permutation(range(1, len(pages.key))).tolist()
+    order.insert(rng.integers(4), 0)  # the page with the number 0 is among those that others are behind
+    for i, page in enumerate(order):
+        content, parent = int(rng.choice(FEW)), order[rng.integers(i)] if i and rng.random() < 0.7 else NO_PAGE
+        salt = int(pages.salt[parent] if parent >= 0 else rng.integers(8) == 0)
+        if chains.setdefault((parent, salt, content), page) == page:
+            key, pages.tokens[page] = 77 * CONTENTS[content][-1], CONTENTS[content]
+            bucket = key % len(pages.bucket_head)
+            pages.key[page], pages.salt[page], pages.parent[page] = key, salt, parent
+            pages.bucket_next[page], pages.bucket_head[bucket] = pages.bucket_head[bucket], page
+    return chains
+
+
 def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Generator) -> None:
-    """Random chains whose hashes are the last token of a page, some with a page whose content changed hands: what any number of
-    lanes finds is the one chain with the request's tokens, and its salt, from the first page on."""
-    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=2, pages=24, max_model_len=17)
+    """Some pages' content changed hands. What any number of lanes finds is the one chain that has the request's tokens, and its
+    salt, from the first page on."""
+    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=33)
     limits, lengths = make_limits(sizes, facts, **options), Counter[int]()
-    searches = [in_lanes(find_prefix, lanes, seed=lanes, races=True) for lanes in (1, 2, 3, 4, 5, 8)]
-    for _ in range(300):
+    searches = [in_lanes(find_prefix, lanes, seed=lanes) for lanes in (1, 2, 3, 4, 5, 8)]
+    for _ in range(200):
         state = make_state(limits)
-        requests, pages, chains = state.requests, state.pages, dict[tuple[int, int, int, int], int]()
-        for page in range(24):
-            parent, salt = int(rng.integers(-1, page)), int(rng.integers(8) == 0)
-            salt = salt if parent < 0 else int(pages.salt[parent])
-            first, last = rng.integers(0, 2, 2).tolist()
-            if chains.setdefault((parent, salt, first, last), page) == page:
-                pages.tokens[page], pages.salt[page], pages.parent[page], pages.key[page] = (first, last), salt, parent, last
-                pages.bucket_next[page], pages.bucket_head[last] = pages.bucket_head[last], page
-        lost = set(rng.integers(0, 24, rng.integers(3)).tolist())
+        requests, pages, chains = state.requests, state.pages, random_chains(state.pages, rng)
+        lost = set(rng.choice(list(chains.values())[:3], rng.integers(3)).tolist())
         pages.generation[list(lost)] += 1  # pages behind them are lost, too
-        wanted = rng.integers(0, 2, 17)
-        requests.tokens[0], requests.page_hash[0, :8] = wanted, wanted[1::2]
-        requests.length[0], requests.hashed[0] = rng.integers(1, 18), rng.integers(9) if rng.random() < 0.3 else 8
-        most = min((int(requests.length[0]) - 1) // 2, int(requests.hashed[0]))
+        wanted, page, known = rng.choice(FEW, 8).tolist(), int(rng.integers(24)), {page: name for name, page in chains.items()}
+        while page in known:  # most often some pages there are, from the first one on
+            page, wanted = known[page][0], [known[page][2], *wanted]
+        contents = np.ravel([CONTENTS[content] for content in wanted[:8]])
+        requests.tokens[0, :32], requests.page_hash[0, :8] = contents, 77 * contents[3::4]
+        requests.length[0], requests.hashed[0] = rng.choice([33, rng.integers(1, 34)]), rng.choice([8, rng.integers(9)])
+        most = min((int(requests.length[0]) - 1) // 4, int(requests.hashed[0]))
         chain, page = list[int](), NO_PAGE
-        for first, last in wanted[: 2 * most].reshape(-1, 2).tolist():
-            page = -2 if page in lost else chains.get((page, 0, first, last), -2)
+        for content in wanted[:most]:
+            page = -2 if page in lost else chains.get((page, 0, content), -2)
             if page < 0:
                 break
             chain.append(page)
         pages.free[:] = chain[0] if chain else 0  # an array that means nothing here
-        views, found = as_memoryviews(state), np.zeros(most, np.int32)
+        views = as_memoryviews(state)
         for search in searches:
+            found = np.full(most, -1, np.int32)
             hits = search(limits, views.requests, views.pages, found.data, 0, 0, 1)
             assert found[:hits].tolist() == chain
         lengths[len(chain)] += 1
