@@ -151,4 +151,4 @@ def default_buckets(limits: Limits) -> list[tuple[int, int]]:
 
 
 def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    return 1 << (n - 1).bit_length()

@@ -319,6 +319,14 @@ def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
             assert follow(grammars, 1, state, token, True) == (state if automaton.accepting[state] else ILLEGAL)
 
 
+def test_tokens_without_bytes() -> None:
+    """None at all, or empty and too long ones: the engine still has an array of them."""
+    for pieces in ([], [b""], [b"", bytes(LONGEST + 1)]):
+        table = TokenBytes.of(pieces, 3)
+        assert (table.pieces(), table.place.tolist(), table.words.tolist()) == ([b""] * 3, [[0, 0]] * 3, [0])
+    assert TokenBytes.of([bytes([7]) * LONGEST], 1).pieces() == [bytes([7]) * LONGEST]
+
+
 def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
     pieces = make_case(share=1).pieces
     assert b"" in pieces and all(bytes([byte]) in pieces for byte in ALPHABET)

@@ -13,6 +13,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, make_limits
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.kv.state_memory import make_state
+from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS
@@ -30,6 +31,7 @@ def power_of_two(least: int) -> int:
 def random_sizes(rng: np.random.Generator) -> dict[str, int]:
     sizes = {"pairs": 5, "slots": 70, "rows": 9, "tokens": 300, "pages": 200, "max_model_len": 90, "intake_entries": 9}
     drawn = {name: int(rng.integers(1, most)) for name, most in sizes.items()} | {"intake_tokens": int(rng.integers(1, 300))}
+    drawn |= {"lease_ms": int(rng.integers(1, 3000))}
     drawn |= {"page_size": 1 << int(rng.integers(6)), "cq_entries": 1 << int(rng.integers(1, 9))}
     if rng.integers(2):
         drawn |= {"share": int(rng.integers(1, 90)), "token_words": int(rng.integers(1, 99))}
@@ -37,15 +39,19 @@ def random_sizes(rng: np.random.Generator) -> dict[str, int]:
 
 
 def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
-    for _ in range(200):
-        sizes = random_sizes(rng)
+    for smallest in [{"pages": 1}] + [{}] * 200:
+        sizes = random_sizes(rng) | smallest
         mixed, burst, turns = 2 * sizes["rows"], 3 * sizes["rows"], int(rng.integers(1, 3000))
         steps = {"mixed_step_tokens": mixed, "burst_step_tokens": burst} if burst <= sizes["tokens"] else {}
-        a, b = limits_of(**sizes), limits_of(**sizes, **steps, prefix_caching=False, burst_tokens=77, record_turns=turns)
+        others = {"prefix_caching": False, "burst_tokens": 77, "record_turns": turns, "tpot_target_ms": 40}
+        a, b = limits_of(**sizes), limits_of(**sizes, **steps, **others)
         assert {name: getattr(a, name) for name in sizes.keys() & set(Limits._fields)} == {
             name: value for name, value in sizes.items() if name in Limits._fields and name != "slots"
         } | {"slots": sizes["pairs"] * sizes["slots"]}
-        assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], 1_000_000, 50)
+        lease_ns = sizes["lease_ms"] * 1_000_000
+        assert (a.slots_per_pair, a.lease_ns, a.vocab_size) == (sizes["slots"], lease_ns, 50)
+        assert a.claim_ns == min(lease_ns // 8, 100_000_000)
+        assert (a.pace_ns, b.pace_ns) == (0, 38_750_000)  # of 40 ms, a 32nd is for the way
         assert (1 << a.page_shift, 1 << a.cq_shift) == (a.page_size, a.cq_entries)
         assert (a.pages_per_sequence - 1) * a.page_size < a.max_model_len <= a.pages_per_sequence * a.page_size
         assert a.index_items == a.tokens // a.page_size + a.rows  # each row may also fill a page that it has begun
@@ -55,54 +61,76 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         assert (a.mixed_tokens, a.burst_step_tokens, a.burst_tokens) == (a.tokens, a.tokens, 2 * a.tokens)
         assert (b.prefix_caching, b.record_turns, b.burst_tokens) == (0, turns, 77)
         assert (b.mixed_tokens, b.burst_step_tokens) == ((mixed, burst) if steps else (a.tokens, a.tokens))
-        longest = a.max_model_len + 2 * a.grammar_words
-        prompts = min(a.intake_tokens + longest, a.intake_entries * longest)  # tokens, words: the last one may pass the bound
-        decoding = 8 + 4 * a.pairs + 2 * a.rows
-        most = decoding + a.intake_entries * S.RECORD_ENTRY + prompts // 2 + prompts // a.page_size + a.slots + 2
-        assert b.record_words == power_of_two(max(turns * decoding, 2 * most))
+        assert b.record_words == record_words(b)
+
+
+def record_words(limits: Limits) -> int:
+    """Of the recorder's ring."""
+    longest = limits.max_model_len + 2 * limits.grammar_words
+    prompts = limits.intake_tokens + longest  # tokens, words: the last one may pass the bound
+    prompts = min(prompts, limits.intake_entries * longest)
+    decoding = 8 + 4 * limits.pairs + 2 * limits.rows
+    entries = limits.intake_entries * S.RECORD_ENTRY
+    most = decoding + entries + prompts // 2 + prompts // limits.page_size + limits.slots + 2
+    return power_of_two(max(limits.record_turns * decoding, 2 * most))
+
+
+def test_the_recorders_ring_grows_at_the_word() -> None:
+    """Whatever a power of two hides shows where one more token needs the next one: by tokens, by entries, and by turns."""
+    for pages, share in ((32, 0), (16, 2)):
+        sizes = {"page_size": pages, "max_model_len": 700, "rows": 3, "share": share, "token_words": share}
+        for name, values, others in (
+            ("intake_tokens", range(600, 3000), {"intake_entries": 20, "record_turns": 1}),
+            ("intake_entries", range(1, 40), {"intake_tokens": 1 << 20, "record_turns": 1}),
+            ("record_turns", range(1, 600), {}),
+        ):
+            made = [limits_of(**sizes, **others, **{name: value}) for value in values]
+            assert [limits.record_words for limits in made] == [record_words(limits) for limits in made]
+            assert len({limits.record_words for limits in made}) > 1
 
 
 def test_default_buckets(rng: np.random.Generator) -> None:
     for rows, tokens in ((1, 1), (1, 2), (4, 16), (4, 24), (4, 25), *((r, r + int(rng.integers(900))) for r in range(1, 60))):
-        shapes = default_buckets(limits_of(rows=rows, tokens=tokens))
+        shapes = default_buckets(limits_of(rows=rows, tokens=tokens, mixed_step_tokens=2 * rows if 2 * rows <= tokens else 0))
         middle = {n for n in range(24, tokens) if n % 3 == 0 and (n // 3).bit_count() == 1}
         sizes = sorted(middle | {n for n in range(1, tokens) if n.bit_count() == 1} | {tokens})
         assert shapes == [(n, min(n, rows)) for n in sizes]
         assert make_state(limits_of(rows=rows, tokens=tokens)).buckets.tokens.tolist() == sizes
 
 
-@pytest.mark.parametrize(
-    ("name", "fine", "wrong", "more"),
-    [
-        ("rows", [1, MAX_ROWS], [0, MAX_ROWS + 1], {"tokens": 2 * MAX_ROWS}),
-        ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
-        ("pages", [1, 2], [0, -1], {}),
-        ("max_model_len", [2, 3], [1, 0], {}),
-        ("intake_entries", [1, 2], [0, -1], {}),
-        ("intake_tokens", [1, 2], [0, -1], {}),
-        ("tokens", [4, 5], [3], {}),
-        ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),
-        ("share", [0], [-1, 1], {}),
-        ("token_words", [1, 2], [0], {"share": 1, "token_words": 1}),
-        ("token_words", [0], [1], {}),
-        ("grammar_words", [CELLS_WORD + 1], [0, CELLS_WORD], {"share": 1, "token_words": 1}),
-        ("grammar_words", [0, CELLS_WORD], [CELLS_WORD + 1], {}),
-    ],
-)
-def test_each_bound_at_its_edges(name: str, fine: list[int], wrong: list[int], more: dict[str, int]) -> None:
+BOUNDS: list[tuple[str, list[int], list[int], dict[str, int]]] = [
+    ("rows", [1, MAX_ROWS], [0, MAX_ROWS + 1], {"tokens": 2 * MAX_ROWS}),
+    ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
+    ("pages", [1, 2], [0, -1], {}),
+    ("max_model_len", [2, 3], [1, 0], {}),
+    ("intake_entries", [1, 2], [0, -1], {}),
+    ("intake_tokens", [1, 2], [0, -1], {}),
+    ("tokens", [4, 5], [3], {}),
+    ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),
+    ("share", [0], [-1, 1], {}),
+    ("token_words", [1, 2], [0], {"share": 1, "token_words": 1}),
+    ("token_words", [0], [1], {}),
+    ("grammar_words", [CELLS_WORD + 1], [0, CELLS_WORD], {"share": 1, "token_words": 1}),
+    ("grammar_words", [0, CELLS_WORD], [CELLS_WORD + 1], {}),
+]
+
+
+def test_each_bound_at_its_edges() -> None:
     options = {"rows": "max_num_seqs", "pages": "num_pages", "tokens": "max_num_batched_tokens"}
-    queue, facts, given = case_sizes(**more)
     places = {"rows": "max_num_seqs", "page_size": "page_size", "pages": "num_pages", "max_model_len": "max_model_len"}
     places |= {"share": "grammar_share", "grammar_words": "grammar_words"}
-    named = "grammar" if "share" in name or "words" in name else options.get(name, name)  # in the message
-    for value in (*fine, *wrong):
-        its_facts = facts._replace(**{places[name]: value}) if name in places else facts
-        its_options = given if name in places else given | {options.get(name, name): value}
-        if value in fine:
-            make_limits(queue, its_facts, **its_options)
-        else:
-            with pytest.raises(ConfigError, match=named):
+    for name, fine, wrong, more in BOUNDS:
+        queue, facts, given = case_sizes(**more)
+        named = "grammar" if "share" in name or "words" in name else options.get(name, name)  # in the message
+        for value in (*fine, *wrong):
+            its_facts = facts._replace(**{places[name]: value}) if name in places else facts
+            its_options = given if name in places else given | {options.get(name, name): value}
+            try:
                 make_limits(queue, its_facts, **its_options)
+                told = ""
+            except ConfigError as error:
+                told = str(error)
+            assert bool(told) == (value in wrong) and (not told or named in told), f"{name} {value}: {told!r}"
 
 
 @pytest.mark.parametrize("wrong", [[(4, 2), (4, 4)], [(8, 4), (4, 4)], [(4, 4), (8, 2)], [(0, 1)], [(4, 0)]])
@@ -138,8 +166,7 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     }
     # fmt: on
     none = {"requests": "page_table canonical grammar rules", "batch": "cache_slots token_rows row_slots"}
-    none["tenants"] = "key service"
-    none["pages"] = "ring ring_position bucket_head bucket_next bucket_previous key parent"
+    none["tenants"], none["pages"] = "key service", "ring ring_position bucket_head bucket_next bucket_previous key parent"
     state = make_state(limits)
     assert isinstance(state.fault, NoFaultWord)
     assert make_state(limits, checked=True).fault.tolist() == [0]
@@ -152,3 +179,13 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
     assert state.requests.pair.tolist() == [slot // limits.slots_per_pair for slot in range(R)]
     assert state.pages.free.tolist() == list(range(N))[::-1]
     assert {i: n for i, n in enumerate(state.counts.tolist()) if n} == {S.FREE_COUNT: N}
+
+
+def test_a_state_has_the_tokens_bytes_where_there_are_grammars() -> None:
+    pieces = TokenBytes.of([b"ab", b"abcde"], 50)
+    for share in (0, 2):
+        queue, facts, options = case_sizes(share=share, token_words=len(pieces.words) if share else 0)
+        limits = make_limits(queue, facts._replace(grammar_words=GRAMMAR_WORDS if share else CELLS_WORD), **options)
+        grammars = make_state(limits, tokens=pieces).grammars
+        kept = TokenBytes(grammars.token_place, grammars.token_bytes).pieces()
+        assert kept == ([b"ab", b"abcde", *[b""] * 48] if share else [b""])

@@ -1,5 +1,6 @@
 """The prefix cache: what is shared, what must never be, and what is given up when."""
 
+from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.front_end.hash_reference import page_hashes
-from support.scheduler_cases import MULTIPLIERS, Case, make_case, tokens
+from support.scheduler_cases import MULTIPLIERS, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, remainder
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL
+from blinkpy.device.lanes import in_lanes
+from blinkpy.kv.limits import make_limits
+from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, remainder
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, Pages
+from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
@@ -166,18 +170,20 @@ def test_a_child_of_an_evicted_page_is_not_found() -> None:
 
 
 def test_a_request_whose_chain_was_evicted_stops_offering_pages() -> None:
-    case = make(pages=32, max_model_len=32)
-    case.submit(tokens(9), 20)
-    case.turn()
-    case.turn()
-    requests = case.state.requests
-    case.state.pages.generation[requests.canonical[0]] += 1
-    case.opinion = None  # the oracle knows nothing of this
-    for _ in range(9):
+    for page, length in enumerate((5, 9)):
+        case = make(pages=32, max_model_len=32)
+        case.submit(tokens(length), 20)
         case.turn()
-    assert requests.canonical[0] == CHAIN_EVICTED
-    assert requests.indexed[0] == 2
-    case.finish()
+        case.turn()
+        requests = case.state.requests
+        assert requests.canonical[0] == page
+        case.state.pages.generation[page] += 1
+        case.opinion = None  # the oracle knows nothing of this
+        for _ in range(9):
+            case.turn()
+        assert requests.canonical[0] == CHAIN_EVICTED
+        assert requests.indexed[0] == 1 + page
+        case.finish()
 
 
 def test_the_ring_is_compacted_before_it_is_full() -> None:
@@ -206,6 +212,59 @@ def test_remainders_without_division(modulus: int, rng: np.random.Generator) -> 
     edges = [n * modulus + d for n in (0, 1, 2, 19, 20, 2**20, modulus - 1, modulus) for d in (-1, 0, 1)]
     for x in [*edges[1:], 2**62 + 2**32 - 1, *rng.integers(0, 2**62, 1000).tolist()]:
         assert remainder(x, modulus) == x % modulus
+
+
+CONTENTS = [[*marks, last] for last in (0, 1) for marks in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]  # of pages, by number
+FEW = [0, 0, 1, 2, 3, 4]  # of CONTENTS, so that chains meet
+
+
+def random_chains(pages: Pages, rng: np.random.Generator) -> dict[tuple[int, int, int], int]:
+    """Index pages whose hashes depend on their last token alone. (parent, salt, content) -> page."""
+    chains, order = dict[tuple[int, int, int], int](), rng.permutation(range(1, len(pages.key))).tolist()
+    order.insert(rng.integers(4), 0)  # the page with the number 0 is among those that others are behind
+    for i, page in enumerate(order):
+        content, parent = int(rng.choice(FEW)), order[rng.integers(i)] if i and rng.random() < 0.7 else NO_PAGE
+        salt = int(pages.salt[parent] if parent >= 0 else rng.integers(8) == 0)
+        if chains.setdefault((parent, salt, content), page) == page:
+            key, pages.tokens[page] = 77 * CONTENTS[content][-1], CONTENTS[content]
+            bucket = key % len(pages.bucket_head)
+            pages.key[page], pages.salt[page], pages.parent[page] = key, salt, parent
+            pages.bucket_next[page], pages.bucket_head[bucket] = pages.bucket_head[bucket], page
+    return chains
+
+
+def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Generator) -> None:
+    """Some pages' content changed hands. What any number of lanes finds is the one chain that has the request's tokens, and its
+    salt, from the first page on."""
+    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=33)
+    limits, lengths = make_limits(sizes, facts, **options), Counter[int]()
+    searches = [in_lanes(find_prefix, lanes, seed=lanes) for lanes in (1, 2, 3, 4, 5, 8)]
+    for _ in range(200):
+        state = make_state(limits)
+        requests, pages, chains = state.requests, state.pages, random_chains(state.pages, rng)
+        lost = set(rng.choice(list(chains.values())[:3], rng.integers(3)).tolist())
+        pages.generation[list(lost)] += 1  # pages behind them are lost, too
+        wanted, page, known = rng.choice(FEW, 8).tolist(), int(rng.integers(24)), {page: name for name, page in chains.items()}
+        while page in known:  # most often some pages there are, from the first one on
+            page, wanted = known[page][0], [known[page][2], *wanted]
+        contents = np.ravel([CONTENTS[content] for content in wanted[:8]])
+        requests.tokens[0, :32], requests.page_hash[0, :8] = contents, 77 * contents[3::4]
+        requests.length[0], requests.hashed[0] = rng.choice([33, rng.integers(1, 34)]), rng.choice([8, rng.integers(9)])
+        most = min((int(requests.length[0]) - 1) // 4, int(requests.hashed[0]))
+        chain, page = list[int](), NO_PAGE
+        for content in wanted[:most]:
+            page = -2 if page in lost else chains.get((page, 0, content), -2)
+            if page < 0:
+                break
+            chain.append(page)
+        pages.free[:] = chain[0] if chain else 0  # an array that means nothing here
+        views = as_memoryviews(state)
+        for search in searches:
+            found = np.full(most, -1, np.int32)
+            hits = search(limits, views.requests, views.pages, found.data, 0, 0, 1)
+            assert found[:hits].tolist() == chain
+        lengths[len(chain)] += 1
+    assert len(lengths) > 3, lengths
 
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
