@@ -203,7 +203,7 @@ def test_a_cancel_ends_the_fast_path_of_who_runs_or_waits_alone() -> None:
 
 
 def test_each_word_that_changes_makes_a_record() -> None:
-    case = make_case(lanes=1, pairs=40, slots=1, record_turns=4, attached=False)  # so many that no two words share a place
+    case = make_case(lanes=1, pairs=40, slots=1, record_turns=4, attached=False)  # many: no two words share a place
     limits, state = case.limits, case.state
     inbox, places = state.inbox, list[tuple[Any, int]]()
     for words in (inbox.heartbeat, inbox.claim, inbox.cq_head, inbox.doorbell, state.pairs.attached):

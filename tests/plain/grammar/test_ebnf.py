@@ -13,6 +13,7 @@ from support.walks import Walker
 
 from blinkpy.dpu.grammar.ebnf import ebnf_rules, ebnf_syntax
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.regex_syntax import MOST_COUNT, MOST_DEPTH
 
 GRAMMARS = 150
 LETTERS = 'ab-é😀"\n'
@@ -299,10 +300,10 @@ def test_what_is_wrong_is_refused_with_its_place(grammar: str, message: str, lin
 SIZES = [
     (lambda n: 'root ::= "a"' + " " * (n - 12), ebnf_syntax.MOST_LENGTH),
     (lambda n: "root ::= " + "\n".join(f'r{i}\nr{i} ::= "a"' for i in range(n - 1)), ebnf_syntax.MOST_RULES),
-    (lambda n: f"root ::= {'(' * n}{')' * n}", ebnf_syntax.MOST_DEPTH),
-    (lambda n: f'root ::= "a"{{{n}}}', ebnf_syntax.MOST_COUNT),
-    (lambda n: f'root ::= "a"{{{n},}}', ebnf_syntax.MOST_COUNT),
-    (lambda n: f'root ::= "a"{{0,{n}}}', ebnf_syntax.MOST_COUNT),
+    (lambda n: f"root ::= {'(' * n}{')' * n}", MOST_DEPTH),
+    (lambda n: f'root ::= "a"{{{n}}}', MOST_COUNT),
+    (lambda n: f'root ::= "a"{{{n},}}', MOST_COUNT),
+    (lambda n: f'root ::= "a"{{0,{n}}}', MOST_COUNT),
 ]
 
 
