@@ -1,5 +1,7 @@
 """The tests of this folder need an NVIDIA GPU. Without one each is skipped, with a line that says so."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,3 +27,11 @@ def folder(rng: np.random.Generator, tmp_path: Path) -> Path:
     model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def free_memory() -> Iterator[None]:
+    """Give back what torch keeps of this test: other processes share the GPU, and need it."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()

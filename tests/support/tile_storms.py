@@ -5,6 +5,7 @@ that a few lanes of plain Python meet what a block of threads on a GPU meets.
 """
 
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -177,13 +178,13 @@ Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
     """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape and nothing is missing, or four
-    times as many, or the time is over. seconds: of this process on the CPU, so that a loaded machine runs as many; of the clock
-    on a GPU.
+    times as many, or the time is over. seconds: from the end of the first storm, which compiles; of this process on the CPU, so
+    that a loaded machine runs as many; of the clock on a GPU.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """
     clock = time.process_time if device == "cpu" else time.monotonic
-    seen, until = Seen(), clock() + seconds
+    seen, until = Seen(), math.inf
     shapes = storms(lanes)
     for number, ending in enumerate(itertools.cycle(ENDINGS)):
         for chosen, odds in shapes:
@@ -198,6 +199,7 @@ def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, tw
             simulation.ending = ending
             outcome = simulation.run()
             assert outcome.failure is None, outcome.failure
+            until = min(until, clock() + seconds)
     return seen
 
 
