@@ -239,6 +239,25 @@ def test_chat_uses_the_template(demo: LLM) -> None:
     assert "Tell me a story." in (one[0].prompt or "")
 
 
+def test_chat_takes_parts_as_text_and_refuses_what_is_none(demo: LLM) -> None:
+    """The template iterates over parts, and this one joins them; an image, a missing content or no list is an error."""
+    params = SamplingParams(max_tokens=4, temperature=0)
+    parts = [{"type": "text", "text": "Tell"}, {"type": "text", "text": "tale"}]
+    one, other = demo.chat([[{"role": "user", "content": content}] for content in (parts, "Telltale")], params)
+    assert (one.prompt, one.outputs[0].token_ids) == (other.prompt, other.outputs[0].token_ids)
+    ask: dict[str, Any] = {"role": "user", "content": "Hi"}
+    one, other = demo.chat([[ask, {"role": "assistant", "content": silent}, ask] for silent in (None, "")], params)
+    assert one.prompt == other.prompt, "as clients repeat an answer that was a call"
+    for messages, message in (
+        ([{"role": "user", "content": None}], r"messages\[0\].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], r"messages\[0\].content\[0\]"),
+        ([{"role": "user", "content": ["Tell me"]}], r"messages\[0\].content\[0\]"),
+        ([{"role": "user", "content": 5}], r"messages\[0\].content"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            demo.chat(messages, params)
+
+
 def test_defaults_come_from_the_models_generation_config(demo: LLM) -> None:
     own = json.loads((Path(demo.config.model.model) / "generation_config.json").read_text())
     params = demo.default_sampling_params()
