@@ -46,7 +46,6 @@ CLOSE_S = 2  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
 END_POLL_S = 0.02
 SWEEP_S = 1.0  # between two looks at all connections
-YOUNG_OBJECTS = 50_000  # new ones before Python looks for garbage among them: its 700 are those of a few requests, and live
 
 
 class Server(uvicorn.Server):
@@ -244,7 +243,6 @@ def serve_worker(
         starts = [] if starts_fd < 0 else [map_starts(starts_fd, engine) for engine in range(len(engine_configs(config)))]
         server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts, secret)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
-        gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
         if energy is not None:
