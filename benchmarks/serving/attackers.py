@@ -6,45 +6,58 @@ They have valid keys where they need one, so that nothing but the limits stands 
 import asyncio
 import contextlib
 import itertools
+import json
+import logging
 import os
 import random
 import re
 import resource
+import secrets
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 
 import uvloop
 
+from benchmarks.common.load import get
+from benchmarks.serving.systems import command_line, free_port, tree
 from blinkpy.dpu.link.connect_shm import attach_segment
+from blinkpy.engine.link.handshake_door import HandshakeDoor
 from blinkpy.queues import words as W
 from blinkpy.transport.contract import TransportError
+from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, introduce, new_nonce
+from blinkpy.transport.link_key import LinkKey
+from blinkpy.transport.verbs import Endpoint
 
 STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
 LARGE = 8_000_000  # bytes of a body, just below --max-body-bytes
 PAUSE_S = 0.02  # after a connection that the server ended, and between two turns of a hostile front end: 0.1 ms there
+GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # of a prompt: more than a page, and ids that the model has
 Seen = Counter[str]
 
 
 @dataclass(frozen=True)
 class Site:
     """What is attacked. key: a valid one; segment: of the engine; front_end: process id of the one that SIGTERM reaches; scale:
-    of the number of connections."""
+    of the number of connections; victim: the key of another tenant."""
 
     port: int
     key: str
     segment: str
     front_end: int
     scale: float = 1.0
+    victim: str = ""
 
-    def head(self, length: int | None, path: str = "/v1/completions") -> bytes:
-        """The head of a POST. length: of its body; None: in chunks."""
+    def head(self, length: int | None, path: str = "/v1/completions", key: str | None = None) -> bytes:
+        """The head of a POST. length: of its body; None: in chunks; key: None: the attacker's."""
         size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-        words = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {self.key}\r\n{size}"
+        key = key or self.key
+        words = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n{size}"
         return words.encode() + b"\r\n\r\n"
 
 
@@ -210,6 +223,92 @@ async def claiming_front_end(site: Site, until: float, seen: Seen) -> None:
     del seen["epochs"]
 
 
+async def silent_handshakes(site: Site, until: float, seen: Seen) -> None:
+    """H7: 200 silent strangers at an engine's door, which has no card behind it, and a front end that shakes hands"""
+    key, point = LinkKey(secrets.token_bytes(32)), Endpoint(17, 1, "::1", 3, 5, 16)
+    welcome = Welcome(bytes(128), 0, point, Region(4096, 1, 4096), Region(8192, 1, 4096), Region(0, 1, 4096))
+    listening = socket.create_server(("127.0.0.1", 0))
+    door = HandshakeDoor(listening, lambda hello: welcome, lambda: None, key)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        seen["strangers sent away"] += 1
+
+    async def shake_hands() -> None:
+        address: tuple[str, int] = listening.getsockname()
+        while time.monotonic() < until:
+            began = time.monotonic()
+            try:
+                await asyncio.to_thread(introduce, *address, Hello(7, point, new_nonce()), 10.0, key)
+                seen["handshakes"] += 1
+            except (TransportError, HandshakeError):
+                seen["handshakes refused"] += 1
+            seen["slowest handshake, ms"] = max(seen["slowest handshake, ms"], round(1000 * (time.monotonic() - began)))
+            await asyncio.sleep(0.1)
+
+    logging.getLogger("blinkpy.engine").setLevel(logging.ERROR)  # a line for each stranger
+    door.start()
+    try:
+        at_door = replace(site, port=listening.getsockname()[1])
+        await asyncio.gather(shake_hands(), again_and_again(at_door, until, seen, 200, talk))
+    finally:
+        door.close()
+
+
+async def killed_workers(site: Site, until: float, seen: Seen) -> None:
+    """killed workers: of another front end of the same engine, each as soon as it serves"""
+    port = free_port()
+    words = f"frontend demo --port {port} --name {site.segment} --workers 1 --no-access-log --log-level error"
+    command = [sys.executable, "-m", "blinkpy", *words.split()]
+    front = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        while time.monotonic() < until and front.returncode is None:
+            status, _ = await asyncio.to_thread(get, "127.0.0.1", port, "/health")
+            workers = [pid for pid in tree(front.pid) if "blinkpy.dpu.worker" in command_line(pid)] if status == 200 else []
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+                seen["workers killed"] += 1
+            await asyncio.sleep(5 * PAUSE_S)
+        seen["front ends that ended"] += front.returncode is not None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            front.terminate()
+        await front.wait()
+
+
+async def guessed_prompts(site: Site, until: float, seen: Seen) -> None:
+    """guessed prompts: those of another tenant, by hits in the prefix cache and by the time of the first token"""
+
+    async def ask(prompt: list[int], key: str) -> tuple[int, float]:
+        """Tokens that were found in the prefix cache, and seconds."""
+        body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
+        began = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        try:
+            writer.write(site.head(len(body), key=key).replace(b"Host", b"Connection: close\r\nHost") + body)
+            head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+        finally:
+            writer.transport.abort()
+        if STATUS.findall(head) != [b"200"]:
+            raise ConnectionError(head)
+        return int(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"]), time.monotonic() - began
+
+    def fresh() -> list[int]:
+        return [random.randrange(*GUESSED_IDS) for _ in range(GUESSED_TOKENS)]
+
+    while time.monotonic() < until:
+        secret = fresh()
+        await ask(secret, site.victim)
+        cases = {"another's": (secret, site.key), "nobody's": (fresh(), site.key), "one's own": (secret, site.victim)}
+        times = {}
+        for whose in random.sample(sorted(cases), len(cases)):
+            hits, times[whose] = await ask(*cases[whose])
+            seen[f"hit tokens of {whose} prompts"] += hits
+        seen["prompts"] += 1
+        seen["prompts guessed by their time"] += times["another's"] < times["nobody's"]
+        seen["own prompts known by their time"] += times["one's own"] < times["nobody's"]
+
+
 async def refused_connections(site: Site, until: float, seen: Seen) -> None:
     """refused: 500 connections that send nonsense, and neither read nor close"""
 
@@ -261,6 +360,9 @@ ATTACKS: dict[str, Attack] = {
     "abandoned prompts": abandoned_prompts,
     "unfinished bodies": unfinished_bodies,
     "claiming front end": claiming_front_end,
+    "silent handshakes": silent_handshakes,
+    "killed workers": killed_workers,
+    "guessed prompts": guessed_prompts,
     "refused connections": refused_connections,
     "flood of requests": flood_of_requests,
     "drain": drain_under_load,

@@ -107,8 +107,13 @@ class Admission:
                 raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
         self._numbers += 1
         ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now, best_effort=best_effort)
+        if not self._queue.requests and self._fits(ticket) and self._may_run(ticket):
+            self._queue.pass_through(ticket)
+            self._take(ticket, now)
+            return ticket
         self._queue.push(ticket)
         if self._is_next(ticket):
+            self._queue.let_in(ticket)
             self._take(ticket, now)
             return ticket
         try:
@@ -183,6 +188,7 @@ class Admission:
             if ticket is None or not self._fits(ticket):
                 return
             future = self._waiting.pop(ticket)
+            self._queue.let_in(ticket)
             self._take(ticket, now)
             self._count_waiting(ticket, -1)
             if not future.done():
@@ -217,7 +223,7 @@ class Admission:
         return self.table.total(tenant.number, "requests_in_flight") + ticket.slots <= tenant.requests
 
     def _take(self, ticket: Ticket, now: float) -> None:
-        self._queue.let_in(ticket)
+        """It has left the queue, and is inside."""
         self._best_effort += ticket.slots if ticket.best_effort else 0
         ticket.inside, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
         self._reserved += ticket.slots

@@ -91,6 +91,13 @@ class FairQueue:
         self._ahead = 0 if ticket.best_effort or not self.best_effort else self._ahead + 1
         self.charge(ticket.tenant, ticket.prompt_tokens)
 
+    def pass_through(self, ticket: Ticket) -> None:
+        """`push` and `let_in`, where nobody waits."""
+        name = ticket.tenant.name
+        self._last = self._served[name] = max(self._served.get(name, 0.0), self._last)
+        self._ahead = 0
+        self.charge(ticket.tenant, ticket.prompt_tokens)
+
     def overflow(self, ticket: Ticket, most: int) -> list[Ticket]:
         """Who gives up its place, so that no more than `most` tokens wait, this one, which waits already, among them: the last
         ones of the tenant who waits for the most, by its weight; this one itself where that is its own. One alone may be more."""

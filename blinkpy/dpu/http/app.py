@@ -17,7 +17,6 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.connection import SCOPE_KEY
 from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
@@ -77,24 +76,26 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = scope[SCOPE_KEY]
+        exchange = Exchange(scope, receive, send, self.service.metrics, self._cross_origin)
         try:
-            async with asyncio.timeout(None) as deadline:
-                exchange = Exchange(scope, receive, send, deadline, self.service.metrics, self._cross_origin)
-                try:
-                    await self._route(exchange)
-                except ApiError as error:
-                    await exchange.answer_error(error)
-                except ClientGone:
-                    pass
-                except Exception:
-                    logger.exception("a request failed")
-                    await exchange.answer_error(ApiError(500, "Internal server error.", code="internal_error"))
-        except TimeoutError:
-            connection.abort()  # the client does not read its answer
+            await self._serve(exchange)
+        except ClientGone:
+            pass
         finally:
-            connection.on_lost = None
+            exchange.connection.on_lost = None
             self._access_log.ended(exchange)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """Answer, errors too. Raises ClientGone."""
+        try:
+            await self._route(exchange)
+        except ApiError as error:
+            await exchange.answer_error(error)
+        except ClientGone:
+            raise
+        except Exception:
+            logger.exception("a request failed")
+            await exchange.answer_error(ApiError(500, "Internal server error.", code="internal_error"))
 
     async def _route(self, exchange: Exchange) -> None:
         path = exchange.path
@@ -103,11 +104,13 @@ class App:
             if not path:
                 await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
                 return
-        preflight = self._cross_origin.preflight(exchange.method, exchange.headers)
-        if preflight is not None:
+        preflight = exchange.method == "OPTIONS" and self._cross_origin.preflight(exchange.method, exchange.headers)
+        if preflight:
             await exchange.answer(200, TEXT, b"", *preflight)
             return
-        get = partial(self._model, path.removeprefix(f"{MODELS}/")) if path.startswith(f"{MODELS}/") else self._gets.get(path)
+        get = self._gets.get(path)
+        if get is None and path.startswith(f"{MODELS}/"):
+            get = partial(self._model, path.removeprefix(f"{MODELS}/"))
         if get is None and path not in self._posts:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
         if len(exchange.connection.connections) > self.options.max_connections and path not in ALWAYS:

@@ -140,6 +140,11 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._complete += 1
 
+    @property
+    def body_arrived(self) -> bool:
+        """Whether the request that is served has its whole body."""
+        return not self._cycles[0].more_body
+
     def on_response_complete(self) -> None:
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         super().on_response_complete()

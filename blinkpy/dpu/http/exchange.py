@@ -30,13 +30,15 @@ class ClientGone(Exception):
     """The client has disconnected."""
 
 
-class Exchange:
-    """See the module. deadline: ends the exchange; it is set when the rest of the answer goes out. own_id: whether the request id
-    is the client's own; tenant: whose key it has; status: of the answer, 0 before; generations: what the request asked for."""
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, deadline: asyncio.Timeout, metrics: Metrics, cross_origin: CrossOrigin
-    ):
+
+class Exchange:
+    """See the module. own_id: whether the request id is the client's own; tenant: whose key it has; status: of the answer, 0
+    before; generations: what the request asked for."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, cross_origin: CrossOrigin):
         self.arrival = time.monotonic()
         self.path, self.method, self.http_version = scope["path"], scope["method"], scope["http_version"]
         self.headers: Headers = scope["headers"]
@@ -46,15 +48,30 @@ class Exchange:
         self.status, self.tenant = 0, NOBODY
         self.generations: list[Generation] = []
         self.cross_origin = cross_origin
-        self._receive, self._send, self._deadline, self._metrics = receive, send, deadline, metrics
+        self._receive, self._send, self._metrics = receive, send, metrics
 
     async def read_body(self, limit: int) -> bytearray:
         """The request's body of JSON, at most `limit` bytes. Raises ApiError and ClientGone."""
-        too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
+        self._check_body_headers(limit)
+        body = bytearray()
+        try:
+            if self.connection.body_arrived:  # mostly, and then there is nothing to wait for
+                await self._read_piece(body, limit)
+            else:
+                await self._read_slowly(body, limit)
+        except BaseException:
+            body.clear()  # an error keeps this frame, until it is collected
+            raise
+        if not self.connection.pipeline:
+            self.connection.flow.resume_reading()  # a large piece has stopped it, and a client that leaves is to be seen
+        return body
+
+    def _check_body_headers(self, limit: int) -> None:
+        """Raise ApiError for a body that is not to be read."""
         content_type = b""
         for name, value in self.headers:
             if name == b"content-length" and (not value.isdigit() or int(value) > limit):
-                raise too_large
+                raise _too_large(limit)
             if name == b"content-type":
                 content_type = value.partition(b";")[0].strip().lower()
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
@@ -62,7 +79,21 @@ class Exchange:
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
-        body, room = bytearray(), self.connection.room.bodies
+
+    async def _read_piece(self, body: bytearray, limit: int) -> bool:
+        """Append what has come of the body, or comes next; whether there is more. Raises ApiError and ClientGone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message["body"]
+        more, message = bool(message["more_body"]), {}  # an error keeps this frame
+        if len(body) > limit:
+            raise _too_large(limit)
+        return more
+
+    async def _read_slowly(self, body: bytearray, limit: int) -> None:
+        """Append all of the body, within a time, beside others that arrive. Raises ApiError and ClientGone."""
+        room = self.connection.room.bodies
         refused: list[ApiError] = []
 
         def give_up(error: ApiError) -> None:
@@ -72,30 +103,16 @@ class Exchange:
 
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S) as deadline:
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message["body"]
-                    if len(body) > limit:
-                        raise too_large
-                    if not message["more_body"]:
-                        break
+                before = 0
+                while await self._read_piece(body, limit):
                     room.hold(self, len(body), give_up)
-                    size, message = len(message["body"]), {}  # a piece is not kept while others have their turn
+                    before, size = len(body), len(body) - before
                     await self._keep_pace(size)
-        except BaseException as error:
-            body.clear()  # an error keeps this frame, until it is collected
-            message = {}
-            if not isinstance(error, TimeoutError):
-                raise
+        except TimeoutError:
             late = ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")
             raise (refused or [late])[0] from None
         finally:
             room.release(self)
-        if not self.connection.pipeline:
-            self.connection.flow.resume_reading()  # a large piece has stopped it, and a client that leaves is to be seen
-        return body
 
     async def _keep_pace(self, size: int) -> None:
         """Others come first, once bodies arrive faster than their pace: the client is not read from meanwhile."""
@@ -120,27 +137,34 @@ class Exchange:
             connection.on_lost = None
             task.cancel()
 
-    def limit_time(self) -> None:
-        """From now on the client has SEND_TIMEOUT_S to take what comes."""
-        self._deadline.reschedule(asyncio.get_running_loop().time() + SEND_TIMEOUT_S)
+    async def _write(self, message: dict[str, Any]) -> None:
+        """Send a part of the answer, for which the client has to take what is before it. Raises ClientGone where it does not
+        within SEND_TIMEOUT_S."""
+        if not self.connection.flow.write_paused:
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._send(message)
+        except TimeoutError:
+            self.connection.abort()
+            raise ClientGone from None
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the first part of the answer, and count it."""
         self._metrics.response(status)
         self.status = status
         headers = [*headers, (HEADER, self.request_id.encode()), *self.cross_origin.headers(self.headers)]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._write({"type": "http.response.start", "status": status, "headers": headers})
 
     async def finish(self, body: bytes) -> None:
         """Send the rest."""
-        self.limit_time()
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._write({"type": "http.response.body", "body": body, "more_body": False})
         if not self.connection.gone:
             self.connection.hold_unread()
 
     async def answer(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send a whole answer. headers: beside type and length."""
-        self.limit_time()
         await self.start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
         await self.finish(body)
 

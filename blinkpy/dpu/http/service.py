@@ -32,7 +32,7 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.request_parameters import WEIGHT_ONE
+from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
 INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
@@ -143,15 +143,6 @@ class Service:
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier])
-        salt = tenant.cache_salt(parameters.cache_salt)
-        request.parameters = replace(
-            parameters,
-            priority=priority,
-            tenant=tenant.number,
-            tenant_weight=round(tenant.weight * WEIGHT_ONE),
-            cache_salt=salt,
-            best_effort=TIERS[tier],
-        )
         request.service_tier = tier
         return ticket
 
@@ -181,10 +172,10 @@ class Service:
         """Submit all choices to the engine, or none; the request was let in. Raises ApiError."""
         pair = self.engine.require()
         stop_ids, limits = self._check(request, prompts)
-        choices = request.best_of or request.n
+        choices, own = request.best_of or request.n, _of_ticket(ticket, request.parameters)
         work: list[Submission] = []
         for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids)
+            parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids, **own)
             scores, echo = self._prompt_scores(request, prompt, index)
             if choices > request.n:  # they are compared by their log probabilities
                 parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
@@ -236,3 +227,15 @@ class Service:
                 name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
                 raise bad_request(f"'{name}': {error}.", name, "invalid_value") from error
         return scores, text if request.echo else None
+
+
+def _of_ticket(ticket: Ticket, asked: RequestParameters) -> dict[str, Any]:
+    """The parameters of a request that follow from its key, and from what it was let in as."""
+    tenant = ticket.tenant
+    return {
+        "priority": ticket.priority,
+        "tenant": tenant.number,
+        "tenant_weight": round(tenant.weight * WEIGHT_ONE),
+        "cache_salt": tenant.cache_salt(asked.cache_salt),
+        "best_effort": ticket.best_effort,
+    }

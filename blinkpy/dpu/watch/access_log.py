@@ -8,13 +8,13 @@ from typing import Protocol
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.watch.log_output import FIELDS
+from blinkpy.dpu.watch.log_output import ACCESS, FIELDS
 from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
 from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
 
 SHOWN_PATH = 200  # characters
 
-logger = logging.getLogger("blinkpy.access")
+logger = logging.getLogger(ACCESS)
 
 
 class EndedRequest(Protocol):

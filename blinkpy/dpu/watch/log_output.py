@@ -7,10 +7,14 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 WAITING_LINES = 4096  # lines that wait for their reader; more are dropped, and counted in the next one that gets through
 END_S = 1.0  # for the last lines to go out
+MOST_LINES, SPAN_S = 60, 60.0  # that one statement writes within a time
+
+ACCESS = "blinkpy.access"  # the logger of the lines that an operator asked for: one for each request
 
 OWN = "blinkpy"  # of our loggers' names
 FIELDS = "fields"  # the attribute of a record with a table of values, for programs
@@ -50,6 +54,32 @@ class JsonLines(logging.Formatter):
 
 
 FORMATS = {"text": TextLines, "json": JsonLines}
+
+
+class LineBound(logging.Filter):
+    """Lets MOST_LINES of each log statement through within SPAN_S, libraries' too: strangers who cause lines fill no disk.
+    The last of them says that others are left out, the first one afterwards how many. The access log has no bound. clock: s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._clock, self._lock = clock, threading.Lock()
+        self._spans: dict[tuple[str, int], tuple[float, int]] = {}  # of each statement: since when, and lines since then
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == ACCESS:
+            return True
+        now, place, left_out = self._clock(), (record.pathname, record.lineno), 0
+        with self._lock:
+            since, lines = self._spans.get(place, (now, 0))
+            if now - since >= SPAN_S:
+                since, lines, left_out = now, 0, max(0, lines - MOST_LINES)
+            self._spans[place] = since, lines + 1
+        if left_out:
+            record.msg, record.args = f"[{left_out} lines like this one were left out] {record.getMessage()}", ()
+        if lines + 1 == MOST_LINES:
+            text = f"{record.getMessage()} [lines like this one are left out for {since + SPAN_S - now:.0f} s]"
+            record.msg, record.args = text, ()
+        return lines < MOST_LINES
 
 
 class LogThread(logging.Handler):
@@ -93,7 +123,9 @@ def start_logging(who: str, level: str, log_format: str, on_thread: bool = False
     handler.setFormatter(FORMATS[log_format](who))
     own = logging.getLogger(OWN)
     own.setLevel(level.upper())
-    logging.basicConfig(level=max(logging.WARNING, own.level), handlers=[LogThread(handler) if on_thread else handler])
+    output = LogThread(handler) if on_thread else handler
+    output.addFilter(LineBound())
+    logging.basicConfig(level=max(logging.WARNING, own.level), handlers=[output])
     logging.captureWarnings(True)
 
     def died(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

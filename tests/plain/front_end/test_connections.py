@@ -20,7 +20,7 @@ from support.waiting import wait_for
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu import descriptors
-from blinkpy.dpu.http import connection
+from blinkpy.dpu.http import connection, exchange
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -52,6 +52,22 @@ def rest(sock: socket.socket) -> bytes:
 
 def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
+
+
+def test_who_takes_no_answer_is_given_up(engine, folder, monkeypatch) -> None:
+    """While an answer waits for one that was not taken, within its own time: far below that of what is merely unread."""
+    monkeypatch.setattr(exchange, "SEND_TIMEOUT_S", 0.3)
+    with serving(engine, folder) as server, connect(server) as sock:
+        state = server.server.server_state
+        wait_for(lambda: state.connections)
+        (served,) = state.connections
+        for count in range(1, 100):
+            sock.sendall(GET.replace(b"/health", b"/openapi.json"))
+            wait_for(lambda count=count: state.total_requests == count or served.flow.write_paused)
+            if state.total_requests < count:
+                break
+        wait_for(lambda: served not in state.connections)
+        assert server.complete([7], max_tokens=1).status_code == 200
 
 
 def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, folder) -> None:

@@ -111,6 +111,29 @@ def test_who_was_served_while_nobody_waited_owes_nothing() -> None:
     assert order in (list("babbaa"), list("bbabaa"), list("bababa")), "the last 100 tokens of the other may count"
 
 
+def test_who_passes_through_an_empty_queue_leaves_it_as_if_it_had_waited(rng) -> None:
+    queues, tenants = (FairQueue(), FairQueue()), [Tenant(name, weight=float(rng.uniform(0.5, 4))) for name in "abc"]
+    number = 0
+    for _ in range(300):
+        crowd = [] if rng.random() < 0.7 else rng.integers(3, size=int(rng.integers(1, 12))).tolist()
+        for which in (*crowd, int(rng.integers(3))):
+            number += 1
+            facts = {"prompt_tokens": int(rng.integers(1, 99)), "best_effort": int(rng.random() < 0.3), "number": number}
+            for queue in queues:
+                ticket = Ticket(tenants[which], tokens=100, slots=1, **facts)
+                if crowd:
+                    queue.push(ticket)
+                elif queue is queues[0]:
+                    queue.pass_through(ticket)
+                else:
+                    queue.push(ticket)
+                    queue.let_in(ticket)
+        for queue in queues:
+            while (first := queue.first(anybody)) is not None:
+                (queue.let_in if first.number % 3 else queue.remove)(first)  # some give up
+        assert vars(queues[0]) == vars(queues[1])
+
+
 def test_classes_take_turns_within_a_bound(rng) -> None:
     """Latency-sensitive requests go first, but for one best-effort request behind MOST_AHEAD of them; each in fair order."""
     for _ in range(20):

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import httpx
@@ -19,7 +20,7 @@ from support.front_end.http_server import RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
-from blinkpy.dpu.watch.log_output import FIELDS, WAITING_LINES, JsonLines, LogThread, TextLines
+from blinkpy.dpu.watch.log_output import FIELDS, MOST_LINES, SPAN_S, WAITING_LINES, JsonLines, LineBound, LogThread, TextLines
 from blinkpy.dpu.watch.request_id import ACCEPTED
 from blinkpy.dpu.watch.traces import RequestTracer
 
@@ -211,6 +212,62 @@ def test_a_reader_of_the_log_who_stops_reading_stops_nobody() -> None:
     assert sum(dropped) == count - len(written)
 
 
+def bounded(clock: Callable[[], float], out: io.StringIO) -> logging.Handler:
+    """A handler as start_logging makes it, with a clock of the test's own."""
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(TextLines("frontend/0"))
+    handler.addFilter(LineBound(clock))
+    return handler
+
+
+def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
+    """Lines for invalid requests and for upgrades, which uvicorn writes, are counted beyond a number in a time."""
+    now, out = [1000.0], io.StringIO()
+    handler, library = bounded(lambda: now[0], out), logging.getLogger("uvicorn.error")
+    library.addHandler(handler)
+    monkeypatch.setattr(library, "level", logging.WARNING)
+    sent = MOST_LINES + int(rng.integers(2, 40))
+    upgrade = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: rubbish\r\n\r\n"
+    try:
+        for _ in range(sent):
+            assert server.raw(b"rubbish\r\n\r\n").startswith(b"HTTP/1.1 400")
+            server.raw(upgrade)
+        first = out.getvalue().splitlines()
+        now[0] += SPAN_S
+        server.raw(b"rubbish\r\n\r\n")
+    finally:
+        library.removeHandler(handler)
+    statements = {line.split(" WARNING ")[1].split(" [")[0] for line in first}
+    assert "Invalid HTTP request received." in statements
+    assert any("upgrade" in line for line in statements)
+    assert len(first) == MOST_LINES * len(statements)
+    assert sum(f"are left out for {SPAN_S:.0f} s]" in line for line in first) == len(statements)
+    last = out.getvalue().splitlines()[-1]
+    assert last.endswith(f"[{sent - MOST_LINES} lines like this one were left out] Invalid HTTP request received.")
+
+
+def test_each_statement_has_a_bound_of_its_own_and_the_access_log_has_none(rng) -> None:
+    """Against a count of what each span should let through, at random times."""
+    now, out = [0.0], io.StringIO()
+    handler = bounded(lambda: now[0], out)
+    begun, lines, expected = dict[int, float](), Counter[int](), Counter[str]()
+    for _ in range(3000):
+        now[0] += float(rng.exponential(0.1)) if rng.random() < 0.999 else SPAN_S
+        line, access = int(rng.integers(3)), rng.random() < 0.2
+        name = "blinkpy.access" if access else "a.library"
+        record = logging.makeLogRecord(
+            {"name": name, "pathname": "file.py", "lineno": line, "msg": f"{name} %d", "args": (line,)}
+        )
+        handler.handle(record)
+        if not access:
+            if now[0] - begun.setdefault(line, now[0]) >= SPAN_S:
+                begun[line], lines[line] = now[0], 0
+            lines[line] += 1
+        expected[f"{name} {line}"] += access or lines[line] <= MOST_LINES
+    seen = Counter(re.search(r"(blinkpy\.access|a\.library) \d", line)[0] for line in out.getvalue().splitlines())
+    assert seen == expected
+
+
 class Spans:
     """In place of OpenTelemetry's exporter."""
 
@@ -272,6 +329,9 @@ for name in ("numba.cuda", "blinkpy.engine"):
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         logging.getLogger(name).log(level, "a line")
 warnings.warn("an old call")
+for _ in range(100):
+    logging.getLogger("blinkpy.engine").critical("again")
+    logging.getLogger("blinkpy.access").critical("a request")
 thread = threading.Thread(target=lambda: 1 / 0, name="watch")
 thread.start()
 thread.join()
@@ -285,7 +345,9 @@ thread.join()
         assert said.count(("blinkpy.engine", "a line")) == shown
         assert said.count(("numba.cuda", "a line")) == (level != "error")
         assert sum(name == "py.warnings" and "an old call" in text for name, text in said) == (level != "error")
-        ends = {line["message"]: line["exception"].splitlines()[-1] for line in lines if line["level"] == "critical"}
+        assert sum(text.startswith("again") for _, text in said) == MOST_LINES
+        assert said.count(("blinkpy.access", "a request")) == 100
+        ends = {line["message"]: line["exception"].splitlines()[-1] for line in lines if "exception" in line}
         assert ends == {
             "watch ends by an exception": "ZeroDivisionError: division by zero",
             "MainThread ends by an exception": "KeyError: 'the end'",

@@ -65,6 +65,8 @@ def test_a_response_goes_out_as_streams_expect() -> None:
         assert connection in connection.connections
         assert (cycle.response_started, cycle.response_complete, cycle.disconnected) == (False, False, False)
         assert isinstance(cycle.message_event, asyncio.Event)
+        assert connection.body_arrived == (not cycle.more_body)
+        assert connection.body_arrived
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         assert cycle.response_started
         assert written.startswith(b"HTTP/1.1 200 "), "the head is held back until there is a body"

@@ -29,12 +29,12 @@ def read_fields(body: bytes | bytearray, fields: Mapping[str, Field]) -> tuple[d
     values: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     for name, value in content.items():
-        if name not in fields:
+        field = fields.get(name)
+        if field is None:
             raise unsupported(name[:100])
         if value is None:
             continue
-        attribute = fields[name].attribute
-        checked = fields[name].check(name, value)
+        attribute, checked = field.attribute, field.check(name, value)
         if attribute.startswith("parameters."):
             parameters[attribute.removeprefix("parameters.")] = checked
         elif attribute:

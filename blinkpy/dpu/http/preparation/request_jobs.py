@@ -107,7 +107,9 @@ class RequestReader:
 
     def _check_length(self, text: str, param: str, limits: EngineLimits | None) -> None:
         """Refuse a text that has more tokens than the context however it is divided, before any work is spent on it."""
-        if limits is not None and (least := self.tokenizer.least_tokens(text)) > limits.context:
+        if limits is None or len(text) <= limits.context:
+            return
+        if (least := self.tokenizer.least_tokens(text)) > limits.context:
             message = (
                 f"This model's maximum context length is {limits.context} tokens. However, your prompt has at least {least}."
             )
