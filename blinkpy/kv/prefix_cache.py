@@ -14,7 +14,7 @@ page, then for each item: is it a duplicate, is an item before it about to index
 are changed by the lane that owns the bucket, in list order.
 """
 
-from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
+from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
@@ -171,6 +171,7 @@ def classify_items(limits, state, count, lane, lanes):
             j += 1
         scratch.rival[i] = rival
     barrier(lanes)
+    look_behind_parents(limits, state, count, lane, lanes)
     base = 0
     for tile in strided(0, count, lanes):
         i = tile + lane
@@ -194,6 +195,33 @@ def classify_items(limits, state, count, lane, lanes):
             scratch.breaks[i] = base + before + own
         base += total
     barrier(lanes)
+
+
+@device
+def look_behind_parents(limits, state, count, lane, lanes):
+    """Replace what was found behind another page than the item before it has. Rare: two pages hold the same tokens, and both
+    live, where one is behind a page that was evicted, and the chain was computed again. The newest is found first, and a
+    request may be on the other one. Ends with a barrier."""
+    pages, scratch = state.pages, state.scratch
+    elsewhere = 0
+    for i in strided(lane, count, lanes):
+        if i > scratch.first[i] and is_elsewhere(pages, scratch, i):
+            elsewhere = 1
+    if block_max(elsewhere, lane, lanes) == 0:
+        return
+    if lane == 0:
+        for i in range(count):  # in their order: each depends on the one before
+            if i > scratch.first[i] and is_elsewhere(pages, scratch, i):
+                parent = scratch.found[i - 1]
+                scratch.found[i] = find_page(limits, state.requests, pages, scratch.slot[i], scratch.page[i], parent)
+    barrier(lanes)
+
+
+@device
+def is_elsewhere(pages, scratch, i):
+    """Whether items i and i - 1, of one request, found pages of which one is not behind the other."""
+    before, found = scratch.found[i - 1], scratch.found[i]
+    return before >= 0 and found >= 0 and pages.parent[found] != before
 
 
 @device

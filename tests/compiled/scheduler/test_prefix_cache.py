@@ -13,8 +13,8 @@ from support.scheduler_cases import MULTIPLIERS, Case, case_sizes, make_case, to
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.limits import make_limits
-from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, remainder
-from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, Pages
+from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, remainder
+from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, ROWS, Pages
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
@@ -265,6 +265,33 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
             assert found[:hits].tolist() == chain
         lengths[len(chain)] += 1
     assert len(lengths) > 3, lengths
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("known", [2, 3, 4])
+def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, known: int) -> None:
+    """Two chains of equal pages: an older one, whose first page was evicted, and a newer one. A request is on the older one, and
+    offers several pages at once: those that the older chain has already are found there."""
+    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=40)
+    limits = make_limits(sizes, facts, **options)
+    state = make_state(limits)
+    requests, pages = state.requests, state.pages
+    contents, hashes = np.arange(1, 25), 77 * np.arange(1, 7)
+    older, newer, own = range(1, 1 + known), range(8, 12), range(16, 22)  # pages; the older chain ends after `known` ones
+    for chain in older, newer:
+        for k, page in enumerate(chain):
+            bucket = int(hashes[k]) & (limits.index_buckets - 1)
+            pages.tokens[page], pages.key[page], pages.salt[page] = contents[4 * k : 4 * k + 4], hashes[k], 0
+            pages.parent[page] = chain[k - 1] if k else NO_PAGE
+            pages.bucket_next[page], pages.bucket_head[bucket] = pages.bucket_head[bucket], page
+    pages.parent[older[0]], pages.parent_generation[older[0]] = 7, pages.generation[7] - 1
+    requests.tokens[0, :24], requests.page_hash[0, :6], requests.page_table[0, :6] = contents, hashes, own
+    requests.computed[0], requests.hashed[0], requests.indexed[0] = 24, 6, 1
+    requests.canonical[0], requests.canonical_generation[0] = older[0], pages.generation[older[0]]
+    state.batch.counts[ROWS], state.batch.row_slots[0] = 1, 0
+    in_lanes(index_pages, lanes, seed=lanes)(limits, as_memoryviews(state), 0, 1)
+    assert requests.indexed[0] == 6
+    assert [int(pages.parent[page]) for page in own] == [NO_PAGE] * known + [older[-1], *own[known:-1]], "the rest alone is new"
 
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])
