@@ -109,7 +109,8 @@ def forecast(limits, state, grown, lane, lanes):
     blocked = 0
     if predictable:
         for pair in strided(lane, limits.pairs, lanes):
-            if free_entries(limits, pairs, pair) < 2 * limits.rows:  # for this step and the next, whichever requests run
+            # One for each row of this step, and as many that stall.update_stalls counts no claims of the next.
+            if free_entries(limits, pairs, pair) <= 2 * limits.rows:
                 blocked = 1
         blocked |= cancelled(state, state.running, rows, lane, lanes)
         blocked |= cancelled(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)

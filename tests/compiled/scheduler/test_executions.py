@@ -5,6 +5,7 @@ import importlib
 import random
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,17 @@ def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
     print(f"{rounds} rounds, {fast} of them fast; requests finished in {finished} of these")
     assert rounds // 8 < fast < rounds - rounds // 8
     assert finished > 10
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
+    """Completion queues of one to four entries for each row: claims are counted beside the fast path, and on it."""
+    fast = 0
+    for number, wide in product(range(2), (1, 2, 4)):
+        room = {"slots": rows + 1, "cq_entries": max(2, wide * rows), "rows": rows, "pages": 64}
+        sizes = case_sizes(**room, tokens=16, page_size=2, max_model_len=48)
+        fast += agree(storms(("python", "general"), seed + number, 60, fcfs, chosen=sizes, odds=CALM))[0]
+    assert fast > 10
 
 
 def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
