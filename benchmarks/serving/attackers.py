@@ -37,6 +37,7 @@ from blinkpy.transport.verbs import Endpoint
 STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
 LARGE = 8_000_000  # bytes of a body, just below --max-body-bytes
 PAUSE_S = 0.02  # after a connection that the server ended, and between two turns of a hostile front end: 0.1 ms there
+PATIENCE_S = 60.0  # for an answer, and for the end of a process
 GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # of a prompt: more than a page, and ids that the model has
 Seen = Counter[str]
 
@@ -246,13 +247,16 @@ async def silent_handshakes(site: Site, until: float, seen: Seen) -> None:
             seen["slowest handshake, ms"] = max(seen["slowest handshake, ms"], round(1000 * (time.monotonic() - began)))
             await asyncio.sleep(0.1)
 
-    logging.getLogger("blinkpy.engine").setLevel(logging.ERROR)  # a line for each stranger
+    log = logging.getLogger("blinkpy.engine")
+    level = log.level
+    log.setLevel(logging.ERROR)  # a line for each stranger
     door.start()
     try:
         at_door = replace(site, port=listening.getsockname()[1])
         await asyncio.gather(shake_hands(), again_and_again(at_door, until, seen, 200, talk))
     finally:
         door.close()
+        log.setLevel(level)
 
 
 async def killed_workers(site: Site, until: float, seen: Seen) -> None:
@@ -273,6 +277,9 @@ async def killed_workers(site: Site, until: float, seen: Seen) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             front.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(front.wait(), PATIENCE_S)
+            front.kill()
         await front.wait()
 
 
@@ -286,7 +293,7 @@ async def guessed_prompts(site: Site, until: float, seen: Seen) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         try:
             writer.write(site.head(len(body), key=key).replace(b"Host", b"Connection: close\r\nHost") + body)
-            head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+            head, _, answer = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
         finally:
             writer.transport.abort()
         if STATUS.findall(head) != [b"200"]:
