@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.front_end.hash_reference import page_hashes
-from support.scheduler_cases import MULTIPLIERS, Case, case_sizes, make_case, tokens
+from support.scheduler_cases import MULTIPLIERS, VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
@@ -267,31 +267,42 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
     assert len(lengths) > 3, lengths
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-@pytest.mark.parametrize("known", [2, 3, 4])
-def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, known: int) -> None:
-    """Two chains of equal pages: an older one, whose first page was evicted, and a newer one. A request is on the older one, and
-    offers several pages at once: those that the older chain has already are found there."""
-    sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=40)
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8])
+def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng: np.random.Generator) -> None:
+    """Requests, each on the older one of two chains of its tokens: the first page of that was evicted, and the chain computed
+    again. They offer several pages at once; those that the older chain has already are found there, the others are new."""
+    sizes, facts, options = case_sizes(pairs=1, slots=3, rows=3, tokens=96, page_size=4, pages=100, max_model_len=40)
     limits = make_limits(sizes, facts, **options)
-    state = make_state(limits)
-    requests, pages = state.requests, state.pages
-    contents, hashes = np.arange(1, 25), 77 * np.arange(1, 7)
-    older, newer, own = range(1, 1 + known), range(8, 12), range(16, 22)  # pages; the older chain ends after `known` ones
-    for chain in older, newer:
-        for k, page in enumerate(chain):
-            bucket = int(hashes[k]) & (limits.index_buckets - 1)
-            pages.tokens[page], pages.key[page], pages.salt[page] = contents[4 * k : 4 * k + 4], hashes[k], 0
-            pages.parent[page] = chain[k - 1] if k else NO_PAGE
-            pages.bucket_next[page], pages.bucket_head[bucket] = pages.bucket_head[bucket], page
-    pages.parent[older[0]], pages.parent_generation[older[0]] = 7, pages.generation[7] - 1
-    requests.tokens[0, :24], requests.page_hash[0, :6], requests.page_table[0, :6] = contents, hashes, own
-    requests.computed[0], requests.hashed[0], requests.indexed[0] = 24, 6, 1
-    requests.canonical[0], requests.canonical_generation[0] = older[0], pages.generation[older[0]]
-    state.batch.counts[ROWS], state.batch.row_slots[0] = 1, 0
-    in_lanes(index_pages, lanes, seed=lanes)(limits, as_memoryviews(state), 0, 1)
-    assert requests.indexed[0] == 6
-    assert [int(pages.parent[page]) for page in own] == [NO_PAGE] * known + [older[-1], *own[known:-1]], "the rest alone is new"
+    index = in_lanes(index_pages, lanes, seed=lanes)
+    for _ in range(20):
+        state, wanted = make_state(limits), dict[int, tuple[list[int], int]]()
+        requests, pages, numbers = state.requests, state.pages, rng.permutation(100).tolist()
+        evicted = numbers.pop()
+        for slot in range(3):
+            known, full = (int(rng.integers(1, 7)) for _ in range(2))
+            known, full = min(known, full), max(known, full) + int(rng.integers(2))
+            contents, hashes = rng.integers(VOCAB, size=4 * full), rng.integers(2**40, size=full)
+            older, newer, own = ([numbers.pop() for _ in range(count)] for count in (known, max(known, full - 1), full))
+            for chain in older, newer:
+                for k, page in enumerate(chain):
+                    bucket = int(hashes[k]) & (limits.index_buckets - 1)
+                    pages.tokens[page], pages.key[page] = contents[4 * k : 4 * k + 4], hashes[k]
+                    pages.parent[page] = chain[k - 1] if k else NO_PAGE
+                    pages.bucket_next[page], pages.bucket_head[bucket] = pages.bucket_head[bucket], page
+            pages.parent[older[0]], pages.parent_generation[older[0]] = evicted, pages.generation[evicted] - 1
+            requests.tokens[slot, : 4 * full], requests.page_hash[slot, :full] = contents, hashes
+            requests.page_table[slot, :full], requests.computed[slot], requests.hashed[slot] = own, 4 * full, full
+            requests.indexed[slot], requests.canonical[slot] = 1, older[0]
+            requests.canonical_generation[slot] = pages.generation[older[0]]
+            parents = [NO_PAGE] * known + [older[-1], *own[known:-1]][: full - known]
+            wanted[slot] = parents, own[-1] if known < full else older[-1]
+        state.batch.counts[ROWS], state.batch.row_slots[:3] = 3, rng.permutation(3)
+        assert limits.index_items >= 3 * 7
+        index(limits, as_memoryviews(state), 0, 1)
+        for slot, (parents, last) in wanted.items():
+            full = len(parents)
+            assert pages.parent[requests.page_table[slot, :full]].tolist() == parents
+            assert (requests.indexed[slot], requests.canonical[slot]) == (full, last)
 
 
 @pytest.mark.parametrize(("key", "salt"), [(7, 0), (8, 0), (7, 1)])

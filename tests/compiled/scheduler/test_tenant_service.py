@@ -97,6 +97,23 @@ def test_a_tenant_that_was_forgotten_owes_nothing() -> None:
     assert before > case.state.tenants.service[0] == 0
 
 
+def test_who_has_the_place_of_a_forgotten_tenant_pays_nothing_for_it() -> None:
+    """Two slots, so two counts; the first tenant's goes to another one while its request runs."""
+    case = make_case(fcfs, 1, **{**ROOM, "slots": 2, "rows": 2})
+    first = case.submit(tokens(3), 40, tenant=1, tenant_weight=10_000)
+    case.turn(2)
+    for tenant in 2, 3:
+        case.submit(tokens(20, tenant), 1, tenant=tenant)
+        case.turn(6)
+        case.read(0)
+    account = case.state.tenants
+    assert account.key.tolist() == [3 << 1, 2 << 1]
+    before = account.service.tolist(), account.expected.tolist()
+    case.cancel(first)
+    case.finish()
+    assert (account.service.tolist(), account.expected.tolist()) == before
+
+
 def test_classes_are_served_within_the_bound() -> None:
     """A best-effort request waits until latency-sensitive tenants were served FAIR_BEST_EFFORT more; these have own counters."""
 

@@ -51,6 +51,15 @@ def test_seeds_are_drawn_for_requests_without_one() -> None:
     assert len({int(entry["seed"]) for entry in entries}) == 3
 
 
+def test_choices_have_seeds_that_count_up_and_wrap_around(rng: np.random.Generator) -> None:
+    """Against Python's integers, cut to 64 bits; nothing but the seed differs, and random ones stay random."""
+    assert RequestParameters(top_k=5).variants(3) == [RequestParameters(top_k=5)] * 3
+    for seed in (int(rng.integers(-(2**63), 2**63 - 1)), 2**63 - 2, -(2**63)):
+        found = RequestParameters(seed=seed, top_k=5).variants(4)
+        wanted = [int.from_bytes((seed + i & 2**64 - 1).to_bytes(8, "little"), "little", signed=True) for i in range(4)]
+        assert found == [RequestParameters(seed=each, top_k=5) for each in wanted]
+
+
 def test_defaults_of_a_model() -> None:
     of_model = RequestParameters.of_model
     found = of_model({"temperature": 0.6, "top_k": 20.0, "top_p": None, "min_p": -0.0, "pad_token_id": 3, "seed": 4})
