@@ -158,6 +158,12 @@ class SchedulerOptions:
         low=0,
         high=1 << 20,
     )
+    best_effort_step_tokens: int = option(
+        0,
+        "tokens of a step, decodes included, up to which best-effort prompts fill it: docs/policies.md (0: no such limit)",
+        low=0,
+        high=1 << 20,
+    )
     tpot_target_ms: int = option(
         0,
         "time per output token that is soon enough: steps wait for each other, which saves energy (0: off; docs/tuning.md)",
@@ -360,6 +366,7 @@ class Config:
                 f"grammar_slots ({self.engine.grammar_slots}) must be 0 or at least workers ({self.frontend.workers})"
             )
         check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
+        check_class_sizes(*(values[name] for name in CLASS_SIZES))
 
     def extension(self, kind: type[Options]) -> Options:
         """Options that another module added; kind: their class."""
@@ -429,6 +436,7 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
 
 
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
+CLASS_SIZES = ("max_num_seqs", "max_num_batched_tokens", "best_effort_step_tokens")
 
 
 def check_step_sizes(
@@ -452,6 +460,17 @@ def check_step_sizes(
         raise ConfigError(
             f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
             f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+        )
+
+
+def check_class_sizes(max_num_seqs: int, max_num_batched_tokens: int, best_effort_step_tokens: int) -> None:
+    """Raise ConfigError unless best-effort prompts fit into the steps that they may fill. max_num_batched_tokens: 0 while it is
+    still to be chosen."""
+    most = max_num_batched_tokens or 1 << 20
+    if best_effort_step_tokens and not 2 * max_num_seqs <= best_effort_step_tokens <= most:
+        raise ConfigError(
+            f"best_effort_step_tokens ({best_effort_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since "
+            f"half of a step is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens or 'chosen at the start'})"
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from blinkpy.config import YIELD_STEPS, ConfigError, check_step_sizes
+from blinkpy.config import YIELD_STEPS, ConfigError, check_class_sizes, check_step_sizes
 from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.header import EngineFacts
@@ -26,6 +26,7 @@ class Limits(NamedTuple):
     burst_step_tokens: int  # of one while more wait, unless their prompts are short
     burst_tokens: int
     yield_steps: int  # turns in a row in which best-effort prompts yield, at most
+    best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -64,6 +65,7 @@ def make_limits(
     burst_step_tokens: int = 0,
     burst_tokens: int = 0,
     yield_steps: int = YIELD_STEPS,
+    best_effort_step_tokens: int = 0,
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
@@ -88,6 +90,7 @@ def make_limits(
     require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
+    check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
     return Limits(
         pairs=sizes.pairs,
@@ -99,6 +102,7 @@ def make_limits(
         burst_step_tokens=burst_step,
         burst_tokens=burst_tokens or 2 * burst_step,
         yield_steps=yield_steps,
+        best_effort_step_tokens=best_effort_step_tokens or max_num_batched_tokens,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

@@ -236,7 +236,14 @@ def _batch(limits: Limits, state: Any) -> Wrong:
         for row, slot in enumerate(chunks, decodes):
             if r.entry[slot][WORD_BEST_EFFORT]:
                 yield B.YIELDS_NOT, row
-    left_out = state.counts[S.RUNNING_COUNT] - sum(r.stalled) - len(yielding) > rows or not b.emits[rows - 1]
+    running = state.running[: state.counts[S.RUNNING_COUNT]]
+    lacks = {slot: r.length[slot] - r.computed[slot] for slot in running if not r.stalled[slot]}
+    flexible = {slot for slot, missing in lacks.items() if missing > 1 and r.entry[slot][WORD_BEST_EFFORT]}
+    filled = decodes + sum(len(places) for slot, places in zip(b.row_slots, ranges, strict=False) if slot in flexible)
+    if filled > max(decodes, limits.best_effort_step_tokens):
+        yield B.BEST_EFFORT_BEYOND, 0
+    ended = {slot for row, slot in enumerate(b.row_slots[:rows]) if b.emits[row]}
+    barred = flexible if yielding or filled == limits.best_effort_step_tokens else set()
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
-    if left_out and tokens not in full:
+    if set(lacks) - ended - barred and tokens not in full:
         yield B.ROOM_LEFT, 0

@@ -21,6 +21,7 @@ TOKEN_PAGELESS = fault_code("token {} has no page")
 CACHE_SLOT = fault_code("token {} has the wrong cache slot")
 SHARED_WRITE = fault_code("token {} is written into a shared page")
 YIELDS_NOT = fault_code("row {} has a best-effort prompt beside a latency-sensitive one, to which it yields")
+BEST_EFFORT_BEYOND = fault_code("best-effort prompts fill the step beyond their share")
 ROOM_LEFT = fault_code("a prompt waits although the step has room")
 
 
@@ -79,6 +80,39 @@ def sensitive_chunk(state, rows, decodes):
 
 
 @device
+def waiting_tokens(state, rows, best_effort_prompts):
+    """(tokens in the step of best-effort prompts, or of all other requests; tokens that these lack beyond it)."""
+    b, r, planned, lacking = state.batch, state.requests, 0, 0
+    for row in range(rows):
+        slot = b.row_slots[row]
+        prompt = r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1
+        if prompt == best_effort_prompts:
+            planned += b.query_starts[row + 1] - b.query_starts[row]
+    for i in range(state.counts[S.RUNNING_COUNT]):
+        slot = state.running[i]
+        prompt = r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1
+        if r.stalled[slot] == 0 and prompt == best_effort_prompts:
+            lacking += r.length[slot] - r.computed[slot]
+    return planned, lacking - planned
+
+
+@device
+def check_room(limits, state, rows, tokens, decodes, yields):
+    """Whether a prompt waits although the step has room, or best-effort ones have more than theirs. yields: these have none."""
+    full = tokens == limits.tokens
+    if decodes > 0 and (tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens):
+        full = True
+    _, waits = waiting_tokens(state, rows, False)
+    planned, best_effort_waits = waiting_tokens(state, rows, True)
+    share = limits.best_effort_step_tokens
+    if planned > 0 and decodes + planned > share:
+        return BEST_EFFORT_BEYOND
+    if best_effort_waits > 0 and not yields and decodes + planned < share:
+        waits += best_effort_waits
+    return ROOM_LEFT if waits > 0 and not full else 0
+
+
+@device
 def check_batch(limits, state, seen):
     """seen: int64 [>= S], any content."""
     b, r = state.batch, state.requests
@@ -106,13 +140,4 @@ def check_batch(limits, state, seen):
         for row in range(decodes, rows):
             if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0:
                 return fault_at(YIELDS_NOT, row)
-    left_out = state.counts[S.RUNNING_COUNT] - state.counts[S.STALLED_COUNT] - rows
-    for i in range(state.counts[S.RUNNING_COUNT] if yields else 0):
-        slot = state.running[i]
-        if r.stalled[slot] == 0 and r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1:
-            left_out -= 1
-    cut = left_out > 0 or b.emits[rows - 1] == 0
-    smaller = tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens
-    if cut and tokens != limits.tokens and not (decodes > 0 and smaller):
-        return ROOM_LEFT
-    return 0
+    return check_room(limits, state, rows, tokens, decodes, yields)

@@ -16,6 +16,8 @@ from blinkpy.scheduler.yielding import best_effort_prompt
 PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
 PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 
+_COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
+_COUNT_MASK = 0xFFFF
 WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
 
@@ -24,23 +26,27 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way. yields: see begin_yield.
+    behind are passed over, and those of them that run give way. Where best effort has its share of the step, all of best effort
+    is passed over: it waits for its own class alone. yields: see begin_yield.
     """
     requests, pairs, counts = state.requests, state.pairs, state.counts
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    left = budget_left(state, budget, yields, lane, lanes)
+    left, room = budget_left(limits, state, budget, yields, lane, lanes)
     admitted, position = 0, 0
     fits = True
     while fits and position < waiting and left > 0:
         slot = state.waiting[position]
-        if pairs.unclaimed_entries[requests.pair[slot]] > 0:
-            allowed = not yields or requests.entry[slot, WORD_BEST_EFFORT] == 0
+        best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
+        if pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
+            allowed = not yields or not best_effort
             fits = allowed and fits_after_preemption(limits, state, slot, lane, lanes)
             if fits:
                 hits = start_request(limits, queues, state, slot, lane, lanes)
-                left -= requests.length[slot] - (hits << limits.page_shift)
+                missing = requests.length[slot] - (hits << limits.page_shift)
+                left -= min(missing, room) if best_effort else missing
+                room -= missing if best_effort else 0
                 admitted += 1
         position += 1
     entering = counts[S.UNRANKED_COUNT]
@@ -52,16 +58,24 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 
 @device
-def budget_left(state, budget, yields, lane, lanes):
-    """What of a batch's budget is left beyond the tokens of running requests, without prompts that yield; negative when there is
-    nothing."""
+def budget_left(limits, state, budget, yields, lane, lanes):
+    """(What of a batch's budget is left beyond the tokens of running requests, without prompts that yield; what of it
+    best-effort prompts may have); not above 0 where there is nothing."""
     requests = state.requests
-    wanted = 0
+    others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
-        if requests.stalled[slot] == 0 and not (yields and best_effort_prompt(requests, slot)):
-            wanted += requests.length[slot] - requests.computed[slot]
-    return budget - block_sum(wanted, lane, lanes)
+        if requests.stalled[slot] == 0:
+            missing = requests.length[slot] - requests.computed[slot]
+            decoding += 1 if missing == 1 else 0
+            if not best_effort_prompt(requests, slot):
+                others += missing
+            elif not yields:
+                prompts += missing
+    others = block_sum(others << _COUNT_BITS | decoding, lane, lanes)
+    prompts = block_sum(prompts, lane, lanes)
+    room = limits.best_effort_step_tokens - (others & _COUNT_MASK)
+    return budget - (others >> _COUNT_BITS) - min(prompts, room), room - prompts
 
 
 @device

@@ -110,24 +110,30 @@ def plan_decodes(limits, state, running, lane, lanes):
 
 @device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
-    """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield. Returns
-    (rows, tokens, emitting rows, context)."""
+    """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield, else as many
+    tokens as limits.best_effort_step_tokens leaves beside decodes. Returns (rows, tokens, emitting rows, context)."""
     requests, batch = state.requests, state.batch
+    limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
     wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
     for tile in strided(0, running, lanes):
         i = tile + lane
-        slot, own = 0, 0
+        slot, missing, granted = 0, 0, 0
         if i < running:
             slot = state.running[i]
             missing = requests.length[slot] - requests.computed[slot]
             if requests.stalled[slot] == 0 and missing > 1 and not (yields and best_effort_prompt(requests, slot)):
-                own = missing << _COUNT_BITS | 1
+                granted = missing
+        if limited:
+            asked = granted if i < running and best_effort_prompt(requests, slot) else 0
+            before, total = block_scan(asked, lane, lanes)
+            granted = granted if asked == 0 else max(0, min(asked, room - before))
+            room -= total
+        own = granted << _COUNT_BITS | 1 if granted > 0 else 0
         before, total = block_scan(own, lane, lanes)
         before += wanted
         first = decode_rows + (before >> _COUNT_BITS)
         if own > 0 and first < budget:
-            missing = own >> _COUNT_BITS
-            chunk = min(missing, budget - first)
+            chunk = min(granted, budget - first)
             after = requests.computed[slot] + chunk
             emits = 1 if chunk == missing else 0
             write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)

@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R18.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R19.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
@@ -473,21 +473,32 @@ class Oracle:
         """R12: the best first, and nobody overtakes one that does not fit."""
         if self.unranked:
             return
-        apart = [r for r in self._prompts() if yields and r.best_effort]
+        apart = [r for r in self._prompts() if r.best_effort]
         left = budget - sum(r.missing for r in self.running if not r.stalled and r not in apart)
+        room = self._best_effort_room()
+        for missing in [] if yields else [r.missing for r in apart]:
+            left, room = left - min(missing, max(room, 0)), room - missing
         for request in list(self.waiting):
             if left <= 0:
                 return
             if self.pairs[request.pair].unclaimed > 0:
                 if yields and request.best_effort:
                     return
+                if request.best_effort and room <= 0:
+                    continue
                 while (hits := self._fits(request)) is None:
                     stalled = [r for r in self.running if r.stalled]
                     if not stalled:
                         return
                     self._preempt(max(stalled, key=lambda r: r.arrival))
                 self._start(request, hits)
-                left -= request.missing
+                left -= min(request.missing, room) if request.best_effort else request.missing
+                room -= request.missing * request.best_effort
+
+    def _best_effort_room(self) -> int:
+        """R19: the tokens that best-effort prompts may have in the next step."""
+        decoding = sum(r.missing == 1 for r in self.running if not r.stalled)
+        return self.limits.best_effort_step_tokens - decoding
 
     def _fits(self, request: Request) -> list[Page] | None:
         """R12: the pages that are hits, if a waiting request fits; else None."""
@@ -564,14 +575,14 @@ class Oracle:
         """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
         active = [r for r in self.running if not r.stalled]
         self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
-        left, prompts = budget - len(self.rows), self._prompts()
+        left, room, prompts = budget - len(self.rows), self._best_effort_room(), self._prompts()
         if yields and not all(r.best_effort for r in prompts):
             prompts = [r for r in prompts if not r.best_effort]
         for request in prompts:
-            if left > 0:
-                count = min(request.missing, left)
+            count = min(request.missing, left, room if request.best_effort else left)
+            if count > 0:
                 self.rows.append(Row(request, count, count == request.missing))
-                left -= count
+                left, room = left - count, room - count * request.best_effort
         if not self.rows:
             return S.NO_BATCH
         self.steps += 1

@@ -307,6 +307,15 @@ ROOM_LEFT 0: longer(6); rows(0, 7, 1)
 0 0: longer(11); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
 ROOM_LEFT 0: longer(9); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
 ROOM_LEFT 0: longer(7); rows(0, 7, 1); b.counts[DECODE_ROWS] = 0
+0 0: best_effort(1); longer(10); rows(0, 7, 1)
+0 0: best_effort(1, 7); longer(8); rows(0, 7, 1)
+ROOM_LEFT 0: best_effort(1); longer(8); rows(0, 7, 1)
+ROOM_LEFT 0: best_effort(7); longer(8); rows(0, 7, 1)
+ROOM_LEFT 0: best_effort(1); longer(10); rows(0, 1)
+0 0: best_effort(1, 7); longer(10); rows(0, 1)
+BEST_EFFORT_BEYOND 0: best_effort(1); longer(11); rows(0, 7, 1)
+BEST_EFFORT_BEYOND 0: best_effort(1, 7); longer(9); rows(0, 7, 1)
+0 0: longer(11); rows(0, 7, 1); best_effort(0, 7)
 """
 CODES = {name: code for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 
@@ -375,7 +384,15 @@ def names(state: Any) -> dict[str, Any]:
 
 def sizes() -> Limits:
     queue, facts, options = case_sizes(
-        pairs=3, rows=4, tokens=14, max_model_len=16, share=2, token_words=1, mixed_step_tokens=10, burst_step_tokens=12
+        pairs=3,
+        rows=4,
+        tokens=14,
+        max_model_len=16,
+        share=2,
+        token_words=1,
+        mixed_step_tokens=10,
+        burst_step_tokens=12,
+        best_effort_step_tokens=11,
     )
     return make_limits(queue, facts, **options)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.scheduler_cases import Case, case_sizes, make_case, tokens
 
+from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.policies import BEST_EFFORT_US, SHIPPED, RequestFields, fcfs, load_policy, short_prompts
@@ -15,6 +16,7 @@ from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
 ROOM = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
+LIMITS = {"best_effort_step_tokens": 0.0}  # those of a storm: the smallest share of a step
 
 
 def step(case: Case) -> dict[int, int]:
@@ -91,12 +93,67 @@ def test_a_stream_of_latency_sensitive_requests_of_one_token_keeps_nobody_waitin
     case.finish()
 
 
-def one_class(seed: int, policy: str, kind: int | None, yield_steps: int, rounds: int = 120) -> tuple[list[Any], int]:
+def test_a_step_of_best_effort_prompts_is_short_and_a_latency_sensitive_one_has_its_own_size(rng: np.random.Generator) -> None:
+    """Best effort always has more to compute than a step holds. Who is latency-sensitive waits for a short step."""
+    rows = int(rng.integers(3, 7))
+    share = int(rng.integers(2 * rows, 3 * rows))
+    sizes = {"pairs": 1, "slots": 12, "rows": rows, "pages": 200, "max_model_len": 200, "intake_entries": 8}
+    case = make_case(short_prompts, 1, tokens=64, best_effort_step_tokens=share, prefix_caching=False, **sizes)
+    decoding = int(rng.integers(0, 2))
+    for n in range(decoding):
+        case.submit(tokens(1, n), 60, best_effort=int(rng.integers(2)))
+    case.turn()
+    for n in range(2):
+        case.submit(tokens(int(rng.integers(4 * share, 180)), n), 2, best_effort=1)
+    assert [sum(step(case).values()) for _ in range(3)] == [share] * 3
+    urgent = case.submit(tokens(int(rng.integers(share, 64 - rows)), 7), 2)
+    number = decoding + 2
+    assert step(case) == dict.fromkeys(range(decoding), 1) | {number: len(urgent.prompt)}
+    after = step(case)
+    assert after[number] == 1 and sum(after.values()) == share
+    case.finish()
+
+
+def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_rest() -> None:
+    """It is so in one of yield_steps + 1 turns, which best effort needs to get on. Shares, in the order of arrival."""
+    case = make_case(fcfs, 1, yield_steps=0, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
+    case.submit(tokens(2), 40)
+    assert step(case) == {0: 2}
+    case.submit(tokens(30, 1), 2, best_effort=1)
+    case.submit(tokens(50, 2), 2)
+    assert step(case) == {0: 1, 1: 11, 2: 28}
+    case.submit(tokens(30, 3), 2, best_effort=1)
+    assert step(case) == {0: 1, 1: 11, 2: 22}, "no more of best effort enters"
+    assert step(case) == {0: 1, 2: 1, 1: 8, 3: 2}, "two rows decode, and 10 tokens are left"
+    case.finish()
+
+
+def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() -> None:
+    case = make_case(fcfs, 1, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
+    for n in range(3):
+        case.submit(tokens(30, n), 2, best_effort=1)
+    assert step(case) == {0: 12}
+    case.submit(tokens(20, 3), 2)
+    assert step(case)[3] == 20, "the last two of best effort wait before it"
+    assert case.state.counts[S.WAITING_COUNT] == 2
+    case.finish()
+
+
+def test_a_share_of_the_step_that_holds_too_little_or_too_much_is_refused() -> None:
+    for share, what in ((11, "at least twice max_num_seqs"), (41, "at most max_num_batched_tokens")):
+        with pytest.raises(ConfigError, match=what):
+            make_case(fcfs, 1, best_effort_step_tokens=share, **ROOM | {"tokens": 40})
+
+
+def one_class(
+    seed: int, policy: str, kind: int | None, yield_steps: int, rounds: int = 120, **limits: float
+) -> tuple[list[Any], int]:
     """What the scheduler of a storm decides, turn by turn, where all requests are of one class; None: as they come. And the
-    number of turns in which somebody yields."""
+    number of turns in which somebody yields. limits: of best effort."""
     draw = random.Random(seed)
     rows, tight = draw.randint(2, 5), draw.choice((12, 20, 60))
-    sizes = case_sizes(pairs=2, slots=5, rows=rows, tokens=rows + draw.randint(2, 8), pages=tight, yield_steps=yield_steps)
+    sizes = case_sizes(pairs=2, slots=5, rows=rows, tokens=2 * rows + draw.randint(1, 8), pages=tight, yield_steps=yield_steps)
+    sizes[2].update(limits, best_effort_step_tokens=2 * rows) if limits else None
     world = make_world(seed, rounds, chosen=sizes)
     if kind is not None:
         world.sim.good[:, WORD_BEST_EFFORT] = kind
@@ -124,6 +181,15 @@ def test_one_class_alone_is_served_as_without_classes(policy: str, seed: int) ->
         differ, yielded = differ + (mixed != without), yielded + turns
     assert differ > 0
     assert yielded > 0
+
+
+@pytest.mark.parametrize("policy", sorted(SHIPPED))
+def test_limits_of_best_effort_limit_nobody_else(policy: str, seed: int) -> None:
+    differ = 0
+    for number in range(4):
+        assert one_class(seed + number, policy, 0, 4, **LIMITS) == one_class(seed + number, policy, 0, 4)
+        differ += one_class(seed + number, policy, 1, 4, **LIMITS) != one_class(seed + number, policy, 1, 4)
+    assert differ > 0
 
 
 def test_a_policy_sees_the_class(tmp_path: Path, rng: np.random.Generator) -> None:
