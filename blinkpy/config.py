@@ -164,6 +164,12 @@ class SchedulerOptions:
         low=0,
         high=1 << 20,
     )
+    best_effort_pages: float = option(
+        1.0,
+        "share of the KV cache's pages that best-effort requests may hold together: docs/policies.md (1: all)",
+        low=0.001,
+        high=1.0,
+    )
     tpot_target_ms: int = option(
         0,
         "time per output token that is soon enough: steps wait for each other, which saves energy (0: off; docs/tuning.md)",
@@ -470,7 +476,7 @@ def check_class_sizes(max_num_seqs: int, max_num_batched_tokens: int, best_effor
     if best_effort_step_tokens and not 2 * max_num_seqs <= best_effort_step_tokens <= most:
         raise ConfigError(
             f"best_effort_step_tokens ({best_effort_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since "
-            f"half of a step is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens or 'chosen at the start'})"
+            f"half of a step is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
 
 

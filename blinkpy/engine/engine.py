@@ -119,6 +119,7 @@ class Engine:
             burst_tokens=options.burst_tokens,
             yield_steps=options.yield_steps,
             best_effort_step_tokens=options.best_effort_step_tokens,
+            best_effort_pages=options.best_effort_pages,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
             token_words=token_words,

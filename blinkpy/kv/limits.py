@@ -27,6 +27,7 @@ class Limits(NamedTuple):
     burst_tokens: int
     yield_steps: int  # turns in a row in which best-effort prompts yield, at most
     best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
+    best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -66,6 +67,7 @@ def make_limits(
     burst_tokens: int = 0,
     yield_steps: int = YIELD_STEPS,
     best_effort_step_tokens: int = 0,
+    best_effort_pages: float = 1.0,
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
@@ -74,7 +76,7 @@ def make_limits(
     tpot_target_ms: float = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
-    options, when they clash."""
+    options, when they clash. best_effort_pages: a share of all pages."""
 
     def require(fine: bool, what: str) -> None:
         if not fine:
@@ -89,6 +91,7 @@ def make_limits(
     require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
     require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
+    require(0 < best_effort_pages <= 1, f"best_effort_pages must be above 0 and at most 1, not {best_effort_pages}")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
     check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
@@ -103,6 +106,7 @@ def make_limits(
         burst_tokens=burst_tokens or 2 * burst_step,
         yield_steps=yield_steps,
         best_effort_step_tokens=best_effort_step_tokens or max_num_batched_tokens,
+        best_effort_pages=max(1, int(best_effort_pages * facts.num_pages)),
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

@@ -18,11 +18,15 @@ CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute,
 EXAMPLES = 600
 CALL_S = 20.0  # of the processor, for one call of what is under test, which takes some milliseconds
 # Modules whose bugs may be legal: the rules tell.
-DECIDE = ("admit", "endings", "forecast", "intake", "pace", "plan", "slot_lists", "tenant_service", "waiting_list", "yielding")
+DECIDE = (
+    *("admit", "best_effort", "endings", "forecast", "intake", "pace", "plan", "preempt", "slot_lists", "tenant_service"),
+    *("waiting_list", "yielding"),
+)
 UNDER_TEST = tuple(
     PACKAGE / part
     for part in (
-        *("scheduler/cycle.py", "scheduler/pace.py", "scheduler/tenant_service.py", "scheduler/yielding.py"),
+        *("scheduler/best_effort.py", "scheduler/cycle.py", "scheduler/pace.py"),
+        *("scheduler/tenant_service.py", "scheduler/yielding.py"),
         *("scheduler/phases", "device/lanes.py"),
         *("kv", "queues", "transport", "dpu/link"),
     )

@@ -79,6 +79,10 @@ def _requests(limits: Limits, state: Any) -> Wrong:
             yield from _rules(limits, state, slot, entries[slot])
     if sum(r.stalled) != state.counts[S.STALLED_COUNT]:
         yield R.STALLED_WRONG, 0
+    flexible = [slot for slot, status in enumerate(r.status) if status == S.RUNNING and r.entry[slot][WORD_BEST_EFFORT]]
+    bound = limits.best_effort_pages
+    if len(flexible) > 1 and bound < limits.pages and sum(r.num_pages[slot] for slot in flexible) > bound:
+        yield R.BEST_EFFORT_PAGES, 0
 
 
 def _grammar(limits: Limits, state: Any, slot: int, entry: Any) -> Wrong:

@@ -76,6 +76,7 @@ GRAMMAR_LOST = fault_code("slot {}: its request has a grammar and no automaton, 
 GRAMMAR_FOREIGN = fault_code("slot {}: the automaton of its request is another one, or another queue pair's")
 GRAMMAR_STATE = fault_code("slot {}: its automaton has no such state")
 RULES_LOST = fault_code("slot {}: its request has token rules in its entry and none in the engine, or the other way round")
+BEST_EFFORT_PAGES = fault_code("best-effort requests hold more pages than they may together")
 RULES_FOREIGN = fault_code("slot {}: the token rules of its request are other ones, or another queue pair's")
 
 
@@ -157,6 +158,17 @@ def is_own(limits, state, slot, own, digest_word):
 
 
 @device
+def check_best_effort(limits, state):
+    """The pages of running requests of best effort; one alone may have more."""
+    r, held, running = state.requests, 0, 0
+    for slot in range(limits.slots):
+        if r.status[slot] == S.RUNNING and r.entry[slot, E.WORD_BEST_EFFORT] != 0:
+            held, running = held + r.num_pages[slot], running + 1
+    bounded = limits.best_effort_pages < limits.pages and running > 1
+    return BEST_EFFORT_PAGES if bounded and held > limits.best_effort_pages else 0
+
+
+@device
 def check_requests(limits, state):
     stalled = 0
     for slot in range(limits.slots):
@@ -167,7 +179,7 @@ def check_requests(limits, state):
         if fault != 0:
             return fault
         stalled += state.requests.stalled[slot]
-    return 0 if stalled == state.counts[S.STALLED_COUNT] else STALLED_WRONG
+    return STALLED_WRONG if stalled != state.counts[S.STALLED_COUNT] else check_best_effort(limits, state)
 
 
 SUBMISSIONS = fault_code("queue pair {}: its submission ring overflowed")

@@ -8,8 +8,9 @@ from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
 from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.scheduler.best_effort import best_effort_load, bounds_pages
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
-from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
+from blinkpy.scheduler.phases.preempt import missing_pages, preempt_one, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 from blinkpy.scheduler.yielding import best_effort_prompt
 
@@ -26,8 +27,8 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way. Where best effort has its share of the step, all of best effort
-    is passed over: it waits for its own class alone. yields: see begin_yield.
+    behind are passed over, and those of them that run give way. Where best effort has its share of the step, or of the pages,
+    all of it is passed over: it waits for its own class alone. yields: see begin_yield.
     """
     requests, pairs, counts = state.requests, state.pairs, state.counts
     waiting = counts[S.WAITING_COUNT]
@@ -39,7 +40,11 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     while fits and position < waiting and left > 0:
         slot = state.waiting[position]
         best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        if pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
+        reads = pairs.unclaimed_entries[requests.pair[slot]] > 0
+        if reads and best_effort and not yields and bounds_pages(limits) and room > 0:
+            if not fits_best_effort(limits, state, slot, lane, lanes):
+                room = 0
+        if reads and (yields or room > 0 or not best_effort):
             allowed = not yields or not best_effort
             fits = allowed and fits_after_preemption(limits, state, slot, lane, lanes)
             if fits:
@@ -84,16 +89,29 @@ def fits_after_preemption(limits, state, slot, lane, lanes):
     while not fits_now(limits, state, slot, lane, lanes):
         victim = -1
         if state.counts[S.STALLED_COUNT] > 0:
-            victim = preemption_victim(state, True, lane, lanes)
+            victim = preemption_victim(state, True, False, lane, lanes)
         if victim < 0:
             return False
-        preempt(limits, state, victim, lane, lanes)
-        n = state.counts[S.RUNNING_COUNT]
-        n = keep_with_status(state.running, n, state.requests.status, S.RUNNING, lane, lanes)
-        if lane == 0:
-            state.counts[S.RUNNING_COUNT] = n
-        barrier(lanes)
+        preempt_one(limits, state, victim, lane, lanes)
     return True
+
+
+@device
+def fits_best_effort(limits, state, slot, lane, lanes):
+    """Whether best effort may hold the pages of one more request, and of those that it has one more each, at most an eighth of
+    all. Its stalled requests are preempted for it."""
+    fits, victim = False, 0
+    while not fits and victim >= 0:
+        running, held = best_effort_load(state, lane, lanes)
+        spare = min(running, limits.best_effort_pages >> WATERMARK_SHIFT)
+        fits = running == 0 or held + missing_pages(limits, state.requests, slot) + spare <= limits.best_effort_pages
+        if not fits:
+            victim = -1
+            if state.counts[S.STALLED_COUNT] > 0:
+                victim = preemption_victim(state, True, True, lane, lanes)
+            if victim >= 0:
+                preempt_one(limits, state, victim, lane, lanes)
+    return fits
 
 
 @device

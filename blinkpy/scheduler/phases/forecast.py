@@ -13,6 +13,7 @@ from blinkpy.kv.prefix_cache import index_pages
 from blinkpy.queues.completion import LAPS
 from blinkpy.queues.submission import (
     STOP_IDS,
+    WORD_BEST_EFFORT,
     WORD_GRAMMAR_WORDS,
     WORD_LOGPROBS,
     WORD_MAX_TOKENS,
@@ -20,6 +21,7 @@ from blinkpy.queues.submission import (
     WORD_STOP_IDS,
 )
 from blinkpy.queues.words import COMMAND_RUN
+from blinkpy.scheduler.best_effort import bounds_pages, exceeds_pages
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
 COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
@@ -64,13 +66,17 @@ def grow_for_forecast(limits, state, lane, lanes):
     preempt."""
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
     rows = batch.counts[S.ROWS]
-    demand = 0
+    demand, best_effort = 0, 0
     for row in strided(lane, rows, lanes):
         if batch.emits[row] != 0:
-            demand += needs_page(limits, requests, batch.row_slots[row])
+            more = needs_page(limits, requests, batch.row_slots[row])
+            demand += more
+            best_effort += more if requests.entry[batch.row_slots[row], WORD_BEST_EFFORT] != 0 else 0
     demand = block_sum(demand, lane, lanes)
     if demand == 0:
         return True
+    if bounds_pages(limits) and exceeds_pages(limits, state, best_effort, lane, lanes):
+        return False
     if demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
         return False
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)

@@ -11,6 +11,8 @@ from blinkpy.device.portable import barrier, block_max, block_sum, device, strid
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.scheduler.best_effort import bounds_pages, exceeds_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
@@ -27,7 +29,24 @@ def missing_pages(limits, requests, slot):
 
 
 @device
+def shrink_best_effort(limits, state, lane, lanes):
+    """Preempt best-effort requests while they would hold too much with the pages that they lack."""
+    requests, over = state.requests, True
+    while over:
+        lacking = 0
+        for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+            slot = state.running[i]
+            if requests.stalled[slot] == 0 and requests.entry[slot, WORD_BEST_EFFORT] != 0:
+                lacking += missing_pages(limits, requests, slot)
+        over = exceeds_pages(limits, state, lacking, lane, lanes)
+        if over:
+            preempt_one(limits, state, preemption_victim(state, False, True, lane, lanes), lane, lanes)
+
+
+@device
 def grow_pages(limits, state, lane, lanes):
+    if bounds_pages(limits):
+        shrink_best_effort(limits, state, lane, lanes)
     requests, pages, counts = state.requests, state.pages, state.counts
     n = counts[S.RUNNING_COUNT]
     demand = 0
@@ -39,7 +58,7 @@ def grow_pages(limits, state, lane, lanes):
     if demand == 0:
         return
     while demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
-        victim = preemption_victim(state, False, lane, lanes)
+        victim = preemption_victim(state, False, False, lane, lanes)
         expect(state, victim >= 0, F.NO_VICTIM)
         if requests.stalled[victim] == 0 and missing_pages(limits, requests, victim) > 0:
             demand -= 1
@@ -65,20 +84,27 @@ def grow_pages(limits, state, lane, lanes):
 
 
 @device
-def preemption_victim(state, paused_only, lane, lanes):
+def can_be_victim(requests, slot, paused_only, best_effort_only):
+    """Whether a listed request may be preempted."""
+    able = requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only)
+    return able and (requests.entry[slot, WORD_BEST_EFFORT] != 0 or not best_effort_only)
+
+
+@device
+def preemption_victim(state, paused_only, best_effort_only, lane, lanes):
     """The running request that is preempted first, or -1: paused ones, then the greatest (rank, arrival)."""
     requests = state.requests
     n = state.counts[S.RUNNING_COUNT]
     rank = LOWEST
     for i in strided(lane, n, lanes):
         slot = state.running[i]
-        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+        if can_be_victim(requests, slot, paused_only, best_effort_only):
             rank = max(rank, HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot])
     rank = block_max(rank, lane, lanes)
     latest = -1
     for i in strided(lane, n, lanes):
         slot = state.running[i]
-        if requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only):
+        if can_be_victim(requests, slot, paused_only, best_effort_only):
             own = HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot]
             if own == rank:
                 latest = max(latest, requests.arrival[slot] << SLOT_BITS | slot)
@@ -102,4 +128,15 @@ def preempt(limits, state, slot, lane, lanes):
         state.waiting[counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]] = slot
         counts[S.UNRANKED_COUNT] += 1
         state.counters[PREEMPTIONS] += 1
+    barrier(lanes)
+
+
+@device
+def preempt_one(limits, state, slot, lane, lanes):
+    """Preempt a running request, and drop it from `running`."""
+    preempt(limits, state, slot, lane, lanes)
+    n = state.counts[S.RUNNING_COUNT]
+    n = keep_with_status(state.running, n, state.requests.status, S.RUNNING, lane, lanes)
+    if lane == 0:
+        state.counts[S.RUNNING_COUNT] = n
     barrier(lanes)

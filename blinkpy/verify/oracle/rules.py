@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R19.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R20.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
@@ -255,7 +255,7 @@ class Oracle:
         """R5: pages for the tokens that the step samples, if there are enough for all of them."""
         emitting = [row.request for row in self.rows if row.emits and not self._ends_next(row.request)]
         growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * self.limits.page_size]
-        if len(growing) <= self.pool.available:
+        if len(growing) <= self.pool.available and not (growing and self._best_effort_exceeds(growing)):
             self._give_page_to_each(growing)
 
     def _give_page_to_each(self, requests: list[Request]) -> None:
@@ -430,9 +430,22 @@ class Oracle:
 
     def _grow(self) -> None:
         """R10: pages for those that decode, by preemption if need be."""
+        while self._best_effort_exceeds(self._growing()):
+            self._preempt(max((r for r in self.running if r.best_effort), key=self._urgency))
         while len(self._growing()) > self.pool.available:
-            self._preempt(max(self.running, key=lambda r: (r.stalled, not r.stalled and r.rank, r.arrival)))
+            self._preempt(max(self.running, key=self._urgency))
         self._give_page_to_each(self._growing())
+
+    @staticmethod
+    def _urgency(request: Request) -> tuple[bool, int, int]:
+        """R10: of those who run the greatest is preempted."""
+        return request.stalled, 0 if request.stalled else request.rank, request.arrival
+
+    def _best_effort_exceeds(self, growing: list[Request]) -> bool:
+        """R20: whether several requests of best effort would hold too much if each of these got a page."""
+        runs = [r for r in self.running if r.best_effort]
+        held = sum(len(r.pages) for r in runs) + sum(r.best_effort for r in growing)
+        return self.limits.best_effort_pages < self.limits.pages and len(runs) > 1 and held > self.limits.best_effort_pages
 
     def _growing(self) -> list[Request]:
         return [r for r in self.running if not r.stalled and r.needs(self.limits.page_size) > 0]
@@ -484,7 +497,8 @@ class Oracle:
             if self.pairs[request.pair].unclaimed > 0:
                 if yields and request.best_effort:
                     return
-                if request.best_effort and room <= 0:
+                if request.best_effort and (room <= 0 or not self._best_effort_fits(request)):
+                    room = 0  # and with it all of best effort that waits behind it
                     continue
                 while (hits := self._fits(request)) is None:
                     stalled = [r for r in self.running if r.stalled]
@@ -494,6 +508,18 @@ class Oracle:
                 self._start(request, hits)
                 left -= min(request.missing, room) if request.best_effort else request.missing
                 room -= request.missing * request.best_effort
+
+    def _best_effort_fits(self, request: Request) -> bool:
+        """R20: whether best effort may hold the pages of one more request; those of it that stall are preempted for it."""
+        most = self.limits.best_effort_pages
+        while most < self.limits.pages and (runs := [r for r in self.running if r.best_effort]):
+            held = sum(len(r.pages) for r in runs) + min(len(runs), most // 8)
+            if held + request.needs(self.limits.page_size) <= most:
+                return True
+            if not any(r.stalled for r in runs):
+                return False
+            self._preempt(max((r for r in runs if r.stalled), key=lambda r: r.arrival))
+        return True
 
     def _best_effort_room(self) -> int:
         """R19: the tokens that best-effort prompts may have in the next step."""

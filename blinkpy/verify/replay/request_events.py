@@ -10,7 +10,7 @@ from blinkpy.kv.grammars import must_end
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues import completion as C
-from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.submission import STOP_IDS, WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
 from blinkpy.verify.replay.turn_records import Entry, Turn
 
@@ -197,6 +197,20 @@ class EventTracer:
                 self._reasons[request] = kind
                 yield Event(request, "waits", reason)
 
+    def _class_shortage(self, slot: int, running: list[int]) -> str:
+        """What best effort has too little of for a request that waits; empty when it is something else."""
+        requests, limits = self.state.requests, self.limits
+        flexible = [s for s in running if requests.entry[s, WORD_BEST_EFFORT]]
+        held, need = int(requests.num_pages[flexible].sum()), -(-int(requests.length[slot]) // limits.page_size)
+        bound = limits.best_effort_pages
+        if flexible and bound < limits.pages and held + need + min(len(flexible), bound >> WATERMARK_SHIFT) > bound:
+            return f"best effort's share of the pages: it needs {need}; {held} of {bound} are held"
+        planned = self._turn.planned.tolist()
+        filled = sum(tokens for s, tokens in planned if s in flexible or tokens == 1)
+        if limits.best_effort_step_tokens < limits.tokens and filled >= limits.best_effort_step_tokens:
+            return f"best effort's share of the step, {limits.best_effort_step_tokens} tokens, is taken"
+        return ""
+
     def _shortage(self, slot: int, preempted: bool) -> str:
         """What the first waiting request lacks."""
         state, limits = self.state, self.limits
@@ -207,6 +221,8 @@ class EventTracer:
             return "a request was preempted in this turn, so nobody is admitted"
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
+        if requests.entry[slot, WORD_BEST_EFFORT] and (shared := self._class_shortage(slot, running.tolist())):
+            return shared
         size = int(self._turn.planned[:, 1].sum())
         if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
             return f"the step's budget of {size} tokens is taken"

@@ -164,6 +164,9 @@ RULES_FOREIGN 4: g.epoch[3] = 3
 RULES_FOREIGN 4: longs[4, RULES_DIGEST] = {DIGEST}
 RULES_FOREIGN 4: g.words[3, {STATES_WORD}] = 1
 RULES_FOREIGN 4: r.rules[4] = 2; longs[4, RULES_DIGEST] -= 1
+0 0: best_effort(0, 1, 2, 7)
+BEST_EFFORT_PAGES 0: best_effort(0, 1, 2, 7); longer(8)
+0 0: best_effort(0, 2, 7); longer(9); rows(0, 7, 1)
 # pages
 HELD_TWICE 2: r.page_table[2, 1] = 8
 REFERENCES 9: p.refcount[9] = 2
@@ -393,6 +396,7 @@ def sizes() -> Limits:
         mixed_step_tokens=10,
         burst_step_tokens=12,
         best_effort_step_tokens=11,
+        best_effort_pages=0.625,
     )
     return make_limits(queue, facts, **options)
 
@@ -441,5 +445,12 @@ def test_empty_full_and_narrow_states() -> None:
     exec(STATE, names(state := make_state(limits)))
     views = as_memoryviews(state)
     assert check_state(limits._replace(rows=3), views, *scratch) == R.RUNNING_LIST
+    for slots, bound, code in (((1,), 2, 0), ((1, 7), 4, R.BEST_EFFORT_PAGES), ((1, 7), 5, 0)):
+        exec(STATE, known := names(state := make_state(limits)))
+        known["best_effort"](*slots)
+        views = as_memoryviews(state)
+        assert check_state(limits._replace(best_effort_pages=bound), views, *scratch) == code, slots
+    exec(STATE, names(state := make_state(limits)))
+    views = as_memoryviews(state)
     assert B.check_batch(limits._replace(rows=3), views, scratch[0]) == 0
     assert B.check_batch(limits._replace(rows=2), views, scratch[0]) == B.BATCH_SIZE

@@ -16,7 +16,7 @@ from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
 ROOM = {"pairs": 1, "slots": 12, "rows": 6, "tokens": 8, "pages": 120, "max_model_len": 200, "intake_entries": 8}
-LIMITS = {"best_effort_step_tokens": 0.0}  # those of a storm: the smallest share of a step
+LIMITS = {"best_effort_pages": 0.4}  # of a storm, beside the smallest share of a step
 
 
 def step(case: Case) -> dict[int, int]:
@@ -143,6 +143,49 @@ def test_a_share_of_the_step_that_holds_too_little_or_too_much_is_refused() -> N
     for share, what in ((11, "at least twice max_num_seqs"), (41, "at most max_num_batched_tokens")):
         with pytest.raises(ConfigError, match=what):
             make_case(fcfs, 1, best_effort_step_tokens=share, **ROOM | {"tokens": 40})
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_latency_sensitive_request_finds_pages_without_preemption(share: float, rng: np.random.Generator) -> None:
+    """Best effort would fill the pool of 40 pages. Its requests hold 3 or 4 pages each, from their begin."""
+    sizes = {"pairs": 1, "slots": 20, "rows": 16, "tokens": 64, "pages": 40, "max_model_len": 64, "intake_entries": 16}
+    case = make_case(short_prompts, 1, best_effort_pages=share, prefix_caching=False, **sizes)
+    lengths = rng.choice((9, 13), 14).tolist()
+    for n, length in enumerate(lengths):
+        case.submit(tokens(length, n), 3, best_effort=1)
+    held = [held_by_best_effort(case) for _ in range(5) if step(case)]
+    urgent = case.submit(tokens(50, 9), 2)
+    part = step(case)
+    assert (max(held) > 20) == (share == 1.0)
+    if share < 1.0:
+        assert part[len(lengths)] == len(urgent.prompt) and case.counter("preemptions") == 0
+    case.finish()
+
+
+def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_have_more() -> None:
+    sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8}
+    case = make_case(fcfs, 1, best_effort_pages=0.1, prefix_caching=False, **sizes)
+    urgent = case.submit(tokens(20), 60)
+    flexible = [case.submit(tokens(8, n), 60, best_effort=1) for n in range(2)]
+    most = 0
+    while not flexible[1].ended:
+        case.turn()
+        case.read(0)
+        most = max(most, held_by_best_effort(case))
+    assert case.counter("preemptions") > 0 and most == 17, "68 tokens are 17 pages"
+    assert urgent.ended and (case.state.requests.preemptions[case.state.requests.entry[:, WORD_BEST_EFFORT] == 0] == 0).all()
+    case.finish()
+
+
+def held_by_best_effort(case: Case) -> int:
+    requests = case.state.requests
+    return int(requests.num_pages[requests.entry[:, WORD_BEST_EFFORT] != 0].sum())
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.01])
+def test_a_share_of_the_pages_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ConfigError, match="best_effort_pages must be"):
+        make_case(fcfs, 1, best_effort_pages=share)
 
 
 def one_class(

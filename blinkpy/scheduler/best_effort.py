@@ -1,0 +1,38 @@
+"""The pages of best effort: what its requests hold together is bounded, so that others are admitted without preempting first.
+
+A page that several requests share counts for each of them, one that is cached for nobody. One request of best effort may run
+whatever it holds: else one that is longer than the bound never would. The rule is R20 of docs/verification.md.
+"""
+
+from blinkpy.device.portable import block_sum, device, strided
+from blinkpy.kv import state as S
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+
+_COUNT_BITS = 16  # requests in the low bits, pages above, in one sum
+_COUNT_MASK = 0xFFFF
+
+
+@device
+def bounds_pages(limits):
+    """Whether there is a bound at all."""
+    return limits.best_effort_pages < limits.pages
+
+
+@device
+def best_effort_load(state, lane, lanes):
+    """(running requests of best effort, pages that they hold)."""
+    requests, both = state.requests, 0
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.entry[slot, WORD_BEST_EFFORT] != 0:
+            both += requests.num_pages[slot] << _COUNT_BITS | 1
+    both = block_sum(both, lane, lanes)
+    return both & _COUNT_MASK, both >> _COUNT_BITS
+
+
+@device
+def exceeds_pages(limits, state, more, lane, lanes):
+    """Whether running requests of best effort, two at least, would hold too much with so many more pages, which is this lane's
+    part of all."""
+    running, held = best_effort_load(state, lane, lanes)
+    return running > 1 and held + block_sum(more, lane, lanes) > limits.best_effort_pages
