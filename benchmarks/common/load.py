@@ -42,11 +42,12 @@ RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 @dataclass(frozen=True)
 class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text."""
+    """due: seconds after the start of the load. prompt: token ids, or a text. tier: its service_tier; empty: none is named."""
 
     due: float
     prompt: list[int] | str
     max_tokens: int
+    tier: str = ""
 
 
 Requests = list[tuple[int, Request]]  # with their numbers
@@ -75,6 +76,8 @@ class Target:
             "stream_options": {"include_usage": True},
         }
         body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
+        if request.tier:
+            body["service_tier"] = request.tier
         if self.schema:
             named = {"name": "answer", "schema": self.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}

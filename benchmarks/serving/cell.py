@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.common.harness import ROOT, UsageError, on_cores
 from benchmarks.common.json_grammar import LONG_OBJECT
-from benchmarks.common.load import LoadResult, Target, offer
+from benchmarks.common.load import LoadResult, Request, Target, offer
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter
 from benchmarks.serving.load_figures import Slo, figures
@@ -99,6 +99,10 @@ class Bench:
             requests = open_loop(data, load.rate, load.seconds, *contents)
         if not requests:
             raise UsageError(f"{name}: no request within {load.seconds:g} s; use more seconds or another seed")
+        return self.offer(server, requests, load, name)
+
+    def offer(self, server: Running, requests: list[Request], load: Load, name: str) -> LoadResult:
+        """Offer requests at their times, or in the streams of the load."""
         schema = LONG_OBJECT if load.schema else None
         target = Target(server.host, server.port, self.model.name, self.options.chat, self.options.api_key, schema)
         limit = load.seconds + load.drain_s

@@ -5,7 +5,9 @@ run, so that no cache has met them.
 """
 
 import csv
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.common.harness import ROOT, UsageError
 from benchmarks.common.load import Request
 
+SENSITIVE, BEST_EFFORT = "priority", "flex"  # service tiers
 SPREAD_ROWS = 1000
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
@@ -61,6 +64,36 @@ def open_loop(lengths: NDArray[np.int32], rate: float, seconds: float, seed: int
     rng = np.random.default_rng([seed, round(1000 * rate)])
     due = poisson(rate, seconds, rng)
     return _requests(due, lengths[rng.integers(0, len(lengths), len(due))], vocabulary, text)
+
+
+class Bursts(NamedTuple):
+    """Best-effort requests that come at once: their number, the tokens of each, and the seconds to the next ones. The first come
+    after half of these."""
+
+    requests: int
+    prompt: int
+    answer: int
+    every_s: float
+
+
+def two_classes(
+    lengths: NDArray[np.int32], rate: float, seconds: float, sensitive: float, bursts: Bursts, seed: int, vocabulary: int
+) -> list[Request]:
+    """Poisson arrivals of which a share is latency-sensitive (tier priority) and the others of best effort (flex), and bursts of
+    these; in the order of their times. Prompts are token ids."""
+    rng = np.random.default_rng([seed, round(1000 * rate)])
+    due = poisson(rate, seconds, rng)
+    sizes = lengths[rng.integers(0, len(lengths), len(due))]
+    urgent = rng.random(len(due)) < sensitive
+    starts = np.arange(bursts.every_s / 2, seconds, bursts.every_s)
+    more = len(starts) * bursts.requests
+    due = np.concatenate([due, np.repeat(starts, bursts.requests)])
+    sizes = np.concatenate([sizes, np.full((more, 2), (bursts.prompt, bursts.answer), np.int32)])
+    urgent = np.concatenate([urgent, np.zeros(more, bool)])
+    order = np.argsort(due, kind="stable")
+    requests = _requests(due[order], sizes[order], vocabulary, False)
+    tiers = np.where(urgent[order], SENSITIVE, BEST_EFFORT).tolist()
+    return [replace(request, tier=tier) for request, tier in zip(requests, tiers, strict=True)]
 
 
 def closed_loop(lengths: NDArray[np.int32], streams: int, rounds: int, seed: int, vocabulary: int, text: bool) -> list[Request]:

@@ -20,6 +20,7 @@ from benchmarks.common.load import LoadResult, Record, Request, Target
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.pages import grid_page
+from benchmarks.serving.classes import class_figures
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -34,7 +35,7 @@ from benchmarks.serving.systems import (
     parse_cores,
     running,
 )
-from benchmarks.serving.workload import AZURE, closed_loop, open_loop, read_dataset
+from benchmarks.serving.workload import AZURE, BEST_EFFORT, SENSITIVE, Bursts, closed_loop, open_loop, read_dataset, two_classes
 from blinkpy.config import EngineOptions
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -114,6 +115,32 @@ def record(due: float, times: list[float], tokens: int | None = None, error: str
 
 def figures_of(records: list[Record], window_s: float = 10.0, lags: list[float] = [0.0001] * 200) -> dict:
     return figures(LoadResult(records, np.array(lags), 0.1, 0.0, 20.0), window_s, Slo(500, 200), EnergyMeter())
+
+
+def test_two_classes_come_with_bursts_of_best_effort(rng: np.random.Generator) -> None:
+    seed, bursts = int(rng.integers(1 << 30)), Bursts(5, 300, 7, 4.0)
+    asked = [two_classes(read_dataset("fixed:20:3", 400), 50.0, 12.0, 0.3, bursts, seed, 99) for _ in range(2)]
+    assert [(r.due, r.tier, len(r.prompt)) for r in asked[0]] == [(r.due, r.tier, len(r.prompt)) for r in asked[1]]
+    assert [r.due for r in asked[0]] == sorted(r.due for r in asked[0])
+    assert [(r.due, r.tier, r.max_tokens) for r in asked[0] if len(r.prompt) == 300] == [
+        (due, BEST_EFFORT, 7) for due in (2.0, 6.0, 10.0) for _ in range(5)
+    ]
+    usual = [r.tier == SENSITIVE for r in asked[0] if len(r.prompt) == 20]
+    assert abs(np.mean(usual) - 0.3) < 6 * np.sqrt(0.21 / len(usual))
+    body = json.loads(Target("h", 1, "m").request_bytes(asked[0][0]).partition(b"\r\n\r\n")[2])
+    assert body["service_tier"] == asked[0][0].tier
+
+
+def test_figures_of_known_classes() -> None:
+    """Long prompts of the latency-sensitive have no part in TTFT; what was given up at 9 s waited until then."""
+    asked = [(512, SENSITIVE), (513, SENSITIVE), (9, BEST_EFFORT), (9, BEST_EFFORT)]
+    requests = [Request(1.0, [1] * length, 2, tier) for length, tier in asked]
+    records = [record(1.0, [1.5, 2.0]), record(1.0, [5.0, 6.0]), record(1.0, [2.0, 4.0]), record(1.0, [], error="unfinished")]
+    found = class_figures(requests, LoadResult(records, np.zeros(1), 0.0, 0.0, 9.0), 4.0)
+    assert (found["ttft_ms"]["count"], found["ttft_ms"]["mean"]) == (1, 500.0)
+    assert found["turnaround_ms"]["mean"] == (3000 + 8000) / 2
+    assert found["best_effort_tokens_per_s"] == 2 / 4
+    assert found[BEST_EFFORT] == {"requests": 2, "errors": {"unfinished": 1}}
 
 
 def test_figures_of_known_records() -> None:
