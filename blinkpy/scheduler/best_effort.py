@@ -32,7 +32,7 @@ def best_effort_load(state, lane, lanes):
 
 @device
 def exceeds_pages(limits, state, more, lane, lanes):
-    """Whether running requests of best effort, two at least, would hold too much with so many more pages, which is this lane's
-    part of all."""
+    """Whether running requests of best effort, two at least, would hold too much with more pages. more: this lane's part of
+    these."""
     running, held = best_effort_load(state, lane, lanes)
     return running > 1 and held + block_sum(more, lane, lanes) > limits.best_effort_pages
