@@ -13,18 +13,12 @@ _COUNT_MASK = 0xFFFF
 
 
 @device
-def bounds_pages(limits):
-    """Whether there is a bound at all."""
-    return limits.best_effort_pages < limits.pages
-
-
-@device
 def best_effort_load(state, lane, lanes):
-    """(running requests of best effort, pages that they hold)."""
+    """(running requests of best effort, pages that they hold). Who was preempted and is still listed is not counted."""
     requests, both = state.requests, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
-        if requests.entry[slot, WORD_BEST_EFFORT] != 0:
+        if requests.status[slot] == S.RUNNING and requests.entry[slot, WORD_BEST_EFFORT] != 0:
             both += requests.num_pages[slot] << _COUNT_BITS | 1
     both = block_sum(both, lane, lanes)
     return both & _COUNT_MASK, both >> _COUNT_BITS
@@ -34,5 +28,7 @@ def best_effort_load(state, lane, lanes):
 def exceeds_pages(limits, state, more, lane, lanes):
     """Whether running requests of best effort, two at least, would hold too much with more pages. more: this lane's part of
     these."""
+    if limits.best_effort_pages == limits.pages:
+        return False
     running, held = best_effort_load(state, lane, lanes)
     return running > 1 and held + block_sum(more, lane, lanes) > limits.best_effort_pages

@@ -54,6 +54,7 @@ def wide(lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, ma
         pairs=pairs, slots=lanes * 6 // pairs + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
         max_model_len=max_model_len, vocab_size=1000, intake_entries=4 * lanes, record_turns=4, share=lanes + 2,
         tokens=4 * rows, mixed_step_tokens=2 * rows, burst_step_tokens=3 * rows, burst_tokens=6 * rows,
+        best_effort_pages=0.75, best_effort_step_tokens=3 * rows,
     )  # fmt: skip
 
 
@@ -63,6 +64,7 @@ def long(lanes: int) -> WorldSizes:
     return case_sizes(
         pairs=4, slots=6, rows=4, page_size=2, pages=3 * context, max_model_len=context, tokens=2 * context,
         mixed_step_tokens=max(8, context // 6), burst_step_tokens=context, burst_tokens=context, record_turns=4, share=lanes + 2,
+        best_effort_pages=0.5, best_effort_step_tokens=context,
     )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
 from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.submission import WORD_BEST_EFFORT
-from blinkpy.scheduler.best_effort import best_effort_load, bounds_pages
+from blinkpy.scheduler.best_effort import best_effort_load
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
-from blinkpy.scheduler.phases.preempt import missing_pages, preempt_one, preemption_victim
+from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 from blinkpy.scheduler.yielding import best_effort_prompt
 
@@ -19,6 +19,8 @@ PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 
 _COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
 _COUNT_MASK = 0xFFFF
+# Of a waiting request: a stalled one may be preempted for it; it can run; best effort has its pages; nobody behind it may enter.
+NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
 
@@ -40,14 +42,14 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     while fits and position < waiting and left > 0:
         slot = state.waiting[position]
         best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        reads = pairs.unclaimed_entries[requests.pair[slot]] > 0
-        if reads and best_effort and not yields and bounds_pages(limits) and room > 0:
-            if not fits_best_effort(limits, state, slot, lane, lanes):
+        if pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
+            outcome = MUST_WAIT
+            if not (yields and best_effort):
+                outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
+            fits = outcome != MUST_WAIT
+            if outcome == CLASS_WAITS:
                 room = 0
-        if reads and (yields or room > 0 or not best_effort):
-            allowed = not yields or not best_effort
-            fits = allowed and fits_after_preemption(limits, state, slot, lane, lanes)
-            if fits:
+            elif fits:
                 hits = start_request(limits, queues, state, slot, lane, lanes)
                 missing = requests.length[slot] - (hits << limits.page_shift)
                 left -= min(missing, room) if best_effort else missing
@@ -84,34 +86,39 @@ def budget_left(limits, state, budget, yields, lane, lanes):
 
 
 @device
-def fits_after_preemption(limits, state, slot, lane, lanes):
-    """Whether a waiting request can run now; stalled requests are preempted for it. scratch.found: see fits_now."""
-    while not fits_now(limits, state, slot, lane, lanes):
-        victim = -1
-        if state.counts[S.STALLED_COUNT] > 0:
-            victim = preemption_victim(state, True, False, lane, lanes)
-        if victim < 0:
-            return False
-        preempt_one(limits, state, victim, lane, lanes)
-    return True
+def fits_after_preemption(limits, state, slot, best_effort, lane, lanes):
+    """FITS_NOW, CLASS_WAITS or MUST_WAIT for a waiting request; stalled requests are preempted for it, of best effort alone where
+    that has its pages. scratch.found: see fits_now."""
+    outcome = NOT_YET
+    while outcome == NOT_YET:
+        crowded = best_effort and not fits_best_effort(limits, state, slot, lane, lanes)
+        if not crowded and fits_now(limits, state, slot, lane, lanes):
+            outcome = FITS_NOW
+        else:
+            victim = -1
+            if state.counts[S.STALLED_COUNT] > 0:
+                victim = preemption_victim(state, True, crowded, lane, lanes)
+            if victim < 0:
+                outcome = CLASS_WAITS if crowded else MUST_WAIT
+            else:
+                preempt(limits, state, victim, lane, lanes)
+                n = state.counts[S.RUNNING_COUNT]
+                n = keep_with_status(state.running, n, state.requests.status, S.RUNNING, lane, lanes)
+                if lane == 0:
+                    state.counts[S.RUNNING_COUNT] = n
+                barrier(lanes)
+    return outcome
 
 
 @device
 def fits_best_effort(limits, state, slot, lane, lanes):
     """Whether best effort may hold the pages of one more request, and of those that it has one more each, at most an eighth of
-    all. Its stalled requests are preempted for it."""
-    fits, victim = False, 0
-    while not fits and victim >= 0:
-        running, held = best_effort_load(state, lane, lanes)
-        spare = min(running, limits.best_effort_pages >> WATERMARK_SHIFT)
-        fits = running == 0 or held + missing_pages(limits, state.requests, slot) + spare <= limits.best_effort_pages
-        if not fits:
-            victim = -1
-            if state.counts[S.STALLED_COUNT] > 0:
-                victim = preemption_victim(state, True, True, lane, lanes)
-            if victim >= 0:
-                preempt_one(limits, state, victim, lane, lanes)
-    return fits
+    all."""
+    if limits.best_effort_pages == limits.pages:
+        return True
+    running, held = best_effort_load(state, lane, lanes)
+    spare = min(running, limits.best_effort_pages >> WATERMARK_SHIFT)
+    return running == 0 or held + missing_pages(limits, state.requests, slot) + spare <= limits.best_effort_pages
 
 
 @device

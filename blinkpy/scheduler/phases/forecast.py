@@ -21,7 +21,7 @@ from blinkpy.queues.submission import (
     WORD_STOP_IDS,
 )
 from blinkpy.queues.words import COMMAND_RUN
-from blinkpy.scheduler.best_effort import bounds_pages, exceeds_pages
+from blinkpy.scheduler.best_effort import exceeds_pages
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 
 COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
@@ -75,7 +75,7 @@ def grow_for_forecast(limits, state, lane, lanes):
     demand = block_sum(demand, lane, lanes)
     if demand == 0:
         return True
-    if bounds_pages(limits) and exceeds_pages(limits, state, best_effort, lane, lanes):
+    if exceeds_pages(limits, state, best_effort, lane, lanes):
         return False
     if demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
         return False

@@ -12,7 +12,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
 from blinkpy.queues.submission import WORD_BEST_EFFORT
-from blinkpy.scheduler.best_effort import bounds_pages, exceeds_pages
+from blinkpy.scheduler.best_effort import exceeds_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
@@ -29,40 +29,31 @@ def missing_pages(limits, requests, slot):
 
 
 @device
-def shrink_best_effort(limits, state, lane, lanes):
-    """Preempt best-effort requests while they would hold too much with the pages that they lack."""
-    requests, over = state.requests, True
-    while over:
-        lacking = 0
-        for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
-            slot = state.running[i]
-            if requests.stalled[slot] == 0 and requests.entry[slot, WORD_BEST_EFFORT] != 0:
-                lacking += missing_pages(limits, requests, slot)
-        over = exceeds_pages(limits, state, lacking, lane, lanes)
-        if over:
-            preempt_one(limits, state, preemption_victim(state, False, True, lane, lanes), lane, lanes)
+def page_demand(limits, state, lane, lanes):
+    """(Pages that running requests lack; whether those of best effort would hold too much with theirs)."""
+    requests, lacking, best_effort = state.requests, 0, 0
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        if requests.status[slot] == S.RUNNING and requests.stalled[slot] == 0:
+            missing = missing_pages(limits, requests, slot)
+            lacking += missing
+            best_effort += missing if requests.entry[slot, WORD_BEST_EFFORT] != 0 else 0
+    demand = block_sum(lacking, lane, lanes)
+    return demand, demand > 0 and exceeds_pages(limits, state, best_effort, lane, lanes)
 
 
 @device
 def grow_pages(limits, state, lane, lanes):
-    if bounds_pages(limits):
-        shrink_best_effort(limits, state, lane, lanes)
     requests, pages, counts = state.requests, state.pages, state.counts
     n = counts[S.RUNNING_COUNT]
-    demand = 0
-    for i in strided(lane, n, lanes):
-        slot = state.running[i]
-        if requests.stalled[slot] == 0 and missing_pages(limits, requests, slot) > 0:
-            demand += 1
-    demand = block_sum(demand, lane, lanes)
+    demand, crowded = page_demand(limits, state, lane, lanes)
     if demand == 0:
         return
-    while demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
-        victim = preemption_victim(state, False, False, lane, lanes)
+    while crowded or demand > counts[S.FREE_COUNT] + counts[S.CACHED_COUNT]:
+        victim = preemption_victim(state, False, crowded, lane, lanes)
         expect(state, victim >= 0, F.NO_VICTIM)
-        if requests.stalled[victim] == 0 and missing_pages(limits, requests, victim) > 0:
-            demand -= 1
         preempt(limits, state, victim, lane, lanes)
+        demand, crowded = page_demand(limits, state, lane, lanes)
     evict_pages(limits, pages, counts, state.counters, demand, lane, lanes)
     free = counts[S.FREE_COUNT]
     expect(state, free >= demand, F.STACK_SHORT)
@@ -128,15 +119,4 @@ def preempt(limits, state, slot, lane, lanes):
         state.waiting[counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT]] = slot
         counts[S.UNRANKED_COUNT] += 1
         state.counters[PREEMPTIONS] += 1
-    barrier(lanes)
-
-
-@device
-def preempt_one(limits, state, slot, lane, lanes):
-    """Preempt a running request, and drop it from `running`."""
-    preempt(limits, state, slot, lane, lanes)
-    n = state.counts[S.RUNNING_COUNT]
-    n = keep_with_status(state.running, n, state.requests.status, S.RUNNING, lane, lanes)
-    if lane == 0:
-        state.counts[S.RUNNING_COUNT] = n
     barrier(lanes)

@@ -140,7 +140,7 @@ def test_the_fast_path_is_taken_where_all_is_certain(how: str) -> None:
     prompts, more, certain = FAST[how]
     case = make_case(rows=3, pages=12, tokens=24, max_model_len=32)
     requests = [case.submit(tokens(n, n), most) for n, most in prompts]
-    for _ in range({"silence": 7, "short silence": 6}.get(more, 2)):  # two rows publish 2 of 16 entries in each, but the first
+    for _ in range({"silence": 7, "short silence": 5}.get(more, 2)):  # two rows publish 2 of 16 entries in each, but the first
         case.turn()
         if "silence" not in more:
             case.read(0)
