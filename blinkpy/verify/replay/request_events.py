@@ -183,13 +183,15 @@ class EventTracer:
         """The reason of each waiting request, when it is another one than before."""
         state = self.state
         requests, counts = state.requests, state.counts
-        blocker = -1
+        blocker, of_class = -1, -1  # who is served first: of all, and of best effort
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
             if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
                 reason = f"the completion ring of queue pair {int(requests.pair[slot])} is full"
-            elif blocker >= 0:
-                reason = f"behind #{blocker}, which is served first"
+            elif (first := max(blocker, of_class if requests.entry[slot, WORD_BEST_EFFORT] else -1)) >= 0:
+                reason = f"behind #{first}, which is served first"
+            elif not preempted and (shortage := self._class_shortage(slot)):
+                reason, of_class = shortage, request
             else:
                 reason, blocker = self._shortage(slot, preempted), request
             kind = reason.split(":")[0].split(" #")[0]
@@ -197,19 +199,20 @@ class EventTracer:
                 self._reasons[request] = kind
                 yield Event(request, "waits", reason)
 
-    def _class_shortage(self, slot: int, running: list[int]) -> str:
-        """What best effort has too little of for a request that waits; empty when it is something else."""
-        requests, limits = self.state.requests, self.limits
-        flexible = [s for s in running if requests.entry[s, WORD_BEST_EFFORT]]
-        held, need = int(requests.num_pages[flexible].sum()), -(-int(requests.length[slot]) // limits.page_size)
-        bound = limits.best_effort_pages
+    def _class_shortage(self, slot: int) -> str:
+        """What best effort has too little of for one of its requests that waits; empty when it is something else, or another
+        request."""
+        state, limits = self.state, self.limits
+        entry, bound, share = state.requests.entry, limits.best_effort_pages, limits.best_effort_step_tokens
+        if not entry[slot, WORD_BEST_EFFORT] or state.counts[S.YIELDED_TURNS]:
+            return ""
+        running = state.running[: int(state.counts[S.RUNNING_COUNT])].tolist()
+        flexible = [other for other in running if entry[other, WORD_BEST_EFFORT]]
+        held, need = int(state.requests.num_pages[flexible].sum()), -(-int(state.requests.length[slot]) // limits.page_size)
         if flexible and bound < limits.pages and held + need + min(len(flexible), bound >> WATERMARK_SHIFT) > bound:
             return f"best effort's share of the pages: it needs {need}; {held} of {bound} are held"
-        planned = self._turn.planned.tolist()
-        filled = sum(tokens for s, tokens in planned if s in flexible or tokens == 1)
-        if limits.best_effort_step_tokens < limits.tokens and filled >= limits.best_effort_step_tokens:
-            return f"best effort's share of the step, {limits.best_effort_step_tokens} tokens, is taken"
-        return ""
+        filled = sum(tokens for other, tokens in self._turn.planned.tolist() if other in flexible or tokens == 1)
+        return f"best effort's share of the step: its {share} tokens are taken" if filled >= share < limits.tokens else ""
 
     def _shortage(self, slot: int, preempted: bool) -> str:
         """What the first waiting request lacks."""
@@ -221,8 +224,8 @@ class EventTracer:
             return "a request was preempted in this turn, so nobody is admitted"
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
-        if requests.entry[slot, WORD_BEST_EFFORT] and (shared := self._class_shortage(slot, running.tolist())):
-            return shared
+        if requests.entry[slot, WORD_BEST_EFFORT] and counts[S.YIELDED_TURNS]:
+            return "it yields to latency-sensitive prompts"
         size = int(self._turn.planned[:, 1].sum())
         if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
             return f"the step's budget of {size} tokens is taken"

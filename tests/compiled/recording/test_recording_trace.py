@@ -49,6 +49,30 @@ def test_a_trace_says_why() -> None:
     assert sum(event.kind == "finished" for event in events) == 4
 
 
+def test_a_trace_says_what_best_effort_lacks() -> None:
+    """Pages, its part of a step, and the next step itself. Who is latency-sensitive goes past it, and waits for a row at most."""
+    sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 16, "pages": 40, "page_size": 4, "max_model_len": 40}
+    case = RecordedCase(record=512, best_effort_pages=0.25, best_effort_step_tokens=8, **sizes)
+    for length, best_effort in ((24, 1), (4, 1), (22, 1), (3, 0)):
+        case.submit([length] * length, 4, entry={"best_effort": best_effort})
+        case.turn()
+    for length, best_effort in ((35, 0), (5, 1)):
+        case.submit([length] * length, 4, entry={"best_effort": best_effort})
+    for _ in range(40):
+        case.turn()
+        case.read(0)
+    events = told(case.recording)
+    step, pages = (
+        "best effort's share of the step: its 8 tokens are taken",
+        "best effort's share of the pages: it needs 6; 8 of 10 are held",
+    )
+    assert texts(events, 1, "waits") == [step]
+    yields = "it yields to latency-sensitive prompts"
+    assert texts(events, 2, "waits") == ["behind #1, which is served first", pages, "all 4 rows are taken", yields]
+    assert not texts(events, 3, "waits") + texts(events, 4, "waits"), "they go past it"
+    assert texts(events, 5, "waits") == ["behind #2, which is served first", step]
+
+
 def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:
     case = RecordedCase(record=512, pairs=2, rows=2, cq_entries=2, pages=32)
     case.submit([1, 2, 3], 8)

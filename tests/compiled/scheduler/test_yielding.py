@@ -177,6 +177,19 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
     case.finish()
 
 
+def test_where_best_effort_may_have_all_pages_none_is_counted_twice() -> None:
+    """Six requests share the pages of their prompt: together they hold more than there are, and nobody waits for it."""
+    sizes = {"pairs": 1, "slots": 8, "rows": 6, "tokens": 40, "pages": 28, "max_model_len": 40, "intake_entries": 8}
+    case = make_case(fcfs, 1, **sizes)
+    flexible = [case.submit(tokens(25), 12, best_effort=1)]
+    case.turn(2)
+    flexible += [case.submit(tokens(25), 10, best_effort=1) for _ in range(5)]
+    case.turn(2)
+    assert case.state.counts[S.RUNNING_COUNT] == 6 and held_by_best_effort(case) > 28
+    case.finish()
+    assert case.counter("preemptions") == 0 and all(request.ended for request in flexible)
+
+
 def held_by_best_effort(case: Case) -> int:
     requests = case.state.requests
     return int(requests.num_pages[requests.entry[:, WORD_BEST_EFFORT] != 0].sum())
