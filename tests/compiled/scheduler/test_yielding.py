@@ -177,6 +177,42 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
     case.finish()
 
 
+def test_pages_that_others_lack_are_none_of_best_effort() -> None:
+    """The pool is too small. Best effort has less than its share of it, and the latest request gives way, as without classes."""
+    sizes = {"pairs": 1, "slots": 8, "rows": 5, "tokens": 40, "pages": 10, "max_model_len": 32, "intake_entries": 8}
+    case = make_case(fcfs, 1, best_effort_pages=0.7, prefix_caching=False, **sizes)
+    for n in range(2):
+        case.submit(tokens(7, n), 5, best_effort=1)
+    for n in range(2):
+        case.submit(tokens(6, n), 12)
+    while case.counter("preemptions") == 0:
+        case.turn()
+        case.read(0)
+    requests = case.state.requests
+    assert requests.preemptions[:4].tolist() == [0, 0, 0, 1] and held_by_best_effort(case) == 6
+    case.finish()
+
+
+def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() -> None:
+    """Neither of its own class nor of the other, although a latency-sensitive request stalls."""
+    sizes = {"slots": 8, "rows": 5, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8, "cq_entries": 4}
+    case = make_case(fcfs, 2, best_effort_pages=0.1, prefix_caching=False, pairs=3, **sizes)
+    case.submit(tokens(9), 30, pair=1)
+    for n in range(2):
+        case.submit(tokens(12, n), 12, best_effort=1)
+    for turn in range(8):
+        if turn == 6:
+            assert case.state.counts[S.STALLED_COUNT] == 1
+            case.submit(tokens(20), 2, best_effort=1, pair=2)
+        case.turn()
+        case.read(0)
+    assert case.state.counts[S.RUNNING_COUNT] == 3 and case.state.counts[S.WAITING_COUNT] == 1
+    assert case.counter("preemptions") == 0
+    for pair in 1, 2:
+        case.read(pair)
+    case.finish()
+
+
 def test_where_best_effort_may_have_all_pages_none_is_counted_twice() -> None:
     """Six requests share the pages of their prompt: together they hold more than there are, and nobody waits for it."""
     sizes = {"pairs": 1, "slots": 8, "rows": 6, "tokens": 40, "pages": 28, "max_model_len": 40, "intake_entries": 8}
