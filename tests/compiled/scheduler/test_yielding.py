@@ -164,9 +164,9 @@ def test_a_latency_sensitive_request_finds_pages_without_preemption(share: float
 
 def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_have_more() -> None:
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8}
-    case = make_case(fcfs, 1, best_effort_pages=0.1, prefix_caching=False, **sizes)
-    urgent = case.submit(tokens(20), 60)
-    flexible = [case.submit(tokens(8, n), 60, best_effort=1) for n in range(2)]
+    case = make_case(SHIPPED["priority"], 1, best_effort_pages=0.1, prefix_caching=False, **sizes)
+    flexible = [case.submit(tokens(8 - 2 * n, n), 60, best_effort=1) for n in range(2)]  # who lack pages in different turns
+    urgent = case.submit(tokens(21), 60)  # of the same rank, and the latest
     most = 0
     while not flexible[1].ended:
         case.turn()
@@ -180,11 +180,9 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
 def test_pages_that_others_lack_are_none_of_best_effort() -> None:
     """The pool is too small. Best effort has less than its share of it, and the latest request gives way, as without classes."""
     sizes = {"pairs": 1, "slots": 8, "rows": 5, "tokens": 40, "pages": 10, "max_model_len": 32, "intake_entries": 8}
-    case = make_case(fcfs, 1, best_effort_pages=0.7, prefix_caching=False, **sizes)
-    for n in range(2):
-        case.submit(tokens(7, n), 5, best_effort=1)
-    for n in range(2):
-        case.submit(tokens(6, n), 12)
+    case = make_case(fcfs, 1, best_effort_pages=0.6, prefix_caching=False, **sizes)
+    for n in range(4):  # all lack a third page at a time
+        case.submit(tokens(7, n), 5, best_effort=int(n < 2))
     while case.counter("preemptions") == 0:
         case.turn()
         case.read(0)
