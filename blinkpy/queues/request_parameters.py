@@ -113,6 +113,8 @@ PARAMETERS = (
     Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # whose key it came with, of the keys file; 0: none
     Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # its class: 0 latency-sensitive, 1 best effort
     Parameter("tenant_weight", "i4", WEIGHT_ONE, (1, 1000 * WEIGHT_ONE), http="", offline=False),  # of its tenant, in hundredths
+    # The last tokens of its prompt that are output of it, from another engine: penalties and banned sequences count them so.
+    Parameter("output_tokens", "i4", 0, (0, INT32_MAX), http="", offline=False),
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
 

@@ -39,6 +39,7 @@ def bodies(draw: random.Random, count: int, tokens: int) -> list[dict[str, Any]]
         {"min_tokens": tokens // 2, "ignore_eos": False}, {"logit_bias": {"11": -3.0, "12": 2.0}}, {"response_format": schema},
         {"top_k": 20, "top_p": 0.9, "min_p": 0.02}, {"echo": True, "logprobs": 1, "stream": False},
         {"prompt": ["The sea was", "In the morning the old ship"]},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"bad_words": [" the old", "ing to", "in the"]},
     ]  # fmt: skip
     shuffled = draw.sample(kinds, len(kinds))
     common = {"model": "demo", "max_tokens": tokens, "stream": True, "ignore_eos": True}

@@ -1,8 +1,9 @@
 """How a generation goes on in another engine: prompt and output so far are the prompt of the request that continues it.
 
 A draw depends on the seed and the token's position in the sequence alone, so it is the same in both. What depends on the output
-so far has to be carried over: max_tokens and min_tokens count what is left, and a grammar starts in the state that the output led
-to. A repetition penalty counts prompt and output alike. Detokenizer, stop strings and log probabilities are the generation's own.
+so far has to be carried over: max_tokens and min_tokens count what is left, a grammar starts in the state that the output led to,
+and the entry says how many tokens of the prompt are output, for penalties and banned sequences. Detokenizer, stop strings and log
+probabilities are the generation's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +36,6 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
         elif sampling.flags & SUBMIT_SCORE_PROMPT:
             sampling = replace(sampling, flags=sampling.flags & ~SUBMIT_SCORE_PROMPT)
         return flight.prompt, sampling, flight.grammar
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        raise NoContinuationError("its penalties count the tokens of its output")
-    if generation.rules is not None and any(len(sequence) > 1 for sequence in generation.rules.banned):
-        raise NoContinuationError("it bans sequences of tokens, which may have begun")
     grammar = flight.grammar
     if grammar is not None:
         grammar = started_at(grammar, _state_after(grammar, flight.output, pieces()))
@@ -47,6 +44,7 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
         max_tokens=sampling.max_tokens - count,
         min_tokens=max(0, sampling.min_tokens - count),
         flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,
+        output_tokens=count,
     )
     return np.concatenate([flight.prompt, np.array(flight.output, np.int32)]), sampling, grammar
 

@@ -25,7 +25,7 @@ def apply_rules(
     vocabulary,  # V
     rules_ptr,  # int32 [W] packed token rules
     history_ptr,  # int32 [L] prompt and output of the request
-    prompt_length,
+    begin,  # of the output
     length,  # of prompt and output
     TOKENS: tl.constexpr,  # of this program
 ):
@@ -54,7 +54,7 @@ def apply_rules(
         tokens = tl.load(banned_ptr + sequence[:, None] * SEQUENCE_TOKENS + i[None, :], mask=exists, other=ANY_TOKEN)
         last = i[None, :] == SEQUENCE_TOKENS - 1
         position = length - (SEQUENCE_TOKENS - 1) + i
-        known = tl.load(history_ptr + position, mask=(position >= prompt_length) & (position < length), other=ANY_TOKEN)
+        known = tl.load(history_ptr + position, mask=(position >= begin) & (position < length), other=ANY_TOKEN)
         differs = (tokens != ANY_TOKEN) & (tokens != known[None, :]) & ~last
         banned = tl.max(tl.where(last, tokens, ANY_TOKEN), 1)
         met = (tl.max(differs.to(tl.int32), 1) == 0) & (banned >= first_id) & (banned < first_id + TOKENS)

@@ -32,6 +32,7 @@ WORD_REPETITION_PENALTY = tl.constexpr(submission.WORD_REPETITION_PENALTY)
 WORD_PRESENCE_PENALTY = tl.constexpr(submission.WORD_PRESENCE_PENALTY)
 WORD_FREQUENCY_PENALTY = tl.constexpr(submission.WORD_FREQUENCY_PENALTY)
 WORD_MIN_TOKENS = tl.constexpr(submission.WORD_MIN_TOKENS)
+WORD_OUTPUT_TOKENS = tl.constexpr(submission.WORD_OUTPUT_TOKENS)
 WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
 WORD_GRAMMAR_WORDS = tl.constexpr(submission.WORD_GRAMMAR_WORDS)
@@ -77,6 +78,12 @@ def is_before_min_tokens(entry_ptr, prompt_length_ptr, slot, length):
     least = tl.load(entry_ptr + WORD_MIN_TOKENS)
     wanted = least > 0
     return wanted & (length - tl.load(prompt_length_ptr + slot, mask=wanted, other=0) < least)
+
+
+@triton.jit
+def output_begin(entry_ptr, prompt_length_ptr, slot):
+    """The place of a request's first output: in its prompt, if another engine began with it."""
+    return tl.load(prompt_length_ptr + slot) - tl.load(entry_ptr + WORD_OUTPUT_TOKENS)
 
 
 @triton.jit
@@ -130,7 +137,7 @@ def _adjust(
             source, row_ptr = row_ptr, adjusted_ptr + row.to(tl.int64) * adjusted_stride
             apply_rules(
                 source, row_ptr, first_id, vocabulary, grammar_words_ptr + tl.load(rules_ptr + slot).to(tl.int64) * grammar_width,
-                tokens_ptr + slot * history_stride, tl.load(prompt_length_ptr + slot), length, VOCAB_CHUNK,
+                tokens_ptr + slot * history_stride, output_begin(entry, prompt_length_ptr, slot), length, VOCAB_CHUNK,
             )  # fmt: skip
         if constrained | ruled:
             logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
@@ -138,7 +145,7 @@ def _adjust(
         penalized = has_penalty(entry)
         masked = is_before_min_tokens(entry, prompt_length_ptr, slot, length)
         if penalized:
-            prompt_length = tl.load(prompt_length_ptr + slot)
+            begin = output_begin(entry, prompt_length_ptr, slot)
             history = tokens_ptr + slot * history_stride
             seen = tl.zeros([VOCAB_CHUNK], tl.int32)  # times in prompt and output
             generated = tl.zeros([VOCAB_CHUNK], tl.int32)  # times in the output
@@ -148,7 +155,7 @@ def _adjust(
                 here = (token >= 0) & (token < VOCAB_CHUNK) & (index < length)
                 token = tl.where(here, token, 0)
                 seen += tl.histogram(token, VOCAB_CHUNK, mask=here)
-                generated += tl.histogram(token, VOCAB_CHUNK, mask=here & (index >= prompt_length))
+                generated += tl.histogram(token, VOCAB_CHUNK, mask=here & (index >= begin))
             repetition = float_word(entry, WORD_REPETITION_PENALTY)
             repeated = tl.where(logit > 0, logit / repetition, logit * repetition)
             logit = tl.where(seen > 0, repeated, logit)

@@ -163,17 +163,17 @@ def _draw_rows(logits, parameters, positions, result):  # type: ignore[no-untype
                 result[row] = token
 
 
-def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: Int32, prompt_length: int) -> None:
+def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: Int32, begin: int) -> None:
     """Apply a row's penalties in place: repetition over prompt and output, then frequency and presence over the output.
 
-    logits: [rows, vocab]. tokens: the row's prompt and output so far.
+    logits: [rows, vocab]. tokens: the row's prompt and output so far. begin: of the output.
     """
     target = logits[row]
     repetition = parameters.repetition_penalty[row]
     if repetition != 1:
         seen = np.unique(tokens)
         target[seen] = np.where(target[seen] > 0, target[seen] / repetition, target[seen] * repetition)
-    used, counts = np.unique(tokens[prompt_length:], return_counts=True)
+    used, counts = np.unique(tokens[begin:], return_counts=True)
     target[used] -= parameters.frequency_penalty[row] * counts.astype(np.float32) + parameters.presence_penalty[row]
 
 

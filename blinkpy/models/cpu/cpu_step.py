@@ -77,6 +77,7 @@ class CpuStep:
         slots, contexts = batch.row_slots[rows], batch.context_lengths[rows]
         entries = requests.entry[slots].view(SQ_ENTRY)[:, 0]
         p, prompts = read_parameters(entries), requests.prompt_length[slots]
+        begins = prompts - entries["output_tokens"]  # of the output: in the prompt, if another engine began with it
         scored = ((entries["flags"] & SUBMIT_SCORE_PROMPT) != 0) & (contexts < prompts)
         for index in np.flatnonzero((entries["grammar_words"] != 0) & ~scored).tolist():
             assert self._grammars is not None  # intake takes none in else
@@ -90,11 +91,11 @@ class CpuStep:
             assert self._grammars is not None
             slot, known = slots[index], contexts[index]
             words = self._grammars.words[requests.rules[slot]]
-            apply_rules(logits[index], words, requests.tokens[slot, prompts[index] : known])
+            apply_rules(logits[index], words, requests.tokens[slot, begins[index] : known])
         penalized = (p.repetition_penalty != 1) | (p.presence_penalty != 0) | (p.frequency_penalty != 0)
         for index in np.flatnonzero(penalized).tolist():
             slot, known = slots[index], contexts[index]
-            penalize(logits, index, p, requests.tokens[slot, :known], int(requests.prompt_length[slot]))
+            penalize(logits, index, p, requests.tokens[slot, :known], int(begins[index]))
         mask_stop_ids(logits, entries, contexts - prompts)
         sampled = sample_rows(logits, p, contexts)
         sampled[ruled[np.isneginf(logits[ruled].max(axis=1))]] = -1

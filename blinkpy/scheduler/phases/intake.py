@@ -149,11 +149,12 @@ def check_entry(limits, entry, epoch):
     """REJECT_* for an entry that can't be served, or 0."""
     length, max_tokens = entry[E.WORD_PROMPT_LENGTH], entry[E.WORD_MAX_TOKENS]
     offset, count, full = entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT], length >> limits.page_shift
+    of_epoch = long_word(entry, E.LONG_REQUEST_ID) >> 32
     unhashed = count == 0 and (limits.prefix_caching == 0 or entry[E.WORD_FLAGS] & E.SUBMIT_NO_PREFIX_CACHE != 0)
     reason = 0
     if length < 1 or entry[E.WORD_PROMPT_OFFSET] < 0 or entry[E.WORD_PROMPT_OFFSET] + length > limits.prompt_tokens:
         reason = C.REJECT_PROMPT
-    elif not parameters_in_range(entry) or long_word(entry, E.LONG_REQUEST_ID) >> 32 != epoch:
+    elif not parameters_in_range(entry) or entry[E.WORD_OUTPUT_TOKENS] >= length or of_epoch != epoch:
         reason = C.REJECT_PARAMETER
     elif length + max_tokens > limits.max_model_len:
         reason = C.REJECT_LENGTH

@@ -45,7 +45,8 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
     unhashed = hashes == 0 and (not limits.prefix_caching or entry["flags"] & SUBMIT_NO_PREFIX_CACHE)
     if length < 1 or start < 0 or start + length > limits.prompt_tokens:
         return C.REJECT_PROMPT
-    if not all(in_range(p, entry[p.name]) for p in PARAMETERS) or int(entry["request_id"]) >> EPOCH_SHIFT != epoch:
+    within = all(in_range(p, entry[p.name]) for p in PARAMETERS) and int(entry["output_tokens"]) < length
+    if not within or int(entry["request_id"]) >> EPOCH_SHIFT != epoch:
         return C.REJECT_PARAMETER
     if sequence > limits.max_model_len:
         return C.REJECT_LENGTH

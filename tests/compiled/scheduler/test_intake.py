@@ -31,6 +31,7 @@ BAD_ENTRIES = [
     (C.REJECT_HASHES, {"hash_offset": -1}),
     (C.REJECT_HASHES, {"hash_offset": 2**31 - 1}),
     (C.REJECT_PARAMETER, {"flags": 4}),
+    (C.REJECT_PARAMETER, {"output_tokens": 5}),
     (C.REJECT_PARAMETER, {"request_id": 7}),
 ]
 
@@ -122,6 +123,7 @@ ACCEPTED = {
     "tenant": lambda v: v >= 0,
     "best_effort": lambda v: 0 <= v <= 1,
     "tenant_weight": lambda v: 1 <= v <= 100_000,
+    "output_tokens": lambda v: v >= 0,
 }
 compiled = njit(parameters_in_range)
 # Around 0, 1, 20, the largest finite number, infinity, and both signs of each.

@@ -52,6 +52,7 @@ def bounds_of_entries(limits: Limits) -> Iterator[tuple[int, dict[str, int], dic
         (C.REJECT_PARAMETER, {"request_id": EPOCH << 32}, {"request_id": (EPOCH << 32) - 1}, {}),
         (C.REJECT_PARAMETER, {"request_id": ((EPOCH + 1) << 32) - 1}, {"request_id": (EPOCH + 1) << 32}, {}),
         (C.REJECT_PARAMETER, {"max_tokens": 1}, {"max_tokens": 0}, {}),
+        (C.REJECT_PARAMETER, {"output_tokens": 4}, {"output_tokens": 5}, {}),
         (C.REJECT_LENGTH, {"max_tokens": 27}, {"max_tokens": 28}, {"max_model_len": 32}),
         (C.REJECT_PAGES, {"max_tokens": 20}, {"max_tokens": 21}, {"pages": 6}),  # of 4 tokens; the last token is in none
         (C.REJECT_HASHES, {"hash_count": 1}, {"hash_count": 0}, {}),

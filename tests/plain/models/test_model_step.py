@@ -86,6 +86,21 @@ def test_requests_do_not_feel_each_other(by: str, architecture: DecoderDescripti
 
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_output_of_another_engine_counts_as_output(by: str, architecture: DecoderDescription, rng: np.random.Generator) -> None:
+    """By penalties: the same tokens as where one engine generates all of them."""
+    prompt = rng.integers(0, VOCAB, 20).tolist()
+    for parameters in PARAMETERS[3:]:
+        step, batches = make_step(architecture, by), make_batches(rng)
+        whole = batches.add(prompt, **parameters)
+        generate(step, batches, [whole], 25)
+        begun = int(rng.integers(1, 24))
+        step, batches = make_step(architecture, by), make_batches(rng)
+        follower = batches.add(whole.tokens[: 20 + begun], output_tokens=begun, **parameters)
+        generate(step, batches, [follower], 25 - begun)
+        assert follower.tokens == whole.tokens
+
+
+@pytest.mark.parametrize("by", ["torch", "numpy"])
 @pytest.mark.parametrize("family", [{"architectures": ["LlamaForCausalLM"]}, {"architectures": ["Qwen3MoeForCausalLM"], **MOE}])
 def test_wanted_tokens_are_those_of_the_whole_batch(by: str, family: dict[str, Any], rng: np.random.Generator) -> None:
     """The last layer may leave tokens out, but not their keys and values."""

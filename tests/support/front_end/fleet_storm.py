@@ -92,13 +92,18 @@ class Asked:
             ends = self.grammar is None or bool(self.grammar.accepting[self.state])
             return ends and len(self.made) >= self.sampling.min_tokens and bool(self.sampling.stop_ids)
         banned = () if self.rules is None else self.rules.banned
-        if any(list(one) == [*self.made, token][-len(one) :] for one in banned):
+        if any(list(one) == [*self._output, token][-len(one) :] for one in banned):
             return False
         return self.grammar is None or self._follow(token) >= 0
 
+    @property
+    def _output(self) -> list[int]:
+        """Of other engines, too."""
+        return [*self.prompt[len(self.prompt) - self.sampling.output_tokens :], *self.made]
+
     def _drawn(self) -> int:
         sampling = self.sampling
-        seen = self.made if sampling.presence_penalty or sampling.frequency_penalty else [*self.prompt, *self.made]
+        seen = self._output if sampling.presence_penalty or sampling.frequency_penalty else [*self.prompt, *self.made]
         draw = random.Random(zlib.crc32(repr((sampling.seed, len(self.prompt) + len(self.made), seen)).encode()))
         legal = [token for token in range(VOCABULARY) if self._legal(token)]
         return draw.choice(legal) if legal else STOP_ID
@@ -433,11 +438,8 @@ class Storm:
                 known = [entry.token for entry in generation.scores.entries]
                 self.require(known == client.asked.prompt, "the scores are not the prompt's")
             return
-        flight, sampling = generation.flight, client.asked.sampling
-        counts = sampling.presence_penalty or sampling.frequency_penalty
-        counts = counts or (client.asked.rules is not None and any(len(one) > 1 for one in client.asked.rules.banned))
-        allowed = (flight.output and counts) or flight.moves >= self.limit or self.timeout_s < 1
-        self.require(bool(allowed), f"a choice ended without need: {generation.error.message}")
+        allowed = generation.flight.moves >= self.limit or self.timeout_s < 1
+        self.require(allowed, f"a choice ended without need: {generation.error.message}")
 
 
 def _automaton(draw: random.Random) -> ByteAutomaton:

@@ -125,7 +125,7 @@ def fill_entry(limits, queues, sim, pair, epoch):
     entry[E.WORD_PROMPT_LENGTH] = length
     entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT] = draw(draws, max(1, limits.hash_entries - hashes + 1)), hashes
     entry[E.WORD_MAX_TOKENS] = 1 + draw(draws, 12)
-    entry[E.WORD_MIN_TOKENS] = 0
+    entry[E.WORD_MIN_TOKENS], entry[E.WORD_OUTPUT_TOKENS] = 0, draw(draws, length + 1)
     entry[E.WORD_PRIORITY] = any_int32(draws)
     entry[E.WORD_TENANT] = draw(draws, 4)
     shares = sim.hostile != HOSTILE_WITHOUT_HASHES and draw(draws, 4) > 0

@@ -204,6 +204,7 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[submission.WORD_MAX_TOKENS] = 1 + draw(draws, max(1, most))
     entry[submission.WORD_MIN_TOKENS] = 2 if draw(draws, 3) == 0 else 0
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
+    entry[submission.WORD_OUTPUT_TOKENS] = draw(draws, length)
     entry[submission.WORD_TENANT] = draw(draws, 4)
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
@@ -224,8 +225,11 @@ def spoil(limits, sim, slot):
     if kind == BAD_PROMPT:
         entry[submission.WORD_PROMPT_LENGTH] = -draw(draws, 2)
     elif kind == BAD_PARAMETER:
-        bad = draw(draws, BAD_WORDS)
-        entry[sim.bad[bad, 0]] = sim.bad[bad, 1]
+        bad = draw(draws, BAD_WORDS + 1)
+        if bad < BAD_WORDS:
+            entry[sim.bad[bad, 0]] = sim.bad[bad, 1]
+        else:
+            entry[submission.WORD_OUTPUT_TOKENS] = fronts.prompt_length[slot]
         reason = completion.REJECT_PARAMETER
     elif kind == BAD_LENGTH:
         entry[submission.WORD_MAX_TOKENS] = limits.max_model_len - fronts.prompt_length[slot] + 1

@@ -62,6 +62,7 @@ def draw_requests(
     emits[0] = 1
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
+    entry[:, E.WORD_OUTPUT_TOKENS] = rng.integers(0, prompt_length) * rng.integers(0, 2, slots)
     for row in range(rows):
         slot, known = row_slots[row], context[row]
         known = max(known, prompt_length[slot]) if entry[slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT else known
@@ -125,10 +126,11 @@ def sampling_case(
         slot, length = int(row_slots[row]), int(contexts[row])
         words, tokens, prompt_length = (arrays[name][slot] for name in RequestView._fields)
         reals = words.view(np.float32)
+        begin = int(prompt_length - words[E.WORD_OUTPUT_TOKENS])
         adjusted = kernel_reference.penalize(
-            automata.under_rules(slot, logits[row], tokens[int(prompt_length) : length].tolist()),
+            automata.under_rules(slot, logits[row], tokens[begin:length].tolist()),
             tokens[:length],
-            int(prompt_length),
+            begin,
             *(float(reals[word]) for word in PENALTIES),
         )
         masked = max(0, length - int(prompt_length)) < words[E.WORD_MIN_TOKENS]
