@@ -6,6 +6,7 @@
 #   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
 #   make test-browser  the live page, in a Chromium of this machine
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
+#   make test-kubernetes  the manifests of deploy/kubernetes, by Kubernetes' own schemas
 #   make lint       conflict markers, ruff and mypy
 #   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
 #   make fuzz-hostile  ten million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
@@ -62,7 +63,7 @@ RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills mutants coverage
+.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -133,6 +134,16 @@ test-browser: $(call STAMP,dev)
 
 test-aarch64: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m aarch64.suite $(if $(filter-out tests,$(T)),$(T))
+
+# In an environment of its own: the schemas of all versions are large.
+build/kubernetes/.installed:
+	@$(or $(wildcard $(VENV)/bin/python),python3) -m venv build/kubernetes
+	@build/kubernetes/bin/python -m pip install -qq --disable-pip-version-check --no-input kubernetes-validate==1.37.0
+	@touch $@
+
+test-kubernetes: build/kubernetes/.installed
+	@for version in 1.30 1.37; do \
+	  build/kubernetes/bin/kubernetes-validate --strict -k $$version deploy/kubernetes/*.yaml || exit 1; done
 
 lint: $(call STAMP,dev)
 	@if grep -rnIE '^(<<<<<<< |=======$$|>>>>>>> )' --exclude-dir=.git --exclude-dir=build --exclude-dir='$(VENV)' .; then \

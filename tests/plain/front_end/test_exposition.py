@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 from blinkpy.dpu.metrics import BLOCK_BYTES, ENDINGS, HISTOGRAMS, Metrics
 from blinkpy.dpu.watch.energy_meter import EnergyMeter, chosen_gpu, start_energy_meter
@@ -130,6 +131,14 @@ def test_the_dashboard_reads_metrics_that_exist() -> None:
             for counter in (name for name in names if re.search("_(total|bucket|sum|count)$", name)):
                 assert re.search(rf"(rate|increase)\({counter}\{{", text), f"{counter} counts since the start: {text}"
     assert all(set(re.findall(r"blinkpy_\w+", str(entry["query"]))) <= known for entry in variables.values())
+
+
+def test_pods_are_scaled_by_metrics_that_exist() -> None:
+    known = samples(Exposition(Metrics()).render(engine_words()))
+    manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "serve.yaml").read_text()))
+    (scaler,) = [each for each in manifests if each["kind"] == "HorizontalPodAutoscaler"]
+    asked = [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]]
+    assert len(asked) == 2 and set(asked) <= set(known)
 
 
 class Nvml:
