@@ -181,8 +181,6 @@ SCHEDULER_BUGS = _bugs({
     "forecast": [
         ("best effort grows beyond its pages during a step",
          "if exceeds_pages(limits, state, best_effort, lane, lanes):", "if limits.pages < 0:"),
-        ("others may not grow when best effort has its pages",
-         "more if requests.entry[batch.row_slots[row], WORD_BEST_EFFORT] != 0 else 0", "more"),
         ("a usual turn has no pace", "state.pace[S.PACE_STEP_NS] == limits.pace_ns", "limits.pages > 0"),
         ("a usual turn keeps the count of turns of yielding", " + counts[S.YIELDED_TURNS] == 0", " == 0"),
     ],

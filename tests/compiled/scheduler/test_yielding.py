@@ -191,6 +191,20 @@ def test_pages_that_others_lack_are_none_of_best_effort() -> None:
     case.finish()
 
 
+def test_others_keep_the_fast_path_when_best_effort_has_its_pages() -> None:
+    sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 40, "intake_entries": 8}
+    case = make_case(fcfs, 1, best_effort_pages=0.06, prefix_caching=False, **sizes)
+    for n in range(2):
+        case.submit(tokens(9, n), 4, best_effort=1)
+    case.submit(tokens(7, 2), 9)
+    for pages, fast in ((2, 0), (2, 0), (3, 1), (3, 1)):
+        case.turn()
+        case.read(0)
+        assert held_by_best_effort(case) == case.limits.best_effort_pages == 6
+        assert (case.state.requests.num_pages[2], case.state.counts[S.FAST_PATH]) == (pages, fast)
+    case.finish()
+
+
 def test_best_effort_that_lacks_pages_preempts_nobody_whose_reader_is_there() -> None:
     """Neither of its own class nor of the other, although a latency-sensitive request stalls."""
     sizes = {"slots": 8, "rows": 5, "tokens": 40, "pages": 100, "max_model_len": 120, "intake_entries": 8, "cq_entries": 4}
