@@ -225,9 +225,8 @@ def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
-    make: dict[str, Any] = {"dtype": shape.dtype}
-    x, weight = meta(shape.rows, shape.k, **make), meta(shape.weight_rows, shape.k, **make)
-    around: dict[str, Any] = {"dtype": shape.out_dtype if shape.fp8 else shape.dtype}
+    x, weight = meta(shape.rows, shape.k, dtype=shape.inputs or shape.dtype), meta(shape.weight_rows, shape.k, dtype=shape.dtype)
+    around: dict[str, Any] = {"dtype": shape.inputs or (shape.out_dtype if shape.fp8 else shape.dtype)}
     bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
     split = (config.split_k,) if shape.partials else ()
     out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
@@ -241,10 +240,11 @@ def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], obje
 
 
 def ones_for(shape: LinearShape, device: str) -> Scales:
-    """Scales of FP8 operands."""
+    """Scales of FP8 weights, and of x where that is FP8."""
     groups, wide = -(-shape.k // 128), shape.weight_rows
     sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
-    return Scales(*(torch.ones(size, device=device) for size in sizes))
+    of_x, of_weight = (torch.ones(size, device=device) for size in sizes)
+    return Scales(of_x if shape.inputs is None else None, of_weight)
 
 
 def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:

@@ -52,7 +52,8 @@ def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tupl
     copies = 1 if device == "meta" else copies or max(2, CACHE_BYTES // weight_bytes(shape))
     sizes, dtype = (shape.weight_rows, shape.k), shape.dtype
     weights = [torch.empty(*sizes, **make).normal_(std=shape.k**-0.5).to(dtype) for _ in range(copies)]
-    x, scale = torch.empty(shape.rows, shape.k, **make).normal_().to(shape.dtype), torch.ones(shape.k, **make)
+    x, scale = torch.empty(shape.rows, shape.k, **make).normal_(), torch.ones(shape.k, **make)
+    as_stored = x.to(shape.dtype)
     scales = aot_compile.ones_for(shape, device) if shape.fp8 else None
     out = torch.zeros(shape.rows, shape.n, dtype=shape.out_dtype, device=device)
     counts = torch.zeros(8, dtype=torch.int64, device=device)
@@ -61,12 +62,14 @@ def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tupl
     norm = (scale, 1e-5) if shape.norm else None
 
     def run(config: LinearConfig) -> None:
-        result = out
+        result, quantised = out, VARIANTS[config.variant].quantised_inputs
+        given = (as_stored, scales) if quantised or scales is None else (x, scales._replace(x=None))
         if leaves_partials(config) or (shape.partials and can_leave_partials(config)):  # the next norm adds them up
             result = workspace.partial[: config.split_k * out.numel()].view(config.split_k, *out.shape)
         for weight in weights:
             linear(
-                LinearCall(x, weight, result, workspace, counts, norm=norm, swiglu=shape.swiglu, pdl=pdl, scales=scales), config
+                LinearCall(given[0], weight, result, workspace, counts, norm=norm, swiglu=shape.swiglu, pdl=pdl, scales=given[1]),
+                config,
             )
 
     return run, copies

@@ -3,12 +3,14 @@
 Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers before the wait
 for the kernel before, so that under programmatic dependent launch the memory is busy while that one ends; a program is
 small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
-fused in: with a single row none of them costs a pass.
+fused in: with a single row none of them costs a pass. So is the unpacking of FP8 weights. The row itself stays in its storage
+dtype beside them: quantising it would cost a pass and exactness, and make nothing faster here.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 import triton
@@ -33,18 +35,16 @@ def add_products(total, w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECT
 
 
 @triton.jit
-def block_scales(x_scale_ptr, w_scale_ptr, n, k, K: tl.constexpr):
-    """float32 [BLOCK_K]: x's scale times that of the block of weights, for a tile whose columns from n on are in one block."""
+def block_scales(w_scale_ptr, n, k, K: tl.constexpr):
+    """float32 [BLOCK_K] scales of the blocks of weights, for a tile whose columns from n on are in one block."""
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-    x_scale = tl.load(x_scale_ptr + k // GROUP, mask=k < K, other=0.0)
-    return x_scale * tl.load(w_scale_ptr + n // GROUP * GROUPS + k // GROUP, mask=k < K, other=0.0)
+    return tl.load(w_scale_ptr + n // GROUP * GROUPS + k // GROUP, mask=k < K, other=0.0)
 
 
 @triton.jit
 def _gemv(
     x_ptr,  # [K]
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
-    x_scale_ptr,  # float32 [1], or [GROUPS] (FP8 only)
     w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
@@ -80,9 +80,9 @@ def _gemv(
             x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
         x_upper = x
         if SCALES == BLOCK_SCALES:
-            x *= block_scales(x_scale_ptr, w_scale_ptr, tl.program_id(0) * BLOCK_N, k, K)
+            x *= block_scales(w_scale_ptr, tl.program_id(0) * BLOCK_N, k, K)
             if SWIGLU:
-                x_upper *= block_scales(x_scale_ptr, w_scale_ptr, N + tl.program_id(0) * BLOCK_N, k, K)
+                x_upper *= block_scales(w_scale_ptr, N + tl.program_id(0) * BLOCK_N, k, K)
         total = add_products(total, w, x, BLOCK_N, BLOCK_K, VECTOR)
         if SWIGLU:
             upper = add_products(upper, w_upper, x_upper, BLOCK_N, BLOCK_K, VECTOR)
@@ -97,10 +97,9 @@ def _gemv(
         y *= scale
         y_upper *= scale
     if SCALES == ROW_SCALES:
-        x_scale = tl.load(x_scale_ptr)
-        y *= x_scale * tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
+        y *= tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
         if SWIGLU:
-            y_upper *= x_scale * tl.load(w_scale_ptr + N + n, mask=n < N, other=0.0)
+            y_upper *= tl.load(w_scale_ptr + N + n, mask=n < N, other=0.0)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     if SWIGLU:
@@ -116,10 +115,11 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
     """Launch the kernel: one row, everything fused."""
     x, out, n, k = call.x, call.out, call.out.shape[1], call.x.shape[1]
     norm, eps = call.norm or (x, 0.0)
+    vector = 1 if config.elementwise else 16 // call.weight.element_size()
     _gemv[(triton.cdiv(n, config.block_n),)](
-        x, call.weight, *call.scale_tensors, x if call.bias is None else call.bias, norm,
+        x, call.weight, call.scale_tensors[1], x if call.bias is None else call.bias, norm,
         out if call.residual is None else call.residual, out, eps,
-        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=1 if config.elementwise else 16 // x.element_size(),
+        N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=vector,
         BIAS=call.bias is not None, NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
         SCALES=call.scales_kind, PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
     )  # fmt: skip
@@ -127,22 +127,33 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
 
 def supports(shape: LinearShape) -> bool:
     """One row. With a scale for each block, a tile must be within one."""
-    return shape.rows == 1 and not (shape.fp8 and shape.norm) and not (shape.blocks and shape.swiglu and shape.n % BLOCK)
+    return shape.rows == 1 and not (shape.blocks and shape.swiglu and shape.n % BLOCK)
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
     halves = 2 if shape.swiglu else 1
-    for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4), (4, 8)):
-        if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * 32:
+    most = 64 if shape.fp8 else 32  # elements of a thread
+    for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4, 8), (4, 8)):
+        if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * most:
             yield LinearConfig("gemv", 16, block_n, block_k, 1, warps, elementwise=True)
     for block_k in (256, 512, 1024, 2048, 4096):
         beyond = -shape.k % block_k
-        for kilobytes, warps in ((8, 4), (16, 8)) if shape.fp8 else ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
+        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), *(() if shape.fp8 else ((64, 16),))):
             block_n = kilobytes * (1024 if shape.fp8 else 512) // block_k // halves
             if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
+
+FP8_CASES: tuple[tuple[LinearConfig, tuple[int, int], dict[str, Any]], ...] = (
+    (LinearConfig("gemv", 16, 4, 64), (45, 150), {"bias": True, "residual": True}),
+    (LinearConfig("gemv", 16, 2, 128, elementwise=True), (128, 300), {"swiglu": True, "norm": True, "blocks": True}),
+    (LinearConfig("gemv", 16, 4, 64), (150, 150), {"norm": True, "blocks": True}),
+    (LinearConfig("gemv", 16, 8, 256), (130, 700), {"swiglu": True, "gelu": True, "norm": True, "inputs": torch.float32}),
+    (LinearConfig("gemv", 16, 2, 64), (40, 200), {"result": torch.float32}),
+    (LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), (4096, 4096), {"norm": True}),
+)
+"""Configuration, outputs and inputs, and what is around the product."""
 
 VARIANT = LinearVariant(
     "gemv",
@@ -156,18 +167,14 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("gemv", 16, 4, 64, elementwise=True), LinearShape(1, 45, 150, norm=True, swiglu=True)),
         LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, residual=True)),
-        LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 45, 150, bias=True, residual=True, dtype=FP8)),
-        LinearCase(
-            LinearConfig("gemv", 16, 2, 128, elementwise=True), LinearShape(1, 128, 300, swiglu=True, blocks=True, dtype=FP8)
+        *(
+            LinearCase(config, LinearShape(1, *sizes, dtype=FP8, inputs=torch.bfloat16)._replace(**around))
+            for config, sizes, around in FP8_CASES
         ),
-        LinearCase(LinearConfig("gemv", 16, 4, 64), LinearShape(1, 150, 150, blocks=True, dtype=FP8)),
-        LinearCase(
-            LinearConfig("gemv", 16, 8, 256), LinearShape(1, 130, 700, swiglu=True, gelu=True, dtype=FP8, result=torch.float32)
-        ),
-        LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, dtype=FP8)),
     ),
     (_gemv,),
     supports=supports,
     check=partial(check_sizes, block_n=1),
     candidates=candidates,
+    quantised_inputs=False,
 )

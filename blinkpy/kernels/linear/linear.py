@@ -46,13 +46,13 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     """Raise ValueError or TypeError unless the tensors fit together and the variant computes this."""
     x, out, bias, norm, residual = call.x, call.out, call.bias, call.norm, call.residual
     (rows, k), n, shape = x.shape, out.shape[-1], call.shape
-    fp8 = call.scales is not None
-    stored, dtypes = ((FP8,), STORAGE_DTYPES) if fp8 else (STORAGE_DTYPES, (x.dtype,))
+    fp8, quantised = call.scales is not None, call.scales is not None and call.scales.x is not None
+    stored, dtypes = ((FP8,), STORAGE_DTYPES) if quantised else (STORAGE_DTYPES, (x.dtype,))
     results = STORAGE_DTYPES if fp8 else (x.dtype, torch.float32)
     check_tensors(
         (x, "x", (None, None), stored, True),
         *declared_scales(call),
-        (call.weight, "weight", (shape.weight_rows, k), x.dtype),
+        (call.weight, "weight", (shape.weight_rows, k), FP8 if fp8 else x.dtype),
         (out, "out", (config.split_k, rows, n) if call.partials else (rows, n), torch.float32 if call.partials else results),
         (bias, "bias", (len(call.weight),), dtypes),
         (None if norm is None else norm[0], "norm weight", (k,)),
@@ -60,7 +60,7 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
         (call.counts, "counts", *HEADER),
         (call.workspace.partial, "partial", (None,), torch.float32),
     )
-    if not variant.supports(shape):
+    if not variant.supports(shape) or quantised != (fp8 and variant.quantised_inputs):
         raise ValueError(f"{config} does not compute {shape}")
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:

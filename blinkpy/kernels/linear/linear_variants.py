@@ -23,10 +23,11 @@ class LinearShape(NamedTuple):
     swiglu: bool = False
     residual: bool = False
     partials: bool = False  # the result is partial sums
-    dtype: torch.dtype = torch.bfloat16  # of x and weights
-    result: torch.dtype | None = None  # None: dtype; bfloat16 where that is FP8
+    dtype: torch.dtype = torch.bfloat16  # of the weights
+    result: torch.dtype | None = None  # None: that of x; bfloat16 where that is FP8
     gelu: bool = False
     blocks: bool = False  # of FP8: a scale for each block, and not each row
+    inputs: torch.dtype | None = None  # of x; None: dtype
 
     @property
     def weight_rows(self) -> int:
@@ -35,13 +36,13 @@ class LinearShape(NamedTuple):
 
     @property
     def fp8(self) -> bool:
-        """Whether x and weights are FP8 numbers with scales."""
+        """Whether weights are FP8 numbers with scales."""
         return self.dtype == FP8
 
     @property
     def out_dtype(self) -> torch.dtype:
         """Of a result that is not partial sums."""
-        return self.result or (torch.bfloat16 if self.fp8 else self.dtype)
+        return self.result or self.inputs or (torch.bfloat16 if self.fp8 else self.dtype)
 
 
 class LinearCase(NamedTuple):
@@ -78,13 +79,13 @@ class LinearWorkspace:
 class Scales(NamedTuple):
     """Of FP8 operands, as `Fp8Matrix` and `Fp8Rows` have them."""
 
-    x: torch.Tensor  # float32 [M], or [M, ceil(K / 128)]
+    x: torch.Tensor | None  # float32 [M], or [M, ceil(K / 128)]; None: x is not quantised
     weight: torch.Tensor  # float32 [rows of weight], or [ceil(rows of weight / 128), ceil(K / 128)]
 
     @property
     def kind(self) -> int:
         """The kernels' SCALES."""
-        return ROW_SCALES.value if self.x.dim() == 1 else BLOCK_SCALES.value
+        return ROW_SCALES.value if self.weight.dim() == 1 else BLOCK_SCALES.value
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ class LinearCall:
     """One linear layer: out = f(norm(x) weight^T + bias) + residual, for all M rows of the bucket."""
 
     x: torch.Tensor  # [M, K], rows of any stride, of a storage dtype or FP8
-    weight: torch.Tensor  # [N, K], in x's dtype; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
+    weight: torch.Tensor  # [N, K], in x's dtype or FP8; with swiglu [2 * N, K], gate then up, and f(gate, up) = silu(gate) * up
     out: torch.Tensor
-    """[M, N] in x's dtype or float32, of FP8 in a storage dtype; or float32 [split_k, M, N], whose sum over the splits is the
-    result."""
+    """[M, N] in x's dtype or float32, of FP8 weights in a storage dtype; or float32 [split_k, M, N], whose sum over the splits is
+    the result."""
     workspace: LinearWorkspace
     counts: torch.Tensor  # int64 [8] batch header
     bias: torch.Tensor | None = None  # [rows of weight]
@@ -104,7 +105,7 @@ class LinearCall:
     swiglu: bool = False
     pdl: bool = False
     gelu: bool = False  # with swiglu: gelu, approximated with tanh, in place of silu
-    scales: Scales | None = None  # where x and weight are FP8; then there is no norm
+    scales: Scales | None = None  # of FP8 weights, and of x where that is FP8 as well; then there is no norm
 
     @property
     def gate(self) -> int:
@@ -121,7 +122,8 @@ class LinearCall:
         """The sizes of this call."""
         around = (self.norm is not None, self.bias is not None, self.swiglu, self.residual is not None, self.partials)
         sizes, blocks = (len(self.x), self.out.shape[-1], self.x.shape[1]), self.scales_kind == BLOCK_SCALES.value
-        return LinearShape(*sizes, *around, self.x.dtype, self.out.dtype, self.gelu, blocks)
+        inputs = None if self.x.dtype == self.weight.dtype else self.x.dtype
+        return LinearShape(*sizes, *around, self.weight.dtype, self.out.dtype, self.gelu, blocks, inputs)
 
     @property
     def scales_kind(self) -> int:
@@ -131,7 +133,8 @@ class LinearCall:
     @property
     def scale_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The kernels' scales of x and weight; something else, which is not read, where there are none."""
-        return self.scales or (self.x, self.x)
+        x, weight = self.scales or (None, None)
+        return self.x if x is None else x, self.x if weight is None else weight
 
 
 def check_block_k(call: LinearCall, config: LinearConfig) -> None:
@@ -158,3 +161,9 @@ class LinearVariant:
     """Raises ConfigError unless a kernel can be built from the configuration."""
     candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
+    quantised_inputs: bool = True
+    """Whether it takes x as FP8 numbers where weights are; else x is in a storage dtype."""
+
+    def given(self, shape: LinearShape, inputs: torch.dtype = torch.bfloat16) -> LinearShape:
+        """A shape with x as this variant takes it. inputs: storage dtype of x."""
+        return shape._replace(inputs=None if self.quantised_inputs or not shape.fp8 else inputs)

@@ -212,7 +212,7 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             continue
         if split_k > 1 and (shape.swiglu or programs > 8 * sm_count):
             continue
-        for share in (100_000, 200_000):  # bytes of shared memory: two programs on an SM, or one
+        for share in (70_000, 100_000, 200_000):  # bytes of shared memory: three programs on an SM, two or one
             stages = min(8, share // ((block_m + halves * block_n) * block_k))
             if stages >= 3:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, weights_first=True)

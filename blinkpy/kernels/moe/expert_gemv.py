@@ -3,7 +3,8 @@
 Two kernels: choice of the experts, gate, up and SwiGLU; down, the weighted sum of the experts and the residual. Nothing
 is sorted, and no tile of a matrix unit is filled with padding. Both kernels make the choice from the logits themselves,
 which costs less than one more kernel before them; the second one while the first still runs. Programs are small, most of
-one warp: many of them on an SM keep more reads in flight than a few that wait at barriers.
+one warp: many of them on an SM keep more reads in flight than a few that wait at barriers. FP8 weights are unpacked; their
+inputs stay in the storage dtype, as in linear/gemv.py.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES
 from blinkpy.kernels.launch import COUNT_TOKENS
 from blinkpy.kernels.moe.expert_config import ExpertShape
 from blinkpy.kernels.moe.expert_variants import Clamp, ExpertCall, ExpertCase, ExpertVariant
@@ -24,9 +26,35 @@ GEMV_TOKENS = 4
 
 
 @triton.jit
+def scale_count(ROWS: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
+    """Scales of one expert's matrix."""
+    if SCALES == BLOCK_SCALES:
+        count: tl.constexpr = ((ROWS + GROUP - 1) // GROUP) * ((K + GROUP - 1) // GROUP)
+    else:
+        count: tl.constexpr = ROWS
+    return count
+
+
+@triton.jit
+def _tile_scales(
+    scale_ptr,  # float32 [ROWS], or [ROWS / 128, GROUPS]
+    row,  # of the matrix, any shape
+    first,  # column of a tile, which is within one block
+    ROWS: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """float32 [like row] scales of an expert's rows, in a tile."""
+    if SCALES == BLOCK_SCALES:
+        at = row // GROUP * ((K + GROUP - 1) // GROUP) + first // GROUP
+    else:
+        at = row
+    return tl.load(scale_ptr + at, mask=row < ROWS, other=0.0)
+
+
+@triton.jit
 def _expert_gate_up(
     x_ptr,  # [T, K] normed tokens
     w_ptr,  # [E, 2 * N, K] gate rows, then up rows
+    scale_ptr,  # float32 [E, 2 * N], or [E, 2 * N / 128, GROUPS] (FP8 only)
     bias_ptr,  # [E, 2 * N] (BIAS only)
     logits_ptr,  # float32 [T, E]
     selection_bias_ptr,  # float32 [E], see pick_experts
@@ -38,6 +66,7 @@ def _expert_gate_up(
     BLOCK_TOP: tl.constexpr,  # power of two >= TOP_K
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
+    SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -54,14 +83,22 @@ def _expert_gate_up(
     if valid:
         expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
         weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
+        scales = scale_ptr + expert.to(tl.int64) * scale_count(2 * N, K, SCALES)
         gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             k = first + tl.arange(0, BLOCK_K)
             x = tl.load(x_ptr + token * K + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+            x_up = x
+            if SCALES == BLOCK_SCALES:
+                x_up = x * _tile_scales(scales, N + n, first, 2 * N, K, SCALES)[:, None]
+                x = x * _tile_scales(scales, n, first, 2 * N, K, SCALES)[:, None]
             gate += x * weight_tile(weights, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
-            up += x * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
+            up += x_up * weight_tile(weights + N * K, n, k, N, K, EVEN_N, EVEN_K).to(tl.float32)
         y, y_up = tl.sum(gate, 1), tl.sum(up, 1)
+        if SCALES == ROW_SCALES:
+            y *= _tile_scales(scales, n, 0, 2 * N, K, SCALES)
+            y_up *= _tile_scales(scales, N + n, 0, 2 * N, K, SCALES)
         if BIAS:
             y += tl.load(bias_ptr + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
             y_up += tl.load(bias_ptr + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -73,6 +110,7 @@ def _expert_gate_up(
 def _expert_down(
     x_ptr,  # [T * TOP_K, K] results of gate and up
     w_ptr,  # [E, N, K]
+    scale_ptr,  # float32 [E, N], or [E, N / 128, GROUPS] (FP8 only)
     bias_ptr,  # [E, N] (BIAS only)
     logits_ptr,  # float32 [T, E]
     selection_bias_ptr,  # float32 [E], see pick_experts
@@ -80,7 +118,8 @@ def _expert_down(
     out_ptr,  # [T, N] residual stream, to which the weighted sum is added
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, SCALES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -92,6 +131,7 @@ def _expert_down(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
     )
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
+    scales = scale_ptr + ids.to(tl.int64)[:, None] * scale_count(N, K, SCALES)
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)
@@ -107,8 +147,13 @@ def _expert_down(
         else:
             mask = (chosen[:, None] & (n < N)[None, :])[:, :, None] & (k < K)[None, None, :]
             w = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
-        total += x[:, None, :] * w.to(tl.float32)
+        if SCALES == BLOCK_SCALES:
+            total += x[:, None, :] * _tile_scales(scales, n[None, :], first, N, K, SCALES)[:, :, None] * w.to(tl.float32)
+        else:
+            total += x[:, None, :] * w.to(tl.float32)
     y = tl.sum(total, 2)
+    if SCALES == ROW_SCALES:
+        y *= _tile_scales(scales, n[None, :], 0, N, K, SCALES)
     if BIAS:
         at = ids[:, None] * N + n[None, :]
         y += tl.load(bias_ptr + at, mask=chosen[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
@@ -122,16 +167,18 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
-    sizes |= {"BIAS": call.biases is not None, **launch.options(pdl)}
-    biases = call.biases or (call.x, call.x)  # or whatever: it is not read
+    kind = {"": 0, "rows": ROW_SCALES.value, "blocks": BLOCK_SCALES.value}[shape.fp8]
+    sizes |= {"BIAS": call.biases is not None, "SCALES": kind, **launch.options(pdl)}
+    unread = (call.x, call.x)
+    biases, scales = call.biases or unread, unread if call.fp8 is None else tuple(matrix.scales for matrix in call.fp8)
     selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
-        call.x, call.gate_up, biases[0], call.logits, selection_bias, call.counts, inner,
+        call.x, call.gate_up, scales[0], biases[0], call.logits, selection_bias, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
         num_warps=1, **chosen | {"NORMALIZE": True}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
-        inner, call.down, biases[1], call.logits, selection_bias, call.counts, call.out,
+        inner, call.down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
         N=shape.hidden, K=shape.width, BLOCK_K=128 if shape.top_k <= 2 else 64,  # of all experts at once
         num_warps=2, **chosen, **sizes,
     )  # fmt: skip
@@ -139,7 +186,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
 
 VARIANT = ExpertVariant(
     "gemv",
-    lambda shape, tokens: tokens <= GEMV_TOKENS and not (shape.mxfp4 or shape.fp8),
+    lambda shape, tokens: tokens <= GEMV_TOKENS and not shape.mxfp4,
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (
@@ -148,6 +195,8 @@ VARIANT = ExpertVariant(
         ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
         ExpertCase(3, 3, ExpertShape(12, 5, 48, 40), groups=3, factor=2.5),
         ExpertCase(2, 2, ExpertShape(7, 3, 48, 40), clamp=Clamp(1.702, 1.0), biases=True),
+        *(ExpertCase(1, 2, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),
+        *(ExpertCase(1, 1, ExpertShape(16, 8, 2048, 768, fp8=kind)) for kind in ("rows", "blocks")),
         ExpertCase(1, 1, ExpertShape(9, 8, 2048, 768)),
         ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),
         ExpertCase(2, 4, ExpertShape(60, 6, 500, 330), normalize=False),

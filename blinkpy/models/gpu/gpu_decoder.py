@@ -210,7 +210,7 @@ class GpuDecoder:
         gate, gate_up, down = BLOCKS[mlp.activation], layer.gate_up, layer.down
         rows, inner = self.stream.rows, self.buffers.inner.view(-1)[: self.stream.rows * mlp.size].view(-1, mlp.size)
         config = self._config(gate_up, rows, swiglu=True)
-        if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu"):
+        if isinstance(down, Fp8Matrix) and not can_fuse(config, "swiglu") and quantises(self._config(down, rows), down):
             both = self.linear_workspace.rows[: rows * 2 * mlp.size].view(rows, 2 * mlp.size)
             self._linear(self.stream.hidden, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
             quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
@@ -267,13 +267,20 @@ class GpuDecoder:
         return Fp8Rows.within(self.fp8, weight, rows)
 
     def _operands(
-        self, x: torch.Tensor | Fp8Rows, weight: torch.Tensor | Fp8Matrix, norm: torch.Tensor | None = None
+        self,
+        x: torch.Tensor | Fp8Rows,
+        weight: torch.Tensor | Fp8Matrix,
+        config: LinearConfig,
+        norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
-        """x and the matrix as a product takes them. norm: an FP8 matrix gets that of the residual stream, not x."""
+        """x and the matrix as the product of a configuration takes them. norm: of the residual stream, in place of x, where x is
+        quantised."""
+        if isinstance(x, Fp8Rows) and not quantises(config, weight):
+            raise TypeError("quantised rows for a matrix that is not FP8, or a product that takes none")
         if isinstance(weight, torch.Tensor):
-            if isinstance(x, Fp8Rows):
-                raise TypeError("quantised rows for a matrix that is not FP8")
             return x, weight, None
+        if not quantises(config, weight):
+            return x, weight.values, Scales(None, weight.scales)
         if isinstance(x, torch.Tensor):
             quantised = self._rows_of(weight, len(x))
             if norm is not None:
@@ -306,12 +313,12 @@ class GpuDecoder:
         if bias is not None and out.dtype != x.dtype and config.variant != "triton":
             config = BIASED_LOGITS
         fused = None
-        if isinstance(weight, torch.Tensor) and norm is not None:
+        if norm is not None and not quantises(config, weight):
             if can_fuse(config, "norm") and self.stream.partials is None:
                 fused = (norm, self.model.norm.eps)
             else:
                 x = self._norm(norm)
-        x, matrix, scales = self._operands(x, weight, norm)
+        x, matrix, scales = self._operands(x, weight, config, norm)
         workspace, counts = self.linear_workspace, self.stream.counts
         call = LinearCall(x, matrix, out, workspace, counts, bias, fused, swiglu=swiglu, pdl=self.pdl, gelu=gelu, scales=scales)
         linear(call, config)
@@ -329,7 +336,8 @@ class GpuDecoder:
         follows, the partials of split sums are left to that: it reads all of the rows anyway, and here the programs would have to
         wait for each other."""
         workspace, hidden, counts = self.linear_workspace, self.stream.hidden, self.stream.counts
-        config, operands = self._config(weight, len(hidden)), self._operands(x, weight)
+        config = self._config(weight, len(hidden))
+        operands = self._operands(x, weight, config)
         call = LinearCall(*operands[:2], hidden, workspace, counts, bias, residual=hidden, pdl=self.pdl, scales=operands[2])
         if norm is not None:
             call = replace(call, out=self.buffers.normed[: self.stream.rows], residual=None)
@@ -347,6 +355,11 @@ class GpuDecoder:
         linear(call, config)
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)
+
+
+def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix) -> bool:
+    """Whether inputs of the matrix are quantised: where it is FP8, and the configuration's variant takes them so."""
+    return isinstance(weight, Fp8Matrix) and VARIANTS[config.variant].quantised_inputs
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -1,17 +1,19 @@
 """Steps of the GPU's decoder against the CPU engine's step, for any device: small and interpreted, or on a GPU."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from support.models import kernel_reference, model_zoo
+from support.models import fp8_reference, kernel_reference, model_zoo
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.random_grammars import no_grammars
 from support.models.ring_storm import ring_storm
 
 from blinkpy.device.array_trees import map_arrays
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
@@ -21,12 +23,12 @@ from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_calibration import measure_cache
-from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.gpu_decoder import GpuDecoder, quantises
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.ring_sizes import RingSizes
-from blinkpy.models.weights.decoder_weights import Weights, load_weights
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_weights
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
@@ -163,6 +165,7 @@ def step_case(
         buffers = on.step.decoder.buffers
         for buffer in (buffers.last_hidden, buffers.last, buffers.logits):  # nothing of the step before is read
             buffer.fill_(float("nan"))
+        cpu.decoder.weights = as_computed(on.step.decoder, shape, weights)
         cpu.run(batch, batches.requests)
         if stream is not None:
             with torch.cuda.stream(stream):
@@ -186,6 +189,29 @@ def step_case(
         limit = (0.15 if dtype == torch.bfloat16 else 3e-2) if fp8_cache else CACHE_LIMITS[dtype, quantise is not None]
         _compare_caches(cpu.cache, on.cache, running, limit)
     return worst
+
+
+def as_computed(decoder: GpuDecoder, shape: StepShape, weights: Weights) -> Weights:
+    """The weights with which the CPU computes what the decoder does: products of few rows do not quantise their inputs, which is
+    a product with the matrix in full precision."""
+
+    def layer(index: int, of: LayerWeights) -> LayerWeights:
+        rows = shape.rows if shape.last_tokens_only and index == len(weights.layers) - 1 else shape.tokens
+        found = {}
+        for name in fp8_reference.MATRICES:
+            matrix = getattr(of, name)
+            if not isinstance(matrix, Fp8Matrix):
+                continue
+            if matrix.values.dim() == 3:
+                quantised = decoder.experts is None or decoder.experts.plans[rows].variant != "gemv"
+            else:
+                sizes = (matrix, shape.tokens if name == "qkv" else rows)
+                quantised = quantises(decoder._config(*sizes, swiglu="gate_up" in name), matrix)
+            if not quantised:
+                found[name] = fp8_reference.exact(matrix).to(weights.dtype)
+        return replace(of, **found)
+
+    return replace(weights, layers=[layer(*item) for item in enumerate(weights.layers)])
 
 
 def ring_case(

@@ -123,7 +123,8 @@ def experts_case(
         matrices = [fp8_reference.fp8_matrix(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
         fp8, gate_up, down = (matrices[0], matrices[1]), matrices[0].values, matrices[1].values
         exact = (fp8_reference.exact(matrices[0]), fp8_reference.exact(matrices[1]))
-        rounded = partial(fp8_reference.rounded, blocks=shape.fp8 == "blocks", dtype=dtype)
+        if name != "gemv":  # which does not quantise its inputs
+            rounded = partial(fp8_reference.rounded, blocks=shape.fp8 == "blocks", dtype=dtype)
     drawn = tuple(draw(rng, *size[:2], **make) for size in sizes)
     biases = (drawn[0], drawn[1]) if case.biases else None
     residual = draw(rng, tokens, shape.hidden, **make)
@@ -143,4 +144,6 @@ def experts_case(
     assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
     expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, biases, case.clamp, rounded) + residual.double()
     # An inner number of bfloat16 that is one step off may round to the next FP8 number.
-    assert kernel_reference.relative_error(outs[0], expected) <= (3e-2 if fp8 else LIMITS[dtype]), f"experts by {name}"
+    assert kernel_reference.relative_error(outs[0], expected) <= (3e-2 if fp8 and name != "gemv" else LIMITS[dtype]), (
+        f"experts by {name}"
+    )

@@ -17,7 +17,7 @@ def quantised_operands(
     rng: np.random.Generator, device: str, shape: LinearShape
 ) -> tuple[Tensor, Tensor, Scales, Tensor, Tensor]:
     """Values of x and weight, their scales, and float64 values times scales. Weights beside scales far apart: the one must not
-    take another's."""
+    take another's. Or x, and scales of the weight alone."""
     m, wide, k, real = shape.rows, shape.weight_rows, shape.k, {"dtype": torch.float32, "device": device}
     x, weight = ((draw(rng, n, k, **real) * 60).clamp(-448, 448).to(torch.float8_e4m3fn) for n in (m, wide))
     groups = -(-k // 128)
@@ -29,13 +29,16 @@ def quantised_operands(
         by_w = w_scale.repeat_interleave(128, 0)[:wide].repeat_interleave(128, 1)[:, :k]
     else:
         by_x, by_w = x_scale[:, None], w_scale[:, None]
+    if shape.inputs is not None:
+        x = draw(rng, m, k + 16, dtype=shape.inputs, device=device)[:, :k]
+        return x, weight, Scales(None, w_scale), x.double(), weight.double() * by_w
     strided = torch.zeros(m, k + 16, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)[:, :k]
     strided.copy_(x)
     return strided, weight, Scales(x_scale, w_scale), x.double() * by_x, weight.double() * by_w
 
 
 def linear_case(rng: np.random.Generator, device: str, config: LinearConfig, shape: LinearShape) -> None:
-    m, n, k, dtype = shape.rows, shape.n, shape.k, torch.bfloat16 if shape.fp8 else shape.dtype
+    m, n, k, dtype = shape.rows, shape.n, shape.k, shape.inputs or (torch.bfloat16 if shape.fp8 else shape.dtype)
     wide, make = shape.weight_rows, {"dtype": dtype, "device": device}
     result = torch.float32 if shape.partials else shape.out_dtype
     if shape.fp8:
