@@ -43,7 +43,7 @@ def attend_tile(
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,  # float
 ):  # fmt: skip
-    """Accumulator, maximum and total with one more tile of positions: online softmax, as in Dao et al., FlashAttention (2022)."""
+    """Accumulator, maximum and total with one more tile of positions."""
     column = tl.arange(0, BLOCK_D)
     if ALL and BLOCK_D == D:
         k = tl.load(k_ptr + at[:, None] + column[None, :])
@@ -52,7 +52,66 @@ def attend_tile(
         inside = loaded[:, None] & (column < D)[None, :]
         k = tl.load(k_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
         v = tl.load(v_ptr + at[:, None] + column[None, :], mask=inside, other=0.0)
-    k, v = k.to(q.dtype), v.to(q.dtype)  # FP8 numbers, exactly; their scales are in `scale`, and behind the sums
+    weight, shrink, maximum, total = weigh(q, k, maximum, total, visible, scale, MASK, PRECISION, SOFTCAP)
+    accumulator = accumulator * shrink[:, None]
+    accumulator = tl.dot(weight.to(q.dtype), v.to(q.dtype), accumulator, input_precision=PRECISION)
+    return accumulator, maximum, total
+
+
+@triton.jit
+def attend_tile_of_bytes(
+    q,  # float16 [BLOCK_M, BLOCK_D] queries, see `as_half`
+    sums_0, sums_1, sums_2, sums_3,  # float32 [BLOCK_M, BLOCK_D / 4] weighted values of every fourth column
+    maximum, total,  # as in attend_tile
+    k_ptr, v_ptr,  # FP8 cache
+    at, visible,  # [BLOCK_N] as in attend_tile
+    scale,  # float
+    D: tl.constexpr,  # of whole words
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """`attend_tile` for values of one byte. A matrix unit takes them with positions side by side, and in the cache columns are.
+    Read as words of four columns, whole words go where they belong, and their bytes are taken apart in registers."""
+    column, word = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_D // 4)
+    k = tl.load(k_ptr + at[:, None] + column[None, :], mask=visible[:, None] & (column < D)[None, :], other=0.0)
+    words = (v_ptr + at).to(tl.pointer_type(tl.int32))[:, None] + word[None, :]
+    words = tl.load(words, mask=visible[:, None] & (word < D // 4)[None, :], other=0)
+    weight, shrink, maximum, total = weigh(q, k, maximum, total, visible[None, :], scale, True, PRECISION, SOFTCAP)
+    weight = weight.to(tl.float16)
+    sums_0 = tl.dot(weight, byte_of(words, 0), sums_0 * shrink[:, None])
+    sums_1 = tl.dot(weight, byte_of(words, 1), sums_1 * shrink[:, None])
+    sums_2 = tl.dot(weight, byte_of(words, 2), sums_2 * shrink[:, None])
+    sums_3 = tl.dot(weight, byte_of(words, 3), sums_3 * shrink[:, None])
+    return sums_0, sums_1, sums_2, sums_3, maximum, total
+
+
+@triton.jit
+def byte_of(words, INDEX: tl.constexpr):
+    """float16: this byte of int32 words, from the lowest on, as the FP8 number that it is."""
+    return (words >> (8 * INDEX)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+
+
+@triton.jit
+def join_columns(sums_0, sums_1, sums_2, sums_3):
+    """[M, D] of every fourth column."""
+    joined = tl.join(tl.join(sums_0, sums_2), tl.join(sums_1, sums_3))
+    return tl.reshape(joined, [sums_0.shape[0], 4 * sums_0.shape[1]])
+
+
+@triton.jit
+def as_half(q, scale):
+    """Queries as float16, and the scale of their scores. FP8 numbers become float16 in one instruction, and bfloat16 in many.
+    Divided by 16 before, to be far from its largest number; what is lost below 2 ** -20 does not count."""
+    return (q.to(tl.float32) * 0.0625).to(tl.float16), scale * 16.0
+
+
+@triton.jit
+def weigh(
+    q, k,  # [BLOCK_M, BLOCK_D] and [BLOCK_N, BLOCK_D]
+    maximum, total, visible, scale, MASK: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,  # as in attend_tile
+):  # fmt: skip
+    """(weights float32 [BLOCK_M, BLOCK_N], factor [BLOCK_M] of earlier sums, new maximum, new total): online softmax, as in Dao
+    et al., FlashAttention (2022)."""
+    k = k.to(q.dtype)  # FP8 numbers, exactly; their scales are in `scale`, and behind the sums
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     score = capped_scores(score, SOFTCAP)
     if MASK:
@@ -60,10 +119,7 @@ def attend_tile(
     new_maximum = tl.maximum(maximum, tl.max(score, 1))
     weight = tl.math.exp2(score - new_maximum[:, None])
     shrink = tl.math.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weight, 1)
-    accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(weight.to(v.dtype), v, accumulator, input_precision=PRECISION)
-    return accumulator, new_maximum, total
+    return weight, shrink, new_maximum, total * shrink + tl.sum(weight, 1)
 
 
 @triton.jit

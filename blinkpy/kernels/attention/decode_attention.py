@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, capped_scores, paged_offsets, sink_weight
+from blinkpy.kernels.attention.attend_tile import (
+    LOG2_E,
+    MASKED,
+    as_half,
+    attend_tile,
+    attend_tile_of_bytes,
+    capped_scores,
+    join_columns,
+    paged_offsets,
+    sink_weight,
+)
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
 from blinkpy.kernels.attention.fp8_cache import as_cached, scales_of
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
@@ -45,14 +55,15 @@ def begin_split(
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """(queries [BLOCK_M, BLOCK_D], and accumulator, maximum, total, float32 [BLOCK_M, BLOCK_D], [BLOCK_M], [BLOCK_M], to begin
-    with). FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, its sums begin with them."""
+    """(queries [BLOCK_M, BLOCK_D], the new value, float32 [BLOCK_D], and maximum and total, float32 [BLOCK_M], to begin with).
+    FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, and its sums begin with them. Other
+    splits have no new value: it counts nothing."""
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
     query_inside = (group < G)[:, None] & (column < D)[None, :]
     token_at = q_ptr + token.to(tl.int64) * q_stride
-    accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    value_new = tl.zeros([BLOCK_D], tl.float32)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if FUSED:
@@ -71,14 +82,14 @@ def begin_split(
             key, value = as_cached(k_new, k_scale, k_ptr, FP8), as_cached(v_new, v_scale, v_ptr, FP8)
             maximum = capped_scores(tl.sum(q.to(tl.float32) * key[None, :].to(tl.float32), 1) * scale, SOFTCAP)
             total += 1.0
-            accumulator += value[None, :].to(tl.float32)
+            value_new += value.to(tl.float32)
             cache_slot = tl.load(cache_slots_ptr + row).to(tl.int64)
             cache_at = ((cache_slot // P * KVH + kv_head) * P + cache_slot % P) * D + column
             tl.store(k_ptr + cache_at, key, mask=present & (cache_slot >= 0))
             tl.store(v_ptr + cache_at, value, mask=present & (cache_slot >= 0))
     else:
         q = tl.load(token_at + (kv_head * G + group)[:, None] * D + column[None, :], mask=query_inside, other=0.0)
-    return q, accumulator, maximum, total
+    return q, value_new, maximum, total
 
 
 @triton.jit
@@ -207,6 +218,7 @@ def _decode_attention(
     EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
     FP8: tl.constexpr,  # the cache has FP8 numbers
+    BYTES: tl.constexpr,  # they are read by `attend_tile_of_bytes`
     PDL: tl.constexpr,
 ):  # fmt: skip
     ROW_AXIS: tl.constexpr = 2 if OVERLAP_PREFILL else 1
@@ -230,18 +242,50 @@ def _decode_attention(
         table = page_table_ptr + slot.to(tl.int64) * pages_per_slot
         begin, end = first_tile + split * per_split, first_tile + tl.minimum(tiles, (split + 1) * per_split)
         cached = context - 1 if FUSED else context
-        q, accumulator, maximum, total = begin_split(
+        q, value_new, first_maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
             kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D, SOFTCAP, FP8,
         )  # fmt: skip
-        for tile in range(begin, end):
-            position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            visible = (position < cached) & (position >= first_position)
-            at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
-            accumulator, maximum, total = attend_tile(
-                q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
-                D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
-            )  # fmt: skip
+        maximum = first_maximum
+        if BYTES:
+            q, scale = as_half(q, scale)
+            sums_0 = tl.zeros([BLOCK_M, BLOCK_D // 4], tl.float32)
+            sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
+            for tile in range(begin, end):
+                position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                visible = (position < cached) & (position >= first_position)
+                at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
+                sums_0, sums_1, sums_2, sums_3, maximum, total = attend_tile_of_bytes(
+                    q,
+                    sums_0,
+                    sums_1,
+                    sums_2,
+                    sums_3,
+                    maximum,
+                    total,
+                    k_ptr,
+                    v_ptr,
+                    at,
+                    visible,
+                    scale,
+                    D,
+                    BLOCK_D,
+                    PRECISION,
+                    SOFTCAP,
+                )
+            accumulator = join_columns(sums_0, sums_1, sums_2, sums_3)
+        else:
+            accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            for tile in range(begin, end):
+                position = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                visible = (position < cached) & (position >= first_position)
+                at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
+                accumulator, maximum, total = attend_tile(
+                    q, accumulator, maximum, total, k_ptr, v_ptr, at, visible, visible[None, :], scale,
+                    D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
+                )  # fmt: skip
+        if FUSED:
+            accumulator += tl.math.exp2(first_maximum - maximum)[:, None] * value_new[None, :]
         if FP8:
             accumulator *= v_scale
         store_split(
@@ -274,7 +318,9 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,
-        OVERLAP_PREFILL=plan.overlap_prefill, FP8=fp8, PDL=call.pdl, num_warps=plan.warps, num_stages=plan.stages,
+        OVERLAP_PREFILL=plan.overlap_prefill, FP8=fp8,
+        BYTES=fp8 and q.dtype == torch.bfloat16 and head_dim % 4 == 0 and block_d >= 64, PDL=call.pdl, num_warps=plan.warps,
+        num_stages=plan.stages,
         **launch.options(call.pdl),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, attend_tile, paged_offsets, sink_weight
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, as_half, attend_tile, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
 from blinkpy.kernels.attention.fp8_cache import scales_of
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
@@ -114,6 +114,8 @@ def attend_chunk(
         unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
     if FP8:
         scale *= tl.load(scales_ptr + kv_head)
+        if q_ptr.dtype.element_ty == tl.bfloat16:
+            q, scale = as_half(q, scale)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -118,6 +118,7 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
     "shape",
     [
         {"heads": 6, "kv_heads": 2, "head_dim": 48, "page": 16, "window": 50, "sinks": True},
+        {"heads": 4, "kv_heads": 1, "head_dim": 64, "page": 16, "window": 60, "cap": 0.7},
         {"heads": 3, "kv_heads": 3, "head_dim": 32, "page": 32, "cap": 0.7, "overlap": True},
     ],
 )
@@ -146,6 +147,7 @@ def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape:
             "fp8": True,
         },
         {"heads": 8, "kv_heads": 4, "head_dim": 32, "rotary": 32, "page": 32, "norm": True, "fp8": True},
+        {"heads": 7, "kv_heads": 1, "head_dim": 128, "rotary": 128, "page": 16, "fp8": True},
     ],
 )
 def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
