@@ -116,8 +116,9 @@ def layer_shapes(models: list[str], rows_wanted: list[int], fp8: str = "") -> li
                 how: dict[str, Any] = {"swiglu": swiglu, "partials": partials, "result": result}
                 found |= {LinearShape(m, n // (1 + swiglu), k, norm, **how) for m in rows_wanted}
     if fp8:
-        how = {"norm": False, "dtype": torch.float8_e4m3fn, "result": None, "blocks": fp8 == "blocks"}
-        found = {shape._replace(**how) for shape in found if shape.result != torch.float32}
+        how = {"dtype": torch.float8_e4m3fn, "result": None, "blocks": fp8 == "blocks"}
+        # Beside many rows the norm is a kernel of its own, which quantises.
+        found = {shape._replace(norm=shape.norm and shape.rows == 1, **how) for shape in found if shape.result != torch.float32}
     return sorted(found, key=str)
 
 

@@ -47,21 +47,26 @@ def plan_decode(
     costs its start. Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
     contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over 128 take twice
     the warps: else their queries and sums do not fit the registers; and over a cache of FP8 numbers half the tile, not measured.
+    FP8 numbers are half as many bytes, so a tile passes sooner: shorter pipelines, fewer tiles for a split, and one warp for half
+    a tile where there is one row, or very many (measured for the kernel alone at 1 to 256 rows).
     """
+    groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
+    if narrow and (rows == 1 or groups >= 8 * sm_count) and not mixed:
+        block_n, warps = 32, 1
     warps *= 2 if head_dim > 128 else 1
-    block_n //= 2 if head_dim > 128 and fp8 and dtype == torch.bfloat16 else 1
-    groups = rows * kv_heads
+    block_n //= 2 if head_dim > 128 and narrow else 1
     tiles = max(1, -(-max_context // block_n))
     if groups >= 2 * sm_count:
-        stages = 2 if mixed or groups >= 8 * sm_count else 3
+        stages = 2 if mixed or narrow or groups >= 8 * sm_count else 3
         most = min(4, triton.next_power_of_2(tiles))
         return DecodePlan(most, 8 if mixed else 16, block_n, warps, stages, overlap_prefill=mixed)
     wanted = max(8, -(-2 * sm_count // groups))
     splits = min(64, triton.next_power_of_2(min(wanted, tiles)))
     if rows == 1:
         return DecodePlan(splits, 1, block_n, warps, overlap_prefill=mixed)
-    return DecodePlan(splits, 4 if 2 * groups < sm_count else 8, block_n, warps, early_trigger=False, overlap_prefill=mixed)
+    stages, min_tiles = (2, 4) if narrow and not mixed else (3, 4 if 2 * groups < sm_count else 8)
+    return DecodePlan(splits, min_tiles, block_n, warps, stages, early_trigger=False, overlap_prefill=mixed)
 
 
 @dataclass(frozen=True)

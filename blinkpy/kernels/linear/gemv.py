@@ -139,7 +139,7 @@ def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             yield LinearConfig("gemv", 16, block_n, block_k, 1, warps, elementwise=True)
     for block_k in (256, 512, 1024, 2048, 4096):
         beyond = -shape.k % block_k
-        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), *(() if shape.fp8 else ((64, 16),))):
+        for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
             block_n = kilobytes * (1024 if shape.fp8 else 512) // block_k // halves
             if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
