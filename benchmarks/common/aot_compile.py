@@ -59,8 +59,8 @@ CAPABILITY = 90
 REGISTER_LIMIT = 255
 # Bytes of stack frame that a kernel may use; others must not spill. The assembler sometimes keeps two words of the epilogue of
 # `linear` on the stack although registers are free. `adjust` gets fewer registers than it would take, so that more programs share
-# a multiprocessor; what it spills belongs to the penalties.
-SPILL_ALLOWED = {"linear": 16, "adjust": 64}
+# a multiprocessor; what it spills belongs to the penalties. Triton 3.7 keeps two words of `sample_tokens` there.
+SPILL_ALLOWED = {"linear": 16, "adjust": 64, "sample_tokens": 8}
 DEMO = json.loads((DEMO_FOLDER / "config.json").read_text())
 GEMMA = {
     "architectures": ["Gemma2ForCausalLM"],

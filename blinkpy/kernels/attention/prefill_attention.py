@@ -114,7 +114,7 @@ def attend_chunk(
         unmasked_end = (first_position + 1) // BLOCK_N * BLOCK_N  # every query here sees all before this
     if FP8:
         scale *= tl.load(scales_ptr + kv_head)
-        if q_ptr.dtype.element_ty == tl.bfloat16:
+        if q_ptr.dtype.element_ty == tl.bfloat16 and BLOCK_D <= 128:  # wider, registers run out
             q, scale = as_half(q, scale)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)

@@ -7,14 +7,14 @@ import torch
 
 from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, Scales
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 
 
 def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
     """One product, with the bias or the residual added by it."""
     x, weight, out, bias, residual = call.x, call.weight, call.out, call.bias, call.residual
-    if call.scales is not None:
-        fp8_product(call, call.scales)
+    if call.scales is not None and call.scales.x is not None:
+        fp8_product(call, call.scales.x, call.scales.weight)
     elif out.dtype != x.dtype:
         if bias is not None or residual is not None:
             raise ValueError("a bias or residual with a float32 result of bfloat16 inputs needs a Triton configuration")
@@ -29,13 +29,13 @@ def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
         torch.mm(x, weight.T, out=out)
 
 
-def fp8_product(call: LinearCall, scales: Scales) -> None:
-    """With a scale for each row. What is added is a pass of its own: the product takes nothing but a bias."""
+def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.Tensor) -> None:
+    """With scales for rows, float32 [M] and [N]. What is added is a pass of its own: the product takes nothing but a bias."""
     if call.x.is_meta:  # where kernels are only compiled: here are none of ours
         return
     out, residual = call.out, call.residual
     product = out if residual is None else call.workspace.rows[: out.numel()].view_as(out)
-    by_row, by_column = scales.x[:, None], scales.weight[None, :]
+    by_row, by_column = x_scales[:, None], weight_scales[None, :]
     torch._scaled_mm(
         call.x,
         call.weight.T,

@@ -28,11 +28,8 @@ GEMV_TOKENS = 4
 @triton.jit
 def scale_count(ROWS: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
     """Scales of one expert's matrix."""
-    if SCALES == BLOCK_SCALES:
-        count: tl.constexpr = ((ROWS + GROUP - 1) // GROUP) * ((K + GROUP - 1) // GROUP)
-    else:
-        count: tl.constexpr = ROWS
-    return count
+    BLOCKS: tl.constexpr = ((ROWS + GROUP - 1) // GROUP) * ((K + GROUP - 1) // GROUP)
+    return BLOCKS if SCALES == BLOCK_SCALES else ROWS
 
 
 @triton.jit
@@ -190,12 +187,12 @@ VARIANT = ExpertVariant(
     lambda shape, tokens, dtype, device, table: None,
     expert_gemv,
     (
-        ExpertCase(1, 1, ExpertShape(8, 4, 32, 128)),  # no tile is cut
-        ExpertCase(1, 1, ExpertShape(6, 3, 50, 42), normalize=False),
-        ExpertCase(3, 4, ExpertShape(11, 3, 48, 40), ties=True),
-        ExpertCase(3, 3, ExpertShape(12, 5, 48, 40), groups=3, factor=2.5),
-        ExpertCase(2, 2, ExpertShape(7, 3, 48, 40), clamp=Clamp(1.702, 1.0), biases=True),
-        *(ExpertCase(1, 2, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),
+        ExpertCase(1, 1, ExpertShape(5, 2, 128, 64)),  # no tile is cut
+        ExpertCase(1, 1, ExpertShape(6, 3, 22, 14), normalize=False),
+        ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), ties=True),
+        ExpertCase(3, 3, ExpertShape(12, 5, 20, 12), groups=3, factor=2.5),
+        ExpertCase(2, 2, ExpertShape(7, 3, 20, 12), clamp=Clamp(1.702, 1.0), biases=True),
+        *(ExpertCase(1, 1, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),
         *(ExpertCase(1, 1, ExpertShape(16, 8, 2048, 768, fp8=kind)) for kind in ("rows", "blocks")),
         ExpertCase(1, 1, ExpertShape(9, 8, 2048, 768)),
         ExpertCase(GEMV_TOKENS, GEMV_TOKENS, ExpertShape(128, 8, 512, 384)),

@@ -275,12 +275,10 @@ class GpuDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
         """x and the matrix as the product of a configuration takes them. norm: of the residual stream, in place of x, where x is
         quantised."""
-        if isinstance(x, Fp8Rows) and not quantises(config, weight):
-            raise TypeError("quantised rows for a matrix that is not FP8, or a product that takes none")
-        if isinstance(weight, torch.Tensor):
-            return x, weight, None
-        if not quantises(config, weight):
-            return x, weight.values, Scales(None, weight.scales)
+        if isinstance(weight, torch.Tensor) or not quantises(config, weight):
+            if isinstance(x, Fp8Rows):
+                raise TypeError("quantised rows for a matrix that is not FP8, or a product that takes none")
+            return (x, weight, None) if isinstance(weight, torch.Tensor) else (x, weight.values, Scales(None, weight.scales))
         if isinstance(x, torch.Tensor):
             quantised = self._rows_of(weight, len(x))
             if norm is not None:
