@@ -185,8 +185,10 @@ def software() -> dict[str, str]:
 
 def revision() -> dict[str, Any]:
     """The commit, and whether tracked files differ from it. A copy without its history takes the commit from the environment
-    (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does."""
+    (BLINKPY_COMMIT), where whoever made the copy says it; empty when nobody does. Raises UsageError where that is not whole."""
     if told := os.environ.get("BLINKPY_COMMIT"):
+        if not re.fullmatch("[0-9a-f]{40}", told):
+            raise UsageError(f"BLINKPY_COMMIT={told} is not a whole commit hash, of 40 digits")
         return {"hash": told, "dirty": False}
 
     def git(*arguments: str) -> str:

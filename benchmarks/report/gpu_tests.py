@@ -5,7 +5,8 @@
     python -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml --gpu 'NVIDIA H200'
 
 Several reports are runs at one commit, which is that of the working tree, or BLINKPY_COMMIT. A test that failed in one of them
-counts as failed. pytest writes a report when it ends, also on SIGINT; a run that is killed leaves none.
+counts as failed, and so does one that was cut off. pytest writes a report when it ends, also on SIGINT; a run that is killed
+leaves none.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 
 from benchmarks.common.harness import RESULTS, UsageError, main, revision, to_json
 
+CUT_OFF = "a test that was cut off"
 OUTCOMES = ("failed", "skipped", "passed")  # the first that a test had in any of the runs is its outcome
 
 
@@ -30,8 +32,9 @@ def read_report(path: Path) -> dict[str, Any]:
     for case in (case for suite in suites for case in suite.iter("testcase")):
         kinds = {child.tag for child in case}
         found = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        # A test and its teardown may be two cases.
-        outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", set()).add(found)
+        # A test and its teardown may be two cases. One that SIGINT ended has no name.
+        name, found = (f"{case.get('classname')}::{case.get('name')}", found) if case.get("name") else (CUT_OFF, "failed")
+        outcomes.setdefault(name, set()).add(found)
     if not outcomes:
         raise UsageError(f"{path}: no test in it")
     seconds = sum(float(suite.get("time", 0)) for suite in suites)

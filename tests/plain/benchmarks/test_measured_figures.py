@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.harness import RESULTS, ROOT, UsageError
+from benchmarks.common.harness import RESULTS, ROOT, UsageError, revision
 from benchmarks.report import pages
 from benchmarks.report.figure_files import shows
 from benchmarks.report.gpu_tests import gpu_tests, joined, read_report
@@ -269,6 +269,14 @@ REPORT = """<testsuites><testsuite name="pytest" time="90" timestamp="2026-01-02
 </testsuite></testsuites>"""
 
 
+def test_a_commit_that_is_told_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLINKPY_COMMIT", "0123456789" * 4)
+    assert revision() == {"hash": "0123456789" * 4, "dirty": False}
+    monkeypatch.setenv("BLINKPY_COMMIT", "0123456")
+    with pytest.raises(UsageError, match="not a whole commit hash"):
+        revision()
+
+
 def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
     """Two runs: an error in a teardown counts, and what one run skipped and the other passed is not passed."""
     (tmp_path / "one.xml").write_text(REPORT)
@@ -285,6 +293,8 @@ def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
     assert text.startswith("1 of 4 tests of `tests/gpu` passed on one G at `0123456`, 2026-01-02, in 1.5 and 1.5 minutes")
     assert "; 2 failed, 1 skipped." in text
     assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`" in text
+    (tmp_path / "ended.xml").write_text(REPORT.replace("</testsuite>", '<testcase time="0.001"/></testsuite>'))
+    assert "a test that was cut off" in joined([read_report(tmp_path / "ended.xml")])["failed"]
     (tmp_path / "cut.xml").write_text(REPORT[:100])
     with pytest.raises(UsageError, match="cut"):
         read_report(tmp_path / "cut.xml")
