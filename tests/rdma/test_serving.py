@@ -15,7 +15,7 @@ from support.waiting import wait_for
 pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy
 
 
-@pytest.mark.parametrize(("device", "count", "words", "tokens"), [("null", 24, 120, 24), ("cpu", 3, 8, 6)])
+@pytest.mark.parametrize(("device", "count", "words", "tokens"), [("null", 16, 100, 16), ("cpu", 2, 6, 4)])
 def test_answers_are_the_same_as_over_shared_memory(device, count, words, tokens, rng) -> None:
     bodies = requests(rng, count, words, tokens)
     # A step of the model takes seconds in emulation.
