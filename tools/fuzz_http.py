@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -220,9 +221,12 @@ def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
 
 def schemathesis(options: Any, url: str) -> dict[str, Any]:
     """Requests from the OpenAPI document. Raises WrongAnswer for what it finds."""
-    command = [*options.schemathesis.split(), "run", f"{url}/openapi.json", "--seed", str(options.seed)]
+    program, *arguments = options.schemathesis.split()
+    command = [str(Path(shutil.which(program) or program).resolve()), *arguments]
+    command += ["run", f"{url}/openapi.json", "--seed", str(options.seed)]
     command += ["--checks", "not_a_server_error", "--max-time", str(int(options.schemathesis_s))]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=KEPT)  # where it keeps examples
     print(done.stdout, flush=True)
     check(done.returncode == 0, "schemathesis found something")
     found = re.search(r"([\d,]+) generated", done.stdout)

@@ -201,8 +201,9 @@ def _sleeps_late(running: _Running) -> bool:
 
 
 def _has_work(session: int) -> bool:
-    """Whether a thread of a session runs, or could."""
-    its = [process for process in Path("/proc").glob("[0-9]*") if _fields(process)[3:4] == [str(session)]]
+    """Whether a thread of a session runs, or could. Its leader counts before it leads, too."""
+    own = str(session)
+    its = [process for process in Path("/proc").glob("[0-9]*") if process.name == own or _fields(process)[3:4] == [own]]
     return any(_fields(task)[:1] in (["R"], ["D"]) for process in its for task in process.glob("task/*"))
 
 

@@ -1,6 +1,7 @@
 """The mutation tester itself: what it chooses, what it runs, what it keeps, and that nothing of a mutant stays."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -244,6 +245,21 @@ def test_a_process_that_hangs_or_dies_is_noticed(monkeypatch: pytest.MonkeyPatch
     assert answers(1, "here", time.sleep, 600)[1] == "waits for what never comes"
     assert answers(1, "here", loop)[1] == "takes more than 1 s of the processor"
     assert answers(60, "here", lambda: os._exit(3))[1] == "its process died, with 3"
+
+
+def test_a_process_counts_before_it_leads_its_session() -> None:
+    """Else one that gets no processor at its beginning would seem to sleep."""
+    from mutants.processes import _has_work
+
+    child = os.fork()
+    if child == 0:
+        work(60)
+        os._exit(0)
+    try:
+        assert _has_work(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def work(seconds: float) -> int:
