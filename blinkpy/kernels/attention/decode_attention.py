@@ -256,23 +256,9 @@ def _decode_attention(
                 visible = (position < cached) & (position >= first_position)
                 at = paged_offsets(table, position, visible, kv_head, KVH, P, D)
                 sums_0, sums_1, sums_2, sums_3, maximum, total = attend_tile_of_bytes(
-                    q,
-                    sums_0,
-                    sums_1,
-                    sums_2,
-                    sums_3,
-                    maximum,
-                    total,
-                    k_ptr,
-                    v_ptr,
-                    at,
-                    visible,
-                    scale,
-                    D,
-                    BLOCK_D,
-                    PRECISION,
-                    SOFTCAP,
-                )
+                    q, sums_0, sums_1, sums_2, sums_3, maximum, total, k_ptr, v_ptr, at, visible, scale,
+                    D, BLOCK_D, PRECISION, SOFTCAP,
+                )  # fmt: skip
             accumulator = join_columns(sums_0, sums_1, sums_2, sums_3)
         else:
             accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
