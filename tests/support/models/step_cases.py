@@ -32,7 +32,8 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_w
 from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
 
-PAGE, LENGTH, ROWS_AT_MOST, TOKENS_AT_MOST = 16, 128, 8, 64
+PAGE, LENGTH, ROWS_AT_MOST = 16, 128, 8
+TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter takes milliseconds for each program
 # Largest relative error of keys and values, by dtype and whether matrices are FP8: what rounds the other way is 6 % off then, and
 # a GPU's sums of FP8 products have fewer bits than float32.
 CACHE_LIMITS = {
