@@ -25,6 +25,9 @@ STORAGE_DTYPES = (torch.bfloat16, torch.float32)
 
 HEADER = ((8,), torch.int64)  # shape and dtype of a batch header, for `check_tensors`
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter, which knows no instructions of a GPU."""
+
 COUNT_ROWS = tl.constexpr(0)
 COUNT_TOKENS = tl.constexpr(1)
 COUNT_DECODE_ROWS = tl.constexpr(2)

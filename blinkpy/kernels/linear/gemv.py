@@ -3,14 +3,12 @@
 Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers before the wait
 for the kernel before, so that under programmatic dependent launch the memory is busy while that one ends; a program is
 small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
-fused in: with a single row none of them costs a pass. So is the unpacking of FP8 weights. The row itself stays in its storage
-dtype beside them: quantising it would cost a pass and exactness, and make nothing faster here.
+fused in: with a single row none of them costs a pass. Of FP8 weights: fp8_gemv.py.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 import triton
@@ -18,8 +16,6 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import gated
-from blinkpy.kernels.fp8_matrix import BLOCK
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.tile_product import weight_tile
@@ -35,17 +31,9 @@ def add_products(total, w, x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECT
 
 
 @triton.jit
-def block_scales(w_scale_ptr, n, k, K: tl.constexpr):
-    """float32 [BLOCK_K] scales of the blocks of weights, for a tile whose columns from n on are in one block."""
-    GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
-    return tl.load(w_scale_ptr + n // GROUP * GROUPS + k // GROUP, mask=k < K, other=0.0)
-
-
-@triton.jit
 def _gemv(
     x_ptr,  # [K]
     w_ptr,  # [N, K] weights; with SWIGLU [2 * N, K], gate rows then up rows
-    w_scale_ptr,  # float32 [N], or [N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
     norm_ptr,  # [K] weight of the RMSNorm of x (NORM only)
     residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
@@ -54,7 +42,6 @@ def _gemv(
     N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,  # elements of one 16-byte load, or 1: products are added up one by one
     BIAS: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
-    SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_N divides 128 and N with SWIGLU
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
@@ -78,14 +65,9 @@ def _gemv(
         if NORM:
             squares += tl.sum(tl.reshape(x * x, [VECTORS, VECTOR]), 1) if VECTOR > 1 else x * x
             x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-        x_upper = x
-        if SCALES == BLOCK_SCALES:
-            x *= block_scales(w_scale_ptr, tl.program_id(0) * BLOCK_N, k, K)
-            if SWIGLU:
-                x_upper *= block_scales(w_scale_ptr, N + tl.program_id(0) * BLOCK_N, k, K)
         total = add_products(total, w, x, BLOCK_N, BLOCK_K, VECTOR)
         if SWIGLU:
-            upper = add_products(upper, w_upper, x_upper, BLOCK_N, BLOCK_K, VECTOR)
+            upper = add_products(upper, w_upper, x, BLOCK_N, BLOCK_K, VECTOR)
         if first + BLOCK_K < K:
             w = weight_tile(w_ptr, n, k + BLOCK_K, N, K, EVEN, EVEN)
             if SWIGLU:
@@ -96,10 +78,6 @@ def _gemv(
         scale = tl.math.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= scale
         y_upper *= scale
-    if SCALES == ROW_SCALES:
-        y *= tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
-        if SWIGLU:
-            y_upper *= tl.load(w_scale_ptr + N + n, mask=n < N, other=0.0)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     if SWIGLU:
@@ -117,43 +95,32 @@ def gemv(call: LinearCall, config: LinearConfig) -> None:
     norm, eps = call.norm or (x, 0.0)
     vector = 1 if config.elementwise else 16 // call.weight.element_size()
     _gemv[(triton.cdiv(n, config.block_n),)](
-        x, call.weight, call.scale_tensors[1], x if call.bias is None else call.bias, norm,
+        x, call.weight, x if call.bias is None else call.bias, norm,
         out if call.residual is None else call.residual, out, eps,
         N=n, K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, VECTOR=vector,
         BIAS=call.bias is not None, NORM=call.norm is not None, RESIDUAL=call.residual is not None, SWIGLU=call.gate,
-        SCALES=call.scales_kind, PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
+        PDL=call.pdl, num_warps=config.warps, **launch.options(call.pdl),
     )  # fmt: skip
 
 
 def supports(shape: LinearShape) -> bool:
-    """One row. With a scale for each block, a tile must be within one."""
-    return shape.rows == 1 and not (shape.blocks and shape.swiglu and shape.n % BLOCK)
+    """One row."""
+    return shape.rows == 1 and not shape.fp8
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
     halves = 2 if shape.swiglu else 1
-    most = 64 if shape.fp8 else 32  # elements of a thread
     for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4, 8), (4, 8)):
-        if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * most:
+        if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * 32:
             yield LinearConfig("gemv", 16, block_n, block_k, 1, warps, elementwise=True)
     for block_k in (256, 512, 1024, 2048, 4096):
         beyond = -shape.k % block_k
         for kilobytes, warps in ((8, 4), (16, 4), (16, 8), (32, 8), (64, 16)):
-            block_n = kilobytes * (1024 if shape.fp8 else 512) // block_k // halves
+            block_n = kilobytes * 512 // block_k // halves
             if 1 <= block_n <= 16 and beyond <= shape.k / 8:
                 yield LinearConfig("gemv", 16, block_n, block_k, 1, warps)
 
-
-FP8_CASES: tuple[tuple[LinearConfig, tuple[int, int], dict[str, Any]], ...] = (
-    (LinearConfig("gemv", 16, 4, 64), (45, 150), {"bias": True, "residual": True}),
-    (LinearConfig("gemv", 16, 2, 128, elementwise=True), (128, 300), {"swiglu": True, "norm": True, "blocks": True}),
-    (LinearConfig("gemv", 16, 4, 64), (150, 150), {"norm": True, "blocks": True}),
-    (LinearConfig("gemv", 16, 8, 256), (130, 700), {"swiglu": True, "gelu": True, "norm": True, "inputs": torch.float32}),
-    (LinearConfig("gemv", 16, 2, 64), (40, 200), {"result": torch.float32}),
-    (LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), (4096, 4096), {"norm": True}),
-)
-"""Configuration, outputs and inputs, and what is around the product."""
 
 VARIANT = LinearVariant(
     "gemv",
@@ -167,14 +134,9 @@ VARIANT = LinearVariant(
         LinearCase(LinearConfig("gemv", 16, 32, 32), LinearShape(1, 50, 64, norm=True, result=torch.float32)),
         LinearCase(LinearConfig("gemv", 16, 4, 64, elementwise=True), LinearShape(1, 45, 150, norm=True, swiglu=True)),
         LinearCase(LinearConfig("gemv", 16, 2, 2048, warps=8, elementwise=True), LinearShape(1, 4096, 4096, residual=True)),
-        *(
-            LinearCase(config, LinearShape(1, *sizes, dtype=FP8, inputs=torch.bfloat16)._replace(**around))
-            for config, sizes, around in FP8_CASES
-        ),
     ),
     (_gemv,),
     supports=supports,
     check=partial(check_sizes, block_n=1),
     candidates=candidates,
-    quantised_inputs=False,
 )

@@ -13,12 +13,14 @@ from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors
-from blinkpy.kernels.linear import cublas, gemv, split_k, wide_tiles
+from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearVariant
 from blinkpy.kernels.norm import rms_norm
 
-VARIANTS: dict[str, LinearVariant] = by_name(*cublas.VARIANTS, gemv.VARIANT, split_k.VARIANT, wide_tiles.VARIANT)
+VARIANTS: dict[str, LinearVariant] = by_name(
+    *cublas.VARIANTS, gemv.VARIANT, fp8_gemv.VARIANT, split_k.VARIANT, wide_tiles.VARIANT
+)
 
 
 def linear(call: LinearCall, config: LinearConfig) -> None:

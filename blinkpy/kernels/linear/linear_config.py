@@ -19,6 +19,7 @@ class LinearConfig:
     stages: int = 4
     weights_first: bool = False  # weights as the first operand of the matrix unit
     elementwise: bool = False  # gemv: multiply-adds of single elements, and one reduction at the end
+    tiles: int = 1  # fp8_gemv: tiles that a program computes, one after another
     early_trigger: bool = False
     """Release the dependent launch at the start, not after the products. Good where one program fills an SM; otherwise the
     programs of the next layer crowd on the few SMs that get free first."""
@@ -30,5 +31,5 @@ def check_sizes(config: LinearConfig, **smallest: int) -> None:
     for name, least in {"block_m": 16, "block_n": 16, "block_k": 16, "warps": 1, **smallest}.items():
         if least:
             check_power_of_two(f"linear configuration: {name}", getattr(config, name), least)
-    if config.split_k < 1 or config.stages < 1:
-        raise ConfigError(f"linear configuration: split_k or stages out of range in {config}")
+    if min(config.split_k, config.stages, config.tiles) < 1:
+        raise ConfigError(f"linear configuration: split_k, stages or tiles out of range in {config}")

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.config_files import ConfigTable
-from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear import check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -52,10 +51,8 @@ def default_fp8_config(n: int, k: int, rows: int, swiglu: bool, blocks: bool) ->
     """The same of FP8 operands: weights first, and in tiles that the matrix unit takes at once."""
     if rows > 64 and not (blocks or n % 16 or k % 16):
         return LinearConfig("cublas")
-    if rows == 1 and not (blocks and swiglu and n % BLOCK):
-        block_k = min(2048, max(128, 1 << (k - 1).bit_length()))
-        block_n = min(16, 16_384 // block_k // (2 if swiglu else 1))
-        return LinearConfig("gemv", block_n=block_n, block_k=block_k, warps=8)
+    if rows == 1 and k % 8 == 0:
+        return LinearConfig("fp8_gemv", block_n=max(1, min(8, 16_384 // k // (2 if swiglu else 1))), warps=8)
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     split_k = 1 if swiglu or k < 2048 or rows > 64 else 4 if k >= 8192 else 2
     halves = 2 if swiglu else 1
