@@ -32,7 +32,7 @@ CHOICES = {  # that are shown, with what they are called here
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
     "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
 }
-MUTANTS = ("killed", "survived", "equivalent", "unknown")  # what becomes of them
+MUTANTS = ("killed", "survived", "unknown")  # what becomes of them
 MUST_DIE_EACH = 0.9  # share of a module's mutants, as in tools/mutants
 LOAD = "16 requests/s"  # that is shown
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
@@ -240,36 +240,29 @@ def simulated_turns(results: Results, mode: str) -> int:
 
 
 def simulated(results: Results) -> dict[str, Any]:
-    """The ledger of the simulator: a row for each mode, commit and machine."""
-    groups: dict[tuple[str, str, str], list[Document]] = {}
+    """The ledger of the simulator: a row for each mode and commit."""
+    groups: dict[tuple[str, str], list[Document]] = {}
     for line in results.lines(LEDGER):
-        groups.setdefault((line["mode"], line["commit"]["hash"][:7], hardware(line)), []).append(line)
+        groups.setdefault((line["mode"], line["commit"]["hash"][:7]), []).append(line)
     rows = []
-    for (mode, commit, where), lines in groups.items():
-        counts = [f"{sum(line[name] for line in lines):,}" for name in ("calls", "worlds", "judged", "in_lanes")]
-        rate = sum(line["calls"] for line in lines) / sum(line["calls"] / line["per_core_second"] for line in lines)
-        rows.append([mode, *counts, f"{rate:,.0f}", where, f"{max(line['date'] for line in lines)[:10]}, `{commit}`"])
+    for (mode, commit), lines in groups.items():
+        counts = [f"{sum(line[name] for line in lines):,}" for name in ("calls", "judged", "in_lanes")]
+        rows.append([mode, *counts, f"{max(line['date'] for line in lines)[:10]}, `{commit}`"])
     return {"rows": rows}
 
 
 def mutants(results: Results) -> dict[str, Any]:
-    """What became of the mutants: a row for each group of modules, and the modules of which too many live."""
+    """What became of the mutants, and the modules of which too many live."""
     found = results.read("mutants")
     if not found:
-        return {"rows": []}
-    total = {name: sum(group[name] for group in found["groups"].values()) for name in ("modules", *MUTANTS)}
-    rows = [[name, *_mutant_cells(group), between(group)] for name, group in found["groups"].items()]
-    rows.append(["all", *_mutant_cells(total), between(found)])
+        return {"total": None}
+    total = {name: f"{sum(group[name] for group in found['groups'].values()):,}" for name in MUTANTS}
     weak = []
     for file, module in found["modules"].items():
         hunted = module["killed"] + module["survived"]
         if module["killed"] < MUST_DIE_EACH * hunted:
             weak.append(f"`{file}` {module['killed']} of {hunted}")
-    return {"rows": rows, "weak": weak, "when": when(found), "seconds": found["processor_seconds"] / found["hunted"]}
-
-
-def _mutant_cells(counts: dict[str, Any]) -> list[str]:
-    return [f"{counts[name]:,}" for name in ("modules", *MUTANTS)]
+    return {"total": total, "share": between(found), "weak": weak, "when": when(found)}
 
 
 def between(counts: dict[str, Any]) -> str:
