@@ -30,7 +30,7 @@ PAIRS: list[tuple[tuple[int, ...], int, Counts]] = [
     ((2, 2), 4, (1_368, 3_451, 15_001)),
 ]
 if os.environ.get("BLINKPY_PROFILE") == "nightly":
-    POOLS += [((2, 3, 1), UNBOUNDED, (25_062, 168_192, 0))]
+    POOLS += [((2, 3, 1), UNBOUNDED, (27_846, 347_088, 0))]
     PAIRS += [((1, 2), 7, None), ((2, 2), 6, None)]
 
 
