@@ -7,13 +7,10 @@ from benchmarks.report.words import number, percent
 
 ATTACK_HEAD = (
     "attack",
-    "",
-    "gap, P99 (max), ms: quiet",
-    "beside it",
-    "`/health`, P99, ms",
+    "gap, P99, ms: quiet",
+    "beside it (max)",
     "a token, P99, ms",
-    "worker, MiB: most",
-    "after",
+    "worker, MiB",
 )
 CROWD_HEAD = (
     *("load", "requests/s", "tokens/s", "of a core", "gap, P99, ms", "short request, P50 (P99), ms", "`/health`, P50 (P99), ms"),
@@ -21,16 +18,15 @@ CROWD_HEAD = (
 
 
 def attacks(results: Results) -> dict[str, Any]:
-    """A row for each attack: what it does to streams, to who asks meanwhile, and to memory."""
+    """A row for each attack: what it does to streams, to who asks meanwhile, and to memory at most."""
     found = results.read("attacks")
     if not found:
         return {"rows": []}
     rows = []
     for row in found["results"]["attacks"]:
         quiet, beside = (row["gap_ms"][when] for when in ("quiet", "beside"))
-        waits = [tail(row[f"{kind}_ms"]["beside"]) for kind in ("health", "answer")]
-        sizes = [f"{row['worker_mib'][name]:.0f}" for name in ("peak", "after")]
-        rows.append([row["attack"], row["what"].partition(": ")[2], tail(quiet, True), tail(beside, True), *waits, *sizes])
+        waits, most = tail(row["answer_ms"]["beside"]), f"{row['worker_mib']['peak']:.0f}"
+        rows.append([row["what"].partition(": ")[2], tail(quiet), tail(beside, True), waits, most])
     times, memory = (number(target["value"], unit) for target, unit in zip(found["targets"], ("", "MiB"), strict=True))
     return {"head": ATTACK_HEAD, "rows": rows, "times": times.strip(), "memory": memory, **circumstances(found)}
 

@@ -32,7 +32,7 @@ CHOICES = {  # that are shown, with what they are called here
     **{name: name for name in ("fcfs, 512", "fcfs, 2048", "fcfs, 8192", "short-prompts, 2048")},
     "short-prompts, 512 up to 4096 waiting, then 2048, 8192 for short prompts": "defaults",
 }
-MUTANTS = ("killed", "survived", "equivalent", "unknown")  # what becomes of them
+MUTANTS = ("killed", "survived", "unknown")  # what becomes of them
 MUST_DIE_EACH = 0.9  # share of a module's mutants, as in tools/mutants
 LOAD = "16 requests/s"  # that is shown
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
@@ -105,27 +105,24 @@ def spread(steps: list[Document], what: str) -> str:
 
 
 def gap(results: Results) -> dict[str, Any]:
-    """What the time between two steps consists of, with a model's step and with one that leaves the caches alone."""
+    """The time between two steps, and the scheduler's part of it, of a model's step and of one that leaves the caches alone."""
     rows = []
-    for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "made up"):
+    for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "synthetic"):
         for count, step in results.read(name).get("rows", {}).items():
             if "gap_us" in step:
-                began, decides, whole = (step[key]["p50"] for key in ("scheduler_began_after_us", "scheduler_us", "gap_us"))
-                parts = (began, decides, whole - decides - began, whole)
-                rows.append([what, f"{int(count):,}", *(f"{round(part, 1) + 0.0:.1f}" for part in parts)])
+                times = [f"{step[key]['p50']:.1f}" for key in ("scheduler_us", "gap_us")]
+                rows.append([what, f"{int(count):,}", *times])
     return {"rows": rows}
 
 
 def grammars(results: Results) -> dict[str, Any]:
-    """Decode steps in which every row has a grammar, next to the same steps without, of one commit on one machine."""
+    """How much longer decode steps are in which every row has a grammar than without, of one commit on one machine."""
     free, bound = results.read(STEPS), results.read(GRAMMARS)
     if not bound or free["environment"] != bound["environment"]:
-        return {"rows": []}
-    rows = []
-    for count in (count for count in bound["rows"] if count in free["rows"]):
-        without, with_grammar = (found["rows"][count]["step_us"]["p50"] for found in (free, bound))
-        rows.append([f"{int(count):,}", milliseconds(without), milliseconds(with_grammar), f"{with_grammar / without:.4f}"])
-    return {"rows": rows, "origin": f"{origin_of(bound)}: {when(bound)}."}
+        return {"ratios": []}
+    counts = [count for count in bound["rows"] if count in free["rows"]]
+    longer = {int(count): bound["rows"][count]["step_us"]["p50"] / free["rows"][count]["step_us"]["p50"] - 1 for count in counts}
+    return {"ratios": [f"{percent(more, 1)} with {count:,}" for count, more in longer.items()], "when": when(bound)}
 
 
 def steps(results: Results) -> dict[str, Any]:
@@ -142,8 +139,8 @@ def steps(results: Results) -> dict[str, Any]:
 
 def step_row(step: Document) -> list[str]:
     """One step; what was not read is left empty."""
-    watts, mhz = (f"{step[name]:,.0f}" if name in step else "" for name in ("mean_w", "clock_mhz"))
-    return [step_title(step), f"{step['step_ms']:.3g}", watts, mhz, f"{step['tflop_per_s']:.0f}"]
+    watts = f"{step['mean_w']:,.0f}" if "mean_w" in step else ""
+    return [step_title(step), f"{step['step_ms']:.3g}", watts, f"{step['tflop_per_s']:.0f}"]
 
 
 def step_title(step: Document) -> str:
@@ -207,10 +204,10 @@ def fleet(results: Results) -> dict[str, Any]:
     found = results.read("fleet_placement").get("results", {})
     rows = []
     for workload, placements in found.get("workloads", {}).items():
-        for name, its in placements.items():
+        for name, its in (one for one in placements.items() if not one[0].startswith("(")):
             times = [f"{1000 * its[key]:.0f}" for key in ("ttft_p50", "ttft_p99")]
-            rows.append([workload, name, *times, percent(its["hit_rate"], 1), f"{its['balance']:.2f}"])
-    head = ["workload", "placement", "TTFT P50, ms", "P99", "prefix hits", "busiest engine, to the mean"]
+            rows.append([workload, name, *times, percent(its["hit_rate"], 1)])
+    head = ["workload", "placement", "TTFT P50, ms", "P99", "prefix hits"]
     return {"head": head, "rows": rows, "found": found}
 
 
@@ -240,36 +237,29 @@ def simulated_turns(results: Results, mode: str) -> int:
 
 
 def simulated(results: Results) -> dict[str, Any]:
-    """The ledger of the simulator: a row for each mode, commit and machine."""
-    groups: dict[tuple[str, str, str], list[Document]] = {}
+    """The ledger of the simulator: a row for each mode and commit."""
+    groups: dict[tuple[str, str], list[Document]] = {}
     for line in results.lines(LEDGER):
-        groups.setdefault((line["mode"], line["commit"]["hash"][:7], hardware(line)), []).append(line)
+        groups.setdefault((line["mode"], line["commit"]["hash"][:7]), []).append(line)
     rows = []
-    for (mode, commit, where), lines in groups.items():
-        counts = [f"{sum(line[name] for line in lines):,}" for name in ("calls", "worlds", "judged", "in_lanes")]
-        rate = sum(line["calls"] for line in lines) / sum(line["calls"] / line["per_core_second"] for line in lines)
-        rows.append([mode, *counts, f"{rate:,.0f}", where, f"{max(line['date'] for line in lines)[:10]}, `{commit}`"])
+    for (mode, commit), lines in groups.items():
+        counts = [f"{sum(line[name] for line in lines):,}" for name in ("calls", "judged", "in_lanes")]
+        rows.append([mode, *counts, f"{max(line['date'] for line in lines)[:10]}, `{commit}`"])
     return {"rows": rows}
 
 
 def mutants(results: Results) -> dict[str, Any]:
-    """What became of the mutants: a row for each group of modules, and the modules of which too many live."""
+    """What became of the mutants, and the modules of which too many live."""
     found = results.read("mutants")
     if not found:
-        return {"rows": []}
-    total = {name: sum(group[name] for group in found["groups"].values()) for name in ("modules", *MUTANTS)}
-    rows = [[name, *_mutant_cells(group), between(group)] for name, group in found["groups"].items()]
-    rows.append(["all", *_mutant_cells(total), between(found)])
+        return {"total": None}
+    total = {name: f"{sum(group[name] for group in found['groups'].values()):,}" for name in MUTANTS}
     weak = []
     for file, module in found["modules"].items():
         hunted = module["killed"] + module["survived"]
         if module["killed"] < MUST_DIE_EACH * hunted:
             weak.append(f"`{file}` {module['killed']} of {hunted}")
-    return {"rows": rows, "weak": weak, "when": when(found), "seconds": found["processor_seconds"] / found["hunted"]}
-
-
-def _mutant_cells(counts: dict[str, Any]) -> list[str]:
-    return [f"{counts[name]:,}" for name in ("modules", *MUTANTS)]
+    return {"total": total, "share": between(found), "weak": weak, "when": when(found)}
 
 
 def between(counts: dict[str, Any]) -> str:

@@ -220,20 +220,16 @@ def slowdown(document: Document, name: str, figure: str, front_end: str = "") ->
 
 
 def slowdowns(document: Document) -> Rows:
-    """Interfered over isolated, mean over rates; the other systems over blinkpy."""
-    rows = []
-    for front_end, cores in FRONT_END_CORES.items():
-        for name in grid.systems(document):
-            rows.append((f"{name}, {cores} cores", [slowdown(document, name, figure, front_end) for figure in FIGURES]))
-    for name in grid.systems(document):
-        for mode in MODES if name != OURS else ():
-            both = [[grid.series(document, one, mode, value) for one in (name, OURS)] for _, value in FIGURES.values()]
-            rows.append((f"{name} / {OURS}, {mode}", [grid.mean_ratio(*one) for one in both]))
+    """Interfered over isolated, mean over rates, front ends on cores of their own; the peer over blinkpy."""
+    rows = [(name, [slowdown(document, name, figure) for figure in FIGURES]) for name in grid.systems(document)]
+    for mode in MODES:
+        both = [[grid.series(document, one, mode, value) for one in (PEER, OURS)] for _, value in FIGURES.values()]
+        rows.append((f"{PEER} / {OURS}, {mode}", [grid.mean_ratio(*one) for one in both]))
     return [[label, *(f"{ratio:.2f}" if ratio else "" for ratio in found)] for label, found in rows if any(found)]
 
 
 def remarks(document: Document) -> list[str]:
-    """Where blinkpy is behind, how much two runs differ, power when idle, times to start, loads that don't count."""
+    """Where blinkpy is behind, how much two runs differ, power when idle, loads that don't count."""
     lines = [behind(document)] if {OURS, PEER} <= set(grid.systems(document)) else []
     if again := grid.repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
@@ -241,7 +237,7 @@ def remarks(document: Document) -> list[str]:
         lines.append(f"Means of two runs: {len(again)} cells. The runs differ by at most: {words}.")
     else:
         lines.append("No cell of the grid was measured twice.")
-    lines += server_remarks(document)
+    lines += idle_power(document)
     if left_out := grid.fallen_behind(document):
         how_many = f"{len(left_out)} of {len(document['cells'])}"
         lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(left_out)}.")
@@ -250,21 +246,14 @@ def remarks(document: Document) -> list[str]:
     return lines
 
 
-def server_remarks(document: Document) -> list[str]:
-    """Times to start, and power when idle."""
-    starts, idle = [], []
+def idle_power(document: Document) -> list[str]:
+    """Power of each idle server."""
+    idle = []
     for name in grid.systems(document):
         servers = [cell["server"] for cell in grid.cells_of(document, system=name)]
-        if seconds := sorted({round(server["start_to_healthy_s"]) for server in servers if "start_to_healthy_s" in server}):
-            starts.append(f"{name} {' or '.join(map(str, seconds))} s")
         if known := [server for server in servers if server.get("idle_w") and server.get("idle_before_w")]:
             idle.append(f"{name} {known[0]['idle_w']:.0f} W ({known[0]['idle_before_w']:.0f} W before its start)")
-    lines = []
-    if starts:
-        lines.append(f"From start to healthy: {', '.join(starts)}; the first start, with empty caches, takes longest.")
-    if idle:
-        lines.append(f"Power of the GPU with an idle server: {', '.join(idle)}.")
-    return lines
+    return [f"Power of the GPU with an idle server: {', '.join(idle)}."] if idle else []
 
 
 def behind(document: Document) -> str:
@@ -299,7 +288,7 @@ def energy(found: dict[str, Document]) -> dict[str, Any]:
 
 
 def energy_rows(document: Document) -> Rows:
-    """Each isolated load of both systems: blinkpy's figures / the peer's, and their ratios. Empty without an energy counter."""
+    """Each isolated load of both systems: blinkpy's J/token / the peer's, and its ratio. Empty without an energy counter."""
     found: dict[str, dict[str, Document]] = {}
     for cell in grid.valid_cells(document, mode=MODES[0], front_end=grid.placement(document), repeat=0):
         if cell["energy"].get("mean_w") and cell.get("steps"):
@@ -308,9 +297,8 @@ def energy_rows(document: Document) -> Rows:
     for load, cells in sorted(found.items(), key=lambda item: (item[0].endswith("/s"), float(item[0].split()[0]))):
         if {OURS, PEER} <= cells.keys():
             ours, peers = energy_figures(cells[OURS]), energy_figures(cells[PEER])
-            words = [f"{one:.3g} / {other:.3g}" for one, other in zip(ours, peers, strict=True)]
             step, steps = ours[1] / peers[1], peers[0] / ours[0]  # J for each step, and steps for each token
-            rows.append([load, *words, f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
+            rows.append([load, f"{ours[2]:.3g} / {peers[2]:.3g}", f"{step * steps:.2f} = {step:.2f} x {steps:.2f}"])
     return rows
 
 

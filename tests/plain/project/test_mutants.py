@@ -503,8 +503,7 @@ def test_a_result_counts_each_module_and_is_shown(tmp_path: Path) -> None:
     assert found["survivors"] == sorted(some[n].name for n in (2, 4))
     write(tmp_path / "mutants.json", found)
     shown = part_tables.mutants(part_tables.Results(tmp_path))
-    cells = ["2", "3", "2", "2", "3", "60.0 % (23 to 88)"]
-    assert shown["rows"] == [["queues", *cells], ["all", *cells]] and shown["seconds"] == 1.0
+    assert shown["total"] == {"killed": "3", "survived": "2", "unknown": "3"} and shown["share"] == "60.0 % (23 to 88)"
     assert shown["weak"] == ["`queues/completion.py` 3 of 4", "`queues/layout.py` 0 of 1"]
 
 
