@@ -32,8 +32,9 @@ from benchmarks.report.grid_plot import draw, draw_claim
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.part_tables import Document, Results
 
-# Begin the names of a model's grid, of loads with each system alone on a machine, and of loads with a schema and without.
-GRID, ALONE, SCHEMAS = "paper-", "alone-", "schemas-"
+# Begin the names of a model's grid, of loads with each system alone on a machine, of loads with a schema and without, and of
+# servers with FP8 weights: beside others, and with one stream alone.
+GRID, ALONE, SCHEMAS, FP8 = "paper-", "alone-", "schemas-", ("served-fp8-", "stream-fp8-")
 CLAIM = RESULTS / "claim.png"
 PAGES = (ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "serving": lambda results: serving_tables.serving(results.by_shape(GRID)),
     "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
+    "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,

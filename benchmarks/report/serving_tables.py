@@ -9,6 +9,7 @@ from benchmarks.common.load import load_name
 from benchmarks.report.grid_summary import FIGURES, MEDIANS, Document, Figure
 from benchmarks.report.words import percent, word
 from benchmarks.serving.load_figures import MODES
+from benchmarks.serving.systems import SYSTEMS
 
 Rows = list[list[str]]
 HEADLINE_RATE = 16.0
@@ -173,6 +174,32 @@ def schemas(results: dict[str, Document]) -> dict[str, Any]:
                 rows.append(row)
             models.append({"title": title, "rows": rows, "origin": machine(file)})
     return {"models": models}
+
+
+def fewer_bits(found: list[dict[str, Document]]) -> dict[str, Any]:
+    """Every load of servers with FP8 weights, and of what they are compared with: each file of `found`, by the model's title."""
+    models = []
+    for title, file in ((title, file) for files in found for title, file in files.items() if file):
+        document = file["results"]
+        cells = grid.valid_cells(document)
+        rows = []
+        for cell in sorted(cells, key=lambda cell: (cell["cell"]["streams"], cell["cell"]["rate"], cell["load"]["per_core"])):
+            beside = f", {cell['load']['per_core']} neighbours a core" if cell["load"]["per_core"] else ""
+            ttft, tpot, *others = (value(cell) for _, value in FIGURES.values())
+            figures = [MEDIANS["median TTFT"](cell), ttft, MEDIANS["median TPOT"](cell), tpot, *others]
+            rows.append([grid.cell_load(cell) + beside, cell["cell"]["system"], *map(word, figures)])
+        models.append({"title": title, "origin": machine(file), "options": options(document), "rows": rows})
+    return {"models": models}
+
+
+def options(document: Document) -> list[str]:
+    """What each system was started with, beside what all of its kind are: its name and options."""
+    found = {}
+    for cell in document["cells"]:
+        words = cell["server"]["command"].split()
+        common = next((known for one in SYSTEMS.values() if words[: len(known := one.command.split())] == known), words)
+        found[cell["cell"]["system"]] = " ".join(words[len(common) :])
+    return [f"`{name}`: `{given}`" for name, given in found.items() if given]
 
 
 def schema_pairs(document: Document) -> list[tuple[Document, Document]]:

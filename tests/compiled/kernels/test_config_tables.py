@@ -11,9 +11,10 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels.config_files import FOLDER
-from blinkpy.kernels.linear.linear import check_config
+from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config, key
+from blinkpy.kernels.linear.linear_variants import LinearShape
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
 
 GPU = "NVIDIA H200"
@@ -86,6 +87,18 @@ def test_defaults_of_linear_layers_are_valid(rows: int, dtype: torch.dtype) -> N
             config = default_config(n, k, rows, dtype, swiglu=swiglu)
             check_config(config)
             assert (config.variant == "gemv") == (rows == 1)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("rows", [1, 16, 65])
+def test_defaults_of_fp8_layers_are_valid(rows: int, blocks: bool) -> None:
+    for n, k in ((48, 32), (6144, 4096), (4096, 14336), (96, 100)):
+        for swiglu in (False, True):
+            config = default_config(n, k, rows, torch.float8_e4m3fn, swiglu=swiglu, blocks=blocks)
+            check_config(config)
+            shape = LinearShape(rows, n, k, swiglu=swiglu, dtype=torch.float8_e4m3fn, blocks=blocks)
+            assert VARIANTS[config.variant].supports(shape)
+            assert (config.variant == "fp8_gemv") == (rows == 1 and k % 8 == 0)
 
 
 def test_shipped_tables_load() -> None:

@@ -17,7 +17,8 @@ from benchmarks.report.grid_summary import FIGURES, MEDIANS, mean_ratio, repeate
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, grid_page, part, rewritten
 from benchmarks.report.part_tables import Results
-from benchmarks.report.serving_tables import behind, claim, energy_rows, schemas, serving, slowdown
+from benchmarks.report.serving_tables import behind, claim, energy_rows, fewer_bits, schemas, serving, slowdown
+from benchmarks.serving.systems import SYSTEMS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -150,6 +151,29 @@ def test_loads_with_a_schema_stand_beside_the_same_without_and_nowhere_else() ->
     text = shown("schemas", schemas({"Em": document([*pairs, bound]), "En": {}}))
     assert re.findall(r"^\| \d.*", text, re.MULTILINE) == ["| 64 | vllm | 9 | 6 | 12 | 2.00 | 18 | 27 | 1.50 |"]
     assert serving({"Em": document([*CELLS, bound])}) == serving({"Em": document(CELLS)})
+
+
+def test_loads_with_fewer_bits() -> None:
+    """Each load of each file, streams behind rates, with what its system was started with beside its own kind's command."""
+    cells = [
+        cell("blinkpy-fp8", "interfered", 16, 3.0),
+        cell("blinkpy-fp8", "isolated", 16, 2.0),
+        cell("vllm", "isolated", 0, 7.0, 64),
+    ]
+    for one in cells:
+        kind = one["cell"]["system"].removesuffix("-fp8")
+        one["server"] = {
+            "version": "1.2",
+            "command": " ".join([SYSTEMS[kind].command, "--quantization fp8" * (kind == "blinkpy")]),
+        }
+    context = fewer_bits([{"Em": document(cells[::-1]), "En": {}}, {"Em": document(cells[:1])}])
+    text = " ".join(shown("fewer_bits", context).split())
+    assert "2 requests/s" not in text and "Options: `blinkpy-fp8`: `--quantization fp8`." in text and "`vllm`" not in text
+    assert [row[:2] for row in context["models"][0]["rows"]] == [
+        ["16 requests/s", "blinkpy-fp8"], ["16 requests/s, 8 neighbours a core", "blinkpy-fp8"], ["64 streams", "vllm"],
+    ]  # fmt: skip
+    assert "| 16 requests/s | blinkpy-fp8 | 2 | 6 | 2 | 6 | 900 | 0.05 |" in text
+    assert len(context["models"]) == 2 and "Not measured" not in text and "Not measured" in shown("fewer_bits", fewer_bits([{}]))
 
 
 def test_grid_summary() -> None:
