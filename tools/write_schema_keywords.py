@@ -12,7 +12,8 @@ MARK = "<!-- keywords, by make docs -->\n"
 
 def table() -> str:
     """A Markdown table of all keywords that are known."""
-    rows = [(f"`{name}`", keyword.remark or "supported") for name, keyword in KEYWORDS.items()]
+    remarks = dict.fromkeys(["", *(keyword.remark for keyword in KEYWORDS.values())])
+    rows = [(_list(name for name in KEYWORDS if KEYWORDS[name].remark == remark), remark or "supported") for remark in remarks]
     rows += [(_list((REFERENCE, *PLACES)), "supported inside of the schema; recursion is unrolled")]
     rows += [(_list(ANNOTATIONS), "no effect, and so have unknown ones that do not look like misspelt ones")]
     reasons = dict.fromkeys(REFUSED.values())

@@ -26,7 +26,7 @@ def attacks(results: Results) -> dict[str, Any]:
     for row in found["results"]["attacks"]:
         quiet, beside = (row["gap_ms"][when] for when in ("quiet", "beside"))
         waits, most = tail(row["answer_ms"]["beside"]), f"{row['worker_mib']['peak']:.0f}"
-        rows.append([row["what"].partition(": ")[2], tail(quiet), tail(beside, True), waits, most])
+        rows.append([row["attack"], tail(quiet), tail(beside, True), waits, most])
     times, memory = (number(target["value"], unit) for target, unit in zip(found["targets"], ("", "MiB"), strict=True))
     return {"head": ATTACK_HEAD, "rows": rows, "times": times.strip(), "memory": memory, **circumstances(found)}
 

@@ -14,14 +14,14 @@ SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 LEDGER = "simulated_turns"
 STEPS, SCHEDULER, GRAMMARS = "decode-llama-3-8b", "decode-scheduler", "decode-llama-3-8b-grammar"
 CPU_ROWS = (  # file, how its target begins, what it is called here
-    ("control_overhead", "scheduler call at 64 running, steady", "scheduler, one call at 64 running sequences, caches cold"),
-    ("control_overhead", "scheduler call at 256 running, steady", "scheduler, one call at 256 running sequences, caches cold"),
+    ("control_overhead", "scheduler call at 64 running, steady", "scheduler call, 64 running, caches cold"),
+    ("control_overhead", "scheduler call at 256 running, steady", "scheduler call, 256 running, caches cold"),
     ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
     ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
-    ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for each token event, 64 paced streams"),
-    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens, no HTTP, no card"),
+    ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for a token event, 64 streams"),
+    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens (no HTTP, no card)"),
     ("rdma_cpu", "CPU of a request of 4096 tokens", "the same, 4,096 tokens"),
-    ("queue_round_trip", "round trip through the transport", "queue pair, round trip between two processes"),
+    ("queue_round_trip", "round trip through the transport", "queue pair, round trip"),
 )
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "parts.decode_step",
@@ -35,6 +35,12 @@ CHOICES = {  # that are shown, with what they are called here
 MUTANTS = ("killed", "survived", "unknown")  # what becomes of them
 MUST_DIE_EACH = 0.9  # share of a module's mutants, as in tools/mutants
 LOAD = "16 requests/s"  # that is shown
+LIKE_OTHERS = (  # steps that are not shown
+    *(f"decode, {rows} rows at 256" for rows in (8, 32, 128)),
+    *(f"30 rows at 1,100, chunk of {tokens}" for tokens in ("226", "418", "994", "4,066")),
+    "a prompt of 512",
+)
+RULES_SHOWN = ("prefix", "least-loaded", "round-robin")  # of placement; the plot has all
 PREDICTED = ("ttft_p50", "ttft_p99", "tpot_p99", "itl_p99", "itl_max", "e2e_mean")
 
 
@@ -106,13 +112,14 @@ def spread(steps: list[Document], what: str) -> str:
 
 def gap(results: Results) -> dict[str, Any]:
     """The time between two steps, and the scheduler's part of it, of a model's step and of one that leaves the caches alone."""
-    rows = []
+    shown: dict[str, dict[int, str]] = {}
     for name, what in (STEPS, "Llama-3-8B"), (SCHEDULER, "synthetic"):
         for count, step in results.read(name).get("rows", {}).items():
             if "gap_us" in step:
-                times = [f"{step[key]['p50']:.1f}" for key in ("scheduler_us", "gap_us")]
-                rows.append([what, f"{int(count):,}", *times])
-    return {"rows": rows}
+                shown.setdefault(what, {})[int(count)] = f"{step['gap_us']['p50']:.1f} ({step['scheduler_us']['p50']:.1f})"
+    counts = sorted({count for times in shown.values() for count in times})
+    rows = [[what, *(times.get(count, "") for count in counts)] for what, times in shown.items()]
+    return {"head": ["us with rows", *(f"{count:,}" for count in counts)], "rows": rows}
 
 
 def grammars(results: Results) -> dict[str, Any]:
@@ -133,7 +140,7 @@ def steps(results: Results) -> dict[str, Any]:
             gpu = found["results"]["gpu"]
             limit = f", power limit {gpu['power_limit_w']:.0f} W" if "power_limit_w" in gpu else ""
             where = f"{title}, {gpu['gpu']}{limit}; {found['arguments']['seconds']:g} s of each step; {when(found)}:"
-            tables.append((where, [step_row(step) for step in found["results"]["steps"]]))
+            tables.append((where, [step_row(step) for step in found["results"]["steps"] if step_title(step) not in LIKE_OTHERS]))
     return {"tables": tables}
 
 
@@ -204,7 +211,7 @@ def fleet(results: Results) -> dict[str, Any]:
     found = results.read("fleet_placement").get("results", {})
     rows = []
     for workload, placements in found.get("workloads", {}).items():
-        for name, its in (one for one in placements.items() if not one[0].startswith("(")):
+        for name, its in (one for one in placements.items() if one[0] in RULES_SHOWN):
             times = [f"{1000 * its[key]:.0f}" for key in ("ttft_p50", "ttft_p99")]
             rows.append([workload, name, *times, percent(its["hit_rate"], 1)])
     head = ["workload", "placement", "TTFT P50, ms", "P99", "prefix hits"]
