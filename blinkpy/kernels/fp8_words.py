@@ -67,6 +67,14 @@ def multiply_words(w, low, high):
 
 
 @triton.jit
+def multiply_words_exactly(w, x):
+    """The same in float32, for inputs x of float32 that 11 bits are too few for: w int64 [N, W], x float32 [8 * W]."""
+    byte = w[:, :, None] >> (tl.arange(0, WORD) * 8)[None, None, :] & 0xFF
+    weights = byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    return tl.sum(weights * tl.reshape(x, [w.shape[1], WORD])[None, :, :], 2)
+
+
+@triton.jit
 def _weight(word):
     """float16 of the lowest byte."""
     return (word & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)

@@ -1,4 +1,5 @@
-"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_words.py), sums in float32.
+"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_words.py), sums in float32; of a row
+of float32, products in float32.
 
 A program packs the row once and keeps it in registers, for several tiles of BLOCK_N outputs and all of K; it loads the next tile
 while it computes one. The first is loaded before the wait for the kernel before, as in gemv.py. RMSNorm of x, bias, SwiGLU and
@@ -17,7 +18,7 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import gated
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP
-from blinkpy.kernels.fp8_words import WORD, multiply_words, pack_row
+from blinkpy.kernels.fp8_words import WORD, multiply_words, multiply_words_exactly, pack_row
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 
@@ -35,15 +36,19 @@ def load_words(w_ptr, n, word, N, WORDS: tl.constexpr, EVEN_K: tl.constexpr):
 @triton.jit
 def sum_words(
     w,  # int64 [BLOCK_N, BLOCK_WORDS]
-    low, high,  # int64 [BLOCK_WORDS], see pack_row
+    x,  # float32 [BLOCK_K] (EXACT only)
+    low, high,  # int64 [BLOCK_WORDS], see pack_row (else)
     w_scale_ptr,  # float32 [ROWS], or [ROWS / 128, GROUPS]
     row,  # [BLOCK_N] of the weight
     word,  # [BLOCK_WORDS]
     ROWS,  # those of the weight, or fewer: where rows that count end
-    K: tl.constexpr, SCALES: tl.constexpr,
+    K: tl.constexpr, SCALES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BLOCK_N] products of the tile's rows with the packed row."""
-    sums = multiply_words(w, tl.broadcast_to(low[None, :], w.shape), tl.broadcast_to(high[None, :], w.shape))
+    """float32 [BLOCK_N] products of the tile's rows with the row."""
+    if EXACT:
+        sums = multiply_words_exactly(w, x)
+    else:
+        sums = multiply_words(w, tl.broadcast_to(low[None, :], w.shape), tl.broadcast_to(high[None, :], w.shape))
     if SCALES == BLOCK_SCALES:
         GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
         at = w_scale_ptr + (row // GROUP * GROUPS)[:, None] + (word // (GROUP // WORD))[None, :]
@@ -70,6 +75,7 @@ def _fp8_gemv(
     SCALES: tl.constexpr,  # ROW_SCALES or BLOCK_SCALES
     PDL: tl.constexpr,
 ):  # fmt: skip
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     EVEN_K: tl.constexpr = K == BLOCK_K
     WORDS: tl.constexpr = K // WORD
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -90,7 +96,8 @@ def _fp8_gemv(
         factor = tl.math.rsqrt(tl.sum(x * x, 0) / K + eps)
         x *= tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     low, high, unscale = pack_row(x, BLOCK_K)
-    factor *= unscale
+    if not EXACT:
+        factor *= unscale
     while tile < TILES:
         n = tile * BLOCK_N + column
         tile += tl.num_programs(0)
@@ -98,11 +105,11 @@ def _fp8_gemv(
         following_upper = following
         if SWIGLU:
             following_upper = load_words(w_ptr + N * K, tile * BLOCK_N + column, word, N, WORDS, EVEN_K)
-        y = sum_words(w, low, high, w_scale_ptr, n, word, N, K, SCALES) * factor
+        y = sum_words(w, x, low, high, w_scale_ptr, n, word, N, K, SCALES, EXACT) * factor
         if BIAS:
             y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
         if SWIGLU:
-            y_upper = sum_words(w_upper, low, high, w_scale_ptr, N + n, word, N + N, K, SCALES) * factor
+            y_upper = sum_words(w_upper, x, low, high, w_scale_ptr, N + n, word, N + N, K, SCALES, EXACT) * factor
             if BIAS:
                 y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
             y = gated(y, y_upper, SWIGLU)
@@ -174,5 +181,4 @@ VARIANT = LinearVariant(
     check=partial(check_sizes, block_n=1),
     candidates=candidates,
     quantised_inputs=False,
-    half_products=True,
 )

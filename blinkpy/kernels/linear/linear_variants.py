@@ -163,8 +163,6 @@ class LinearVariant:
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
     quantised_inputs: bool = True
     """Whether it takes x as FP8 numbers where weights are; else x is in a storage dtype."""
-    half_products: bool = False
-    """Whether products are rounded to 11 bits: nothing to inputs of bfloat16, but to those of float32."""
 
     def given(self, shape: LinearShape, inputs: torch.dtype = torch.bfloat16) -> LinearShape:
         """A shape with x as this variant takes it. inputs: storage dtype of x."""
