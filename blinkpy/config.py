@@ -79,21 +79,19 @@ def extends(section: str) -> Callable[[type[Options]], type[Options]]:
 class ModelOptions:
     """Which model, and how it is loaded."""
 
-    model: str = option("demo", "model folder, Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
+    model: str = option("demo", "folder, Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
     served_model_name: str = option("", "name in the API (default: the model argument)", commands=FRONT)
     dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
     quantization: str = option(
         "auto",
-        "what the checkpoint says (auto), or linear layers in 8-bit floats, quantised as they are loaded (fp8; docs/models.md)",
+        "as the checkpoint says (auto), or linear layers in 8-bit floats, quantised while they are loaded (fp8; docs/models.md)",
         choices=("auto", "fp8"),
     )
     load_format: str = option(
         "auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy")
     )
-    max_model_len: int = option(
-        0, "tokens of a sequence, prompt and output together (0: what model and cache allow)", low=0, high=1 << 22
-    )
-    chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
+    max_model_len: int = option(0, "tokens of a sequence, prompt and output (0: what model and cache allow)", low=0, high=1 << 22)
+    chat_template: str = option("", "file with a Jinja template (default: the model's own)", commands=FRONT)
     tool_call_parser: str = option(
         "auto", "how the model writes tool calls (auto: by its chat template)", choices=TOOL_CALL_PARSERS, commands=FRONT
     )
@@ -110,18 +108,16 @@ class CacheOptions:
     page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
     num_pages: int = option(0, "pages of the KV cache (0: sized from free memory)", low=0, high=1 << 24)
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
-    cpu_cache_mib: int = option(256, "KV cache of the CPU engine when num_pages is 0, MiB", low=1, high=1 << 20)
-    enable_prefix_caching: bool = option(True, "reuse the pages of prompts with a common start")
+    cpu_cache_mib: int = option(256, "KV cache of the CPU engine where num_pages is 0, MiB", low=1, high=1 << 20)
+    enable_prefix_caching: bool = option(True, "reuse the pages of a common start of prompts")
     window_cache: str = option(
         "full",
-        "layers with a window keep all tokens in pages (full), or their window alone in a ring of each slot (ring: less memory, "
-        "no prefix caching; docs/models.md)",
+        "layers with a window keep all tokens (full), or the window alone: less memory, no prefix caching (ring; docs/models.md)",
         choices=("full", "ring"),
     )
     kv_cache_dtype: str = option(
         "auto",
-        "numbers of the KV cache: of the model's type (auto), or FP8 with scales for each layer and head (fp8_e4m3: half the "
-        "memory of bfloat16; docs/tuning.md)",
+        "the model's type (auto), or FP8: half the memory of bfloat16 (docs/tuning.md)",
         choices=("auto", "fp8_e4m3"),
     )
 
@@ -133,46 +129,44 @@ class SchedulerOptions:
     max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(
         0,
-        "tokens in one step: decodes and prefill chunks together (0: 8192 on a GPU, 2048 with experts; a second's on a CPU)",
+        "tokens in one step, decodes and chunks (0: 8192 on a GPU, 2048 with experts; a second's work on a CPU)",
         low=0,
         high=1 << 20,
     )
     mixed_step_tokens: int = option(
         0,
-        "tokens in a step with decodes and prefill, while few prompt tokens wait (0: 512 on a GPU without experts)",
+        "tokens in a mixed step while few prompt tokens wait (0: 512 on a GPU without experts)",
         low=0,
         high=1 << 20,
     )
-    burst_tokens: int = option(
-        0, "waiting prompt tokens above which mixed_step_tokens doesn't hold (0: twice burst_step_tokens)", low=0, high=1 << 24
-    )
+    burst_tokens: int = option(0, "waiting prompt tokens that make a burst (0: twice burst_step_tokens)", low=0, high=1 << 24)
     burst_step_tokens: int = option(
         0,
-        "as mixed_step_tokens while more wait, unless the prompts are short: docs/tuning.md (0: 2048 on a GPU without experts)",
+        "as mixed_step_tokens, in a burst of long prompts (0: 2048 on a GPU without experts; docs/tuning.md)",
         low=0,
         high=1 << 20,
     )
     yield_steps: int = option(
         YIELD_STEPS,
-        "steps in a row in which best-effort prompts wait while a latency-sensitive one can run: docs/policies.md (0: none)",
+        "steps in a row that best-effort prompts leave to latency-sensitive ones (docs/policies.md)",
         low=0,
         high=1 << 20,
     )
     best_effort_step_tokens: int = option(
         0,
-        "tokens of a step, decodes included, up to which best-effort prompts fill it: docs/policies.md (0: no such limit)",
+        "tokens of a step, decodes included, that best-effort prompts may fill (0: all; docs/policies.md)",
         low=0,
         high=1 << 20,
     )
     best_effort_pages: float = option(
         1.0,
-        "share of the KV cache's pages that best-effort requests may hold together: docs/policies.md (1: all)",
+        "share of the KV cache's pages for best-effort requests (docs/policies.md)",
         low=0.001,
         high=1.0,
     )
     tpot_target_ms: int = option(
         0,
-        "time per output token that is soon enough: steps wait for each other, which saves energy (0: off; docs/tuning.md)",
+        "time per output token that is soon enough: steps are held, which saves energy (0: off; docs/tuning.md)",
         low=0,
         high=60_000,
     )
@@ -183,14 +177,14 @@ class SchedulerOptions:
 class QueueOptions:
     """Queue pairs between front ends and the engine."""
 
-    slots: int = option(256, "requests in flight per front-end worker; others wait", low=1, high=65535)
-    sq_entries: int = option(0, "submission ring of a worker, a power of two (0: the next one from slots)", low=0, high=1 << 20)
+    slots: int = option(256, "requests in flight per worker; others wait", low=1, high=65535)
+    sq_entries: int = option(0, "submission ring of a worker, a power of two (0: from slots)", low=0, high=1 << 20)
     cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
     prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)
     grammar_arena_kib: int = option(
-        0, "beside it, for grammars and token rules, which requests share, KiB (0: 16 of the largest)", low=0, high=1 << 20
+        0, "arena of a worker for grammars and token rules, KiB (0: 16 of the largest)", low=0, high=1 << 20
     )
-    lease_ms: int = option(5000, "a front end silent for so long loses its requests and its queue pair", low=50, high=3_600_000)
+    lease_ms: int = option(5000, "a front end silent for so long loses its requests and queue pair", low=50, high=3_600_000)
     engine_timeout_ms: int = option(
         2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000, commands=FRONT
     )
@@ -200,38 +194,38 @@ class QueueOptions:
 class EngineOptions:
     """Where the model runs and who drives it."""
 
-    device: str = option("auto", "auto, cpu, cuda, or null (synthetic tokens, no model)", choices=("auto", "cpu", "cuda", "null"))
-    control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
-    name: str = option(
-        "blinkpy", "name of the shared-memory segment, when engine and front ends are separate processes", commands=ALL
+    device: str = option(
+        "auto", "where the model runs; null: synthetic tokens, no model", choices=("auto", "cpu", "cuda", "null")
     )
+    control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
+    name: str = option("blinkpy", "name of the shared-memory segment, for halves that are started apart", commands=ALL)
     threads: int = option(0, "threads of the CPU engine (0: one for each core)", low=0, high=1024)
-    null_step_us: int = option(0, "time that one step of the null engine takes, us", low=0, high=10_000_000)
+    null_step_us: int = option(0, "time of a step of the null engine, us", low=0, high=10_000_000)
     batch_invariant: bool = option(
-        False, "the same request gives the same tokens, whatever runs beside it; slower: docs/tuning.md"
+        False, "the same request gives the same tokens, whatever runs beside it; slower (docs/tuning.md)"
     )
     grammar_slots: int = option(
-        64, "different grammars and token rules of requests at a time; each worker has an even share (0: none)", low=0, high=4096
+        64, "different grammars and token rules at a time; workers have even shares (0: none)", low=0, high=4096
     )
     grammar_kib: int = option(256, "largest grammar, as an automaton, or token rules, KiB", low=1, high=1 << 14)
-    restart: bool = option(True, "start an engine that died again; without it the server ends with exit code 1", commands="serve")
+    restart: bool = option(True, "start an engine that died again; off: the server ends with exit code 1", commands="serve")
     engine_hang_s: int = option(
         60,
-        "seconds that the engine's loop may stand still before it is ended like one that died (0: any)",
+        "seconds that the engine's loop may stand still before it is killed (0: any)",
         low=0,
         high=86_400,
         commands="serve",
     )
     data_parallel_size: int = option(
         1,
-        "engines of the same model that share the requests, each on a GPU of its own: docs/fleet.md",
+        "engines that share the requests, each on its own GPU (docs/fleet.md)",
         low=1,
         high=MOST_ENGINES,
         commands="serve",
     )
-    check_integrity: str = option("idle", "check the whole scheduler state", choices=("never", "idle", "always"))
+    check_integrity: str = option("idle", "when the whole scheduler state is checked", choices=("never", "idle", "always"))
     record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
-    record_folder: str = option("", "where the recording goes when the engine crashes (default: ~/.local/state/blinkpy)")
+    record_folder: str = option("", "where the recording of a crash goes (default: ~/.local/state/blinkpy)")
 
 
 @dataclass(frozen=True)
@@ -247,37 +241,37 @@ class FrontendOptions:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on (0: any free one)", low=0, high=65535)
-    workers: int = option(1, "front-end processes; each has its own queue pair", low=1, high=64, commands=ALL)
-    api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (also from BLINKPY_API_KEY)")
+    workers: int = option(1, "front-end processes, each with its queue pair", low=1, high=64, commands=ALL)
+    api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (or BLINKPY_API_KEY)")
     max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
     max_body_values: int = option(1 << 20, "values in a body's JSON", low=64, high=1 << 30)
-    max_body_depth: int = option(128, "objects and arrays inside of each other in a body", low=8, high=1000)
+    max_body_depth: int = option(128, "nesting of a body's JSON", low=8, high=1000)
     body_room_mib: int = option(
         128,
-        "memory of a worker for bodies, MiB: half for those that arrive, half for those in each line below",
+        "memory of a worker for bodies, MiB: half for arriving ones, half for each queue of max_preparing",
         low=1,
         high=1 << 16,
     )
-    unread_room_mib: int = option(64, "answers that clients may leave unread, MiB per worker", low=1, high=1 << 16)
+    unread_room_mib: int = option(64, "answers that clients of a worker may leave unread, MiB", low=1, high=1 << 16)
     max_preparing: int = option(
         64,
-        "requests per worker that wait to be tokenized: up to 64 KiB each, and again larger ones; more are answered 429",
+        "requests of a worker that wait to be tokenized, up to 64 KiB each, and again larger ones; more get 429",
         low=1,
         high=1 << 16,
     )
-    prepare_ms: int = option(10_000, "longest CPU time to parse and tokenize a request above 64 KiB", low=10, high=3_600_000)
-    prepare_mib: int = option(1024, "most memory to parse and tokenize a request above 64 KiB, MiB", low=64, high=1 << 20)
+    prepare_ms: int = option(10_000, "CPU time to parse and tokenize a request above 64 KiB", low=10, high=3_600_000)
+    prepare_mib: int = option(1024, "memory for the same, MiB", low=64, high=1 << 20)
     max_output_backlog: int = option(
-        4096, "events a slow client may leave unread before its request is cancelled", low=16, high=1 << 24
+        4096, "events a client may leave unread before its request is cancelled", low=16, high=1 << 24
     )
-    keep_alive_s: int = option(30, "seconds that an idle connection is kept", low=1, high=3600)
+    keep_alive_s: int = option(30, "seconds an idle connection is kept", low=1, high=3600)
     max_connections: int = option(
-        4096, "open connections per worker; one more ends the longest idle one, or is answered 503", low=1, high=1 << 20
+        4096, "open connections per worker; one more ends the longest idle one, or gets 503", low=1, high=1 << 20
     )
-    grammar_compile_ms: int = option(2000, "longest CPU time to compile a request's JSON schema or regex", low=10, high=60_000)
+    grammar_compile_ms: int = option(2000, "CPU time to compile a request's grammar", low=10, high=60_000)
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
-    log_level: str = option("info", "what is logged", choices=("debug", "info", "warning", "error"), commands=ALL)
+    log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"), commands=ALL)
 
 
 # What the entries of lists of AccessOptions look like.
@@ -294,17 +288,13 @@ class AccessOptions:
 
     uds: str = option("", "Unix socket to listen on, in place of host and port")
     root_path: str = option("", "path below which a proxy shows the server, such as /llm")
-    ssl_certfile: str = option("", "file with the server's certificate and its chain (PEM): serve HTTPS")
-    ssl_keyfile: str = option("", "file with the certificate's private key (default: ssl_certfile has it)")
-    ssl_ca_certs: str = option("", "file with the authorities that sign clients' certificates, for ssl_cert_reqs")
-    ssl_cert_reqs: int = option(
-        0, "certificates of clients (0: not asked for, 1: checked if there is one, 2: needed)", low=0, high=2
-    )
-    allowed_origins: str = option(
-        "", "origins whose pages may call the server from a browser, as a JSON list or with commas; * is any"
-    )
-    allowed_methods: str = option("*", "methods that such pages may use")
-    allowed_headers: str = option("*", "headers that such pages may send")
+    ssl_certfile: str = option("", "the server's certificate and its chain (PEM): serve HTTPS")
+    ssl_keyfile: str = option("", "the certificate's private key (default: in ssl_certfile)")
+    ssl_ca_certs: str = option("", "authorities that sign clients' certificates, for ssl_cert_reqs")
+    ssl_cert_reqs: int = option(0, "clients' certificates (0: not asked for, 1: checked if there, 2: needed)", low=0, high=2)
+    allowed_origins: str = option("", "origins whose pages may call the server, as a JSON list or with commas; * is any")
+    allowed_methods: str = option("*", "methods of such pages")
+    allowed_headers: str = option("*", "headers of such pages")
     allow_credentials: bool = option(False, "such pages may send cookies and the like")
 
     def __post_init__(self) -> None:
@@ -329,12 +319,10 @@ class WatchOptions:
     """What the server tells about itself."""
 
     page: bool = option(True, "a live page at /")
-    access_log: bool = option(True, "a log line for each request, at its end; for a GET that went well at the level debug")
+    access_log: bool = option(True, "a log line at the end of each request; a GET that went well only at level debug")
     log_format: str = option("text", "how log lines look", choices=("text", "json"), commands=ALL)
-    metrics_names: str = option(
-        "blinkpy", "names in /metrics; vllm: also vLLM's, for its dashboards", choices=("blinkpy", "vllm")
-    )
-    otlp_traces_endpoint: str = option("", "URL that gets a trace of each request, as OpenTelemetry's OTLP over HTTP")
+    metrics_names: str = option("blinkpy", "names in /metrics; vllm: also vLLM's", choices=("blinkpy", "vllm"))
+    otlp_traces_endpoint: str = option("", "URL for a trace of each request (OTLP over HTTP)")
 
     def __post_init__(self) -> None:
         url = self.otlp_traces_endpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
 from blinkpy.dpu.http.fields.field import Field
-from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS
+from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
 from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
@@ -30,21 +30,28 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * columns, *lines[1:]])
 
 
-def field_table(fields: Mapping[str, Field]) -> str:
-    """Fields that have a meaning here."""
-    rows = [(f"`{name}`", row.values, row.default) for name, row in fields.items() if row.supported]
-    return table(("field", "values", "default"), rows)
+def field_table(name: str) -> str:
+    """Fields that have a meaning here; those that differ in nothing share a row, as do those of chats in the table of tokens."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for field, row in TABLES[name].items():
+        if row.supported:
+            known = name in ("tokenize", "detokenize") and row in CHAT_FIELDS.values()
+            rows.setdefault(("as in chats", "") if known else (row.values, row.default), []).append(f"`{field}`")
+    return table(("field", "values", "default"), [(", ".join(fields), *row) for row, fields in rows.items()])
 
 
 def unsupported_table() -> str:
-    """Fields without support of all endpoints that generate, by name."""
-    places: dict[tuple[str, str], list[str]] = {}
+    """Fields without support by what is accepted; an endpoint is named where another one supports the field."""
+    supported = {name for fields in GENERATING.values() for name, row in fields.items() if row.supported}
+    rows: dict[str, set[str]] = {}
     for where, fields in GENERATING.items():
         for name, row in fields.items():
             if not row.supported:
-                places.setdefault((name, row.values), []).append(where)
-    rows = [(f"`{name}`", ", ".join(where), values) for (name, values), where in sorted(places.items())]
-    return table(("field", "of", "accepted; why nothing else"), rows)
+                accepted = row.values.rpartition("; ")[0] or "nothing"
+                rows.setdefault(accepted, set()).add(f"`{name}`" + f" of {where}" * (name in supported))
+    several = [(accepted, ", ".join(sorted(rows[accepted]))) for accepted in sorted(rows) if len(rows[accepted]) > 1]
+    single = sorted(f"{name} ({accepted})" for accepted, names in rows.items() for name in names if len(names) == 1)
+    return table(("accepted", "fields"), [*several, ("what follows", ", ".join(single))])
 
 
 def endpoint_table() -> str:
@@ -55,10 +62,11 @@ def endpoint_table() -> str:
 
 def written(page: str) -> str:
     """The page with its tables, each between a comment with its name and an empty line, made anew."""
-    made = {f"{name} fields": field_table(fields) for name, fields in TABLES.items()}
+    made = {f"{name} fields": field_table(name) for name in TABLES}
     for name, text in {"endpoints": endpoint_table(), **made, "fields without support": unsupported_table()}.items():
         mark = f"<!-- {name}, by make docs -->\n"
-        page, found = re.subn(re.escape(mark) + r"(\|.*\n)*", lambda _: mark + text + "\n", page)  # noqa: B023
+        linked = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", text).replace("|  |", "| |")
+        page, found = re.subn(re.escape(mark) + r"(\|.*\n)*", lambda _: f"{mark}{linked}\n", page)  # noqa: B023
         if found != 1:
             raise SystemExit(f"{PAGE} must have one line {mark!r}")
     return page

@@ -1,75 +1,103 @@
 """Print docs/cli.md: the commands and options as `blinkpy.config` has them. `make docs` writes the page."""
 
 import dataclasses
+import re
+import textwrap
 from itertools import groupby
 from typing import Any
 
 from blinkpy import cli
-from blinkpy.config import help_text, option_type, options
+from blinkpy.config import ALL, COMMANDS, help_text, option_type, options
 
 HEAD = """\
 # Command line
 
-This page is generated from the options in `blinkpy/config.py` by `make docs`; a test checks that it is current.
+For users. `make docs` writes this page from the options in the code.
 
-    blinkpy serve [MODEL] [options]      an engine and front ends, as processes that `serve` looks after
-    blinkpy engine [MODEL] [options]     an engine alone, for front ends on this machine (--name) or others (--listen)
-    blinkpy frontend [MODEL] [options]   front ends alone, for an engine on this machine (--name) or another (--engine)
-    blinkpy check-model MODEL [options]  look whether a model can be served and what it needs, before its weights are read
-    blinkpy check POLICY [options]       check a scheduling policy, and compare it with the shipped ones
-    blinkpy check --fleet N [options]    check how requests are placed on the engines of a fleet
-    blinkpy record [NAME] [options]      save the last steps of a running engine
-    blinkpy replay FILE [options]        run saved steps again, and tell what happened and why
-    blinkpy top [SERVERS] [options]      watch running servers, in a terminal
-    blinkpy doctor [options]             look whether this machine is ready for --transport rdma
+    blinkpy serve [MODEL]      an engine and front ends, as processes that `serve` looks after
+    blinkpy engine [MODEL]     an engine alone, for front ends on this machine (--name) or others (--listen)
+    blinkpy frontend [MODEL]   front ends alone, for an engine on this machine (--name) or another (--engine)
+    blinkpy check-model MODEL  whether a model can be served and what it needs, before its weights are read
+    blinkpy check POLICY       check a scheduling policy, and compare it with the shipped ones
+    blinkpy check --fleet N    check how requests are placed on the engines of a fleet
+    blinkpy record [NAME]      save the last steps of a running engine
+    blinkpy replay FILE        run saved steps again, and tell what happened and why
+    blinkpy top [SERVERS]      watch running servers, in a terminal
+    blinkpy doctor             whether this machine is ready for --transport rdma
     blinkpy --version
 
-MODEL is the same as `--model`. A value comes from the first of these that gives one: the flag, the environment variable
-(`BLINKPY_API_KEY` for `--api-key`), the TOML file of `--config`, the default. The file holds options by name, at its top
-level or in tables named like the sections below:
+MODEL is the same as `--model`. A value comes from the first of these that has one: the flag, the environment variable
+`BLINKPY_API_KEY` (for `--api-key`), the TOML file of `--config`, the default. The file holds options by name, at its top level
+or in tables named like the sections below:
 
     model = "demo"
     [frontend]
     port = 9000
 
-Errors are one line, `blinkpy: error: ...`. Exit codes: 0 after an orderly end (also by Ctrl-C or SIGTERM), 1 when something
-failed at run time, 2 for wrong options or a model that can't be served.
+In parentheses stand an option's default and its range or other values; `--no-NAME` turns off what is `on`.
+
+Errors are one line, `blinkpy: error: ...`. Exit codes: 0 after an orderly end (also by Ctrl-C or SIGTERM), 1 for a failure at
+run time, 2 for wrong options or a model that can't be served.
 """
+SAME = "as the server's option of this name"
 
 
 def main() -> None:
     cli.load_choices()
-    halves = {item.name: "" for _, item in options()}
-    for half in ("engine", "frontend"):
-        for _, item in options(half):
-            halves[item.name] = (halves[item.name] + ", " + half).lstrip(", ")
-    print(HEAD)
+    server = {item.name: item for _, item in options()}
+    print(HEAD, end="")
     for section, entries in groupby(options(), key=lambda entry: entry[0]):
-        print(
-            f"## {section}\n\n{cli.section_help(section)}\n\n| option | default | bounds | of | meaning |\n|---|---|---|---|---|"
-        )
-        for _, item in entries:
-            flag, default, bounds = spelled(item)
-            print(f"| `{flag}` | {default} | {bounds} | {halves[item.name]} | {help_text(item)} |")
+        items = [item for _, item in entries]
+        print(f"\n## {section}\n")
+        print_wrapped(f"{cli.section_help(section)} {commands(section, items)}")
         print()
+        for item in items:
+            print_option(cli.flag(item), item)
     for tool in cli.TOOLS:
-        print(f"## blinkpy {tool.name}\n\n{cli.section_line(tool.options())}\n")
-        print("| option | default | bounds | meaning |\n|---|---|---|---|")
-        for item in dataclasses.fields(tool.options()):
-            flag, default, bounds = spelled(item)
-            shown = item.name.upper() if item.name == tool.argument.rstrip("?*") else f"`{flag}`"
-            print(f"| {shown} | {default} | {bounds} | {item.metadata['help']} |")
+        items = list(dataclasses.fields(tool.options()))
+        same = [item for item in items if item.metadata["help"] == SAME and values(item) == values(server[item.name])]
+        print(f"\n## blinkpy {tool.name}\n")
+        print_wrapped(cli.section_line(tool.options()))
         print()
+        for item in items:
+            if item not in same:
+                print_option(item.name.upper() if item.name == tool.argument.rstrip("?*") else cli.flag(item), item)
+        if same:
+            print_wrapped(f"- {', '.join(f'`{cli.flag(item)}`' for item in same)}: as the server's.")
 
 
-def spelled(item: dataclasses.Field[Any]) -> tuple[str, object, str]:
-    """Flag, default and bounds of an option, as the tables show them."""
+def print_option(name: str, item: dataclasses.Field[Any]) -> None:
+    shown = f" ({values(item)})" if values(item) else ""
+    print_wrapped(f"- `{name}`{shown}: {help_text(item)}")
+
+
+def print_wrapped(line: str) -> None:
+    line = re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", line)
+    indent = "  " if line.startswith("- ") else ""
+    print(textwrap.fill(line, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
+
+
+def values(item: dataclasses.Field[Any]) -> str:
+    """Default, and bounds or other choices, of an option."""
     low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
-    flag, default = cli.flag(item), item.default
-    if option_type(item) is bool:
-        flag, default = f"{flag}`, `--no-{flag[2:]}", "on" if default else "off"
-    bounds = ", ".join(choices) if choices else "" if low is None else f"{low} to {high}"
-    return flag, default, bounds
+    default = ("on" if item.default else "off") if option_type(item) is bool else item.default
+    others = ", ".join(choice for choice in choices if choice != default) if low is None else f"{low}..{high}"
+    return f"{default}; {others}".removesuffix("; ")
+
+
+def commands(section: str, items: list[dataclasses.Field[Any]]) -> str:
+    """The commands that have the options of a section, and the options that other ones have."""
+    usual, unusual = COMMANDS[section], dict[str, list[str]]()
+    for item in items:
+        names = item.metadata["commands"].replace(" doctor", "") or usual
+        if names != usual:
+            unusual.setdefault(names, []).append(f"`{cli.flag(item)}`")
+    ends = [f"of {names_of(names)}: {', '.join(flags)}" for names, flags in unusual.items()]
+    return "; ".join([f"Of {names_of(usual)}", *ends]) + "."
+
+
+def names_of(names: str) -> str:
+    return "all three" if names == ALL else " and ".join(f"`{name}`" for name in names.split())
 
 
 if __name__ == "__main__":

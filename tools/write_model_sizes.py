@@ -7,7 +7,7 @@ from published_models import MODELS
 
 from blinkpy.config import Config
 from blinkpy.models.families.describe_model import describe_config
-from blinkpy.models.weights.weight_parts import weight_bytes, weight_elements
+from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -15,29 +15,26 @@ MARK = "<!-- sizes, by make docs -->\n"
 
 
 def rows() -> list[tuple[str, ...]]:
-    """A row for each model that is supported."""
-    found = []
+    """A row for each model that is supported; those that are alike in all share one."""
+    found: dict[tuple[str, ...], list[str]] = {}
     for one in MODELS:
         if one.refusal:
             continue
         model, config = describe_config(one.config), Config()
         itemsize = itemsize_of(model, config)
         fits = [fit(model, config, gpu, size) for gpu, size in GPUS.items()]
-        found.append(
-            (
-                f"`{one.hub_id}`",
-                f"{weight_elements(model) / 1e9:.1f}",
-                f"{weight_bytes(model, itemsize) / 2**30:.1f}",
-                f"{model.kv_elements * itemsize / 1024:.0f}",
-                *("no" if each.problem else f"{each.context:,} ({each.cached:,})" for each in fits),
-            )
+        sizes = (
+            f"{weight_bytes(model, itemsize) / 2**30:.1f}",
+            f"{model.kv_elements * itemsize / 1024:.0f}",
+            *("no" if each.problem else f"{each.context:,} ({each.cached:,})" for each in fits),
         )
-    return found
+        found.setdefault(sizes, []).append(f"`{one.hub_id}`")
+    return [(", ".join(names), *sizes) for sizes, names in found.items()]
 
 
 def written(page: str) -> str:
     """The page with its table made anew."""
-    head = ("model", "parameters, 10^9", "weights, GiB", "cache of a token, KiB", *(f"tokens on an {gpu}" for gpu in GPUS))
+    head = ("model", "weights, GiB", "KiB a token", *(f"tokens, {gpu}" for gpu in GPUS))
     lines = ["| " + " | ".join(row) + " |" for row in (head, *rows())]
     table = "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
     page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table, page)

@@ -9,7 +9,7 @@ from blinkpy.config import check_value, option
 class CheckModelOptions:
     """What is looked at; config.json, tokenizer and headers alone are read."""
 
-    model: str = option("demo", "model folder, or Hugging Face hub id: then only its small files are fetched")
+    model: str = option("demo", "folder, or Hugging Face hub id, of which only small files are fetched")
     dtype: str = option("auto", "as the server's option of this name", choices=("auto", "float32", "bfloat16"))
     quantization: str = option("auto", "as the server's option of this name", choices=("auto", "fp8"))
     max_model_len: int = option(0, "as the server's option of this name", low=0, high=1 << 22)
@@ -17,7 +17,7 @@ class CheckModelOptions:
     slots: int = option(256, "as the server's option of this name", low=1, high=65535)
     window_cache: str = option("full", "as the server's option of this name", choices=("full", "ring"))
     kv_cache_dtype: str = option("auto", "as the server's option of this name", choices=("auto", "fp8_e4m3"))
-    gpu_gib: float = option(0.0, "memory of one more GPU to fit the model on, GiB (0: none)", low=0, high=4096)
+    gpu_gib: float = option(0.0, "memory of one more GPU, GiB (0: none)", low=0, high=4096)
     json: bool = option(False, "print JSON")
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ MOST_SERVERS = 64
 class TopOptions:
     """Watch running servers, in a terminal; q ends it. It reads their /metrics, which need no key."""
 
-    servers: str = option("http://127.0.0.1:8000", "URLs of servers; HOST:PORT is enough")
+    servers: str = option("http://127.0.0.1:8000", "URLs, or HOST:PORT")
     interval: float = option(2.0, "seconds between two looks", low=0.2, high=3600)
-    once: bool = option(False, "look twice, print one table, and end; also where the output is no terminal")
+    once: bool = option(False, "look twice, print one table, and end, as where the output is no terminal")
     insecure: bool = option(False, "accept any certificate of an HTTPS server")
 
     def __post_init__(self) -> None:

@@ -41,23 +41,19 @@ SCANNED_GIDS = 64
 class RdmaOptions:
     """Options of --transport rdma, of both ends."""
 
-    listen: str = option(
-        "", "HOST:PORT where the engine gives queue pairs to front ends, with --transport rdma", commands="engine"
-    )
+    listen: str = option("", "HOST:PORT for front ends, with --transport rdma", commands="engine")
     engine: str = option(
         "",
-        "the engine: HOST:PORT of its --listen with --transport rdma, else its --name (shm:NAME beside --transport "
-        "rdma); several times for several (docs/fleet.md)",
+        "the engine's --name; with --transport rdma its HOST:PORT, or shm:NAME; once for each of several (docs/fleet.md)",
         commands="frontend",
         repeats=True,
     )
     rdma_device: str = option(
-        "", "RDMA device, as in `ibv_devices` (default: the first with an active port)", commands="engine frontend doctor"
+        "", "as in `ibv_devices` (default: the first with an active port)", commands="engine frontend doctor"
     )
     queue_memory: str = option(
         "host",
-        "where the engine's queue pairs lie, with --transport rdma: host memory, or GPU memory that the network card reaches by "
-        "dma-buf or by peer-memory",
+        "where the engine's queue pairs lie, with --transport rdma (docs/rdma.md)",
         choices=("host", "dmabuf", "peermem"),
         commands="engine",
     )
@@ -68,11 +64,9 @@ class RdmaOptions:
         commands="engine frontend doctor",
     )
 
-    link_key_file: str = option(
-        "", "file with the key that the engine and its front ends share, with --transport rdma", commands="engine frontend"
-    )
+    link_key_file: str = option("", "key that engine and front ends share, with --transport rdma", commands="engine frontend")
     insecure_link: bool = option(
-        *(False, "without a key, for a network that only front ends and engine can reach, with --transport rdma"),
+        *(False, "no key, with --transport rdma: whoever reaches the port gets in"),
         commands="engine frontend",
     )
 

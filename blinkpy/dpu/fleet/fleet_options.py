@@ -14,15 +14,13 @@ class FleetOptions:
     """Several engines behind one front end."""
 
     max_moves: int = option(
-        3, "times that a request goes on in another of several engines when its own is lost (0: it ends)", low=0, high=1000
+        3, "times that a request may move to another engine when its own is lost (0: it ends)", low=0, high=1000
     )
     placement: str = option(
         PREFIX,
-        "which of several engines gets a request: prefix, least-loaded, round-robin, random or FILE.py: docs/policies.md",
+        "which engine gets a request: prefix, least-loaded, round-robin, random or FILE.py (docs/policies.md)",
     )
-    move_timeout_s: int = option(
-        30, "longest time that a request is between engines, before it ends with an error", low=1, high=3600
-    )
+    move_timeout_s: int = option(30, "seconds a request may be without an engine before it ends with an error", low=1, high=3600)
 
 
 def check_placement(config: Config, engines: int) -> None:

@@ -37,16 +37,16 @@ ENDPOINTS = (
     Endpoint(
         "GET",
         "/health",
-        "200 while requests are served; 503 while the engine or the queue pair is not there, not ready, silent, or draining",
+        "200 while requests are served; 503 while the engine or the queue pair is gone, not ready, silent or draining",
         True,
     ),
-    Endpoint("GET", "/livez", "200 as long as the worker answers at all, also without an engine and while draining", True),
+    Endpoint("GET", "/livez", "200 as long as the worker answers, also without an engine and while draining", True),
     Endpoint("GET", "/ping", "as `/health`", True),
-    Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight and those that wait for a slot, over all workers', True),
-    Endpoint("GET", "/metrics", "Prometheus text", True),
-    Endpoint("GET", "/", "the live page: what the server does now, and a chat to try; not with `--no-page`", True),
-    Endpoint("GET", "/openapi.json", "this table and those of the fields, as OpenAPI 3.1", True),
-    Endpoint("GET", "/docs", "the same as a page", True),
+    Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight or waiting for a slot, of all workers', True),
+    Endpoint("GET", "/metrics", "Prometheus text, of all workers", True),
+    Endpoint("GET", "/", "the live page, with a chat to try; not with `--no-page`", True),
+    Endpoint("GET", "/openapi.json", "the tables of this page, as OpenAPI 3.1", True),
+    Endpoint("GET", "/docs", "the same for people", True),
 )
 OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
 

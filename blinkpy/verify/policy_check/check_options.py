@@ -11,14 +11,12 @@ NOT_OF_FLEETS = ("workload", "storm", "allow_starvation", "timeout_s", "plot")
 class CheckOptions:
     """What is checked, and the machine that is simulated. The defaults are about Llama-3-8B on one H200."""
 
-    policy: str = option("", "FILE.py:FUNCTION, or the name of a shipped policy (with --fleet: short-prompts if none is named)")
-    fleet: int = option(0, "engines of a fleet, whose placement is checked in place of the policy (0: none)", low=0, high=64)
-    placement: str = option("", "with --fleet: FILE.py with a function choose, to compare with the shipped placements")
-    workload: str = option("azure", "'azure' (conversation lengths that ship with blinkpy), or a CSV file: see docs/policies.md")
-    requests: int = option(2000, "requests of the workload that are simulated, from its start", low=10, high=100_000)
-    rate: float = option(
-        16.0, "mean arrivals at each engine, requests/s; the workload's times are scaled (0: as they are)", low=0, high=1e6
-    )
+    policy: str = option("", "FILE.py:FUNCTION, or a shipped policy (with --fleet: default short-prompts)")
+    fleet: int = option(0, "engines whose placement is checked, in place of the policy (0: none)", low=0, high=64)
+    placement: str = option("", "with --fleet: FILE.py with a function choose, to compare with the shipped ones")
+    workload: str = option("azure", "'azure' (conversation lengths that ship with blinkpy), or a CSV file (docs/policies.md)")
+    requests: int = option(2000, "requests of the workload, from its start", low=10, high=100_000)
+    rate: float = option(16.0, "mean arrivals at each engine, requests/s (0: at the workload's own times)", low=0, high=1e6)
     max_num_seqs: int = option(64, "sequences in one step", low=1, high=4096)
     max_num_batched_tokens: int = option(2048, "tokens in one step", low=1, high=1 << 20)
     mixed_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
@@ -26,15 +24,15 @@ class CheckOptions:
     burst_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 24)
     page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
     num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
-    step_us: float = option(4500.0, "time of a step without any work, us", low=0, high=1e7)
-    row_us: float = option(22.0, "time that each decoding sequence adds to a step, us", low=0, high=1e6)
-    token_us: float = option(27.0, "time that each prefill token adds to a step, us", low=0, high=1e6)
+    step_us: float = option(4500.0, "time of an empty step, us", low=0, high=1e7)
+    row_us: float = option(22.0, "time for each decoding sequence of a step, us", low=0, high=1e6)
+    token_us: float = option(27.0, "time for each prefill token of a step, us", low=0, high=1e6)
     storm: int = option(200_000, "turns in a simulated storm of faults (0: none)", low=0, high=10**10)
-    allow_starvation: bool = option(False, "report requests that may wait for ever, and don't fail for it")
+    allow_starvation: bool = option(False, "report requests that may wait for ever, without failing")
     timeout_s: int = option(300, "seconds for the simulation of one policy", low=1, high=86_400)
     seed: int = option(0, "seed of the synthetic requests", low=0, high=2**31 - 1)
-    plot: str = option("", "file for a plot of the waiting times (.png, .svg or .pdf); needs matplotlib")
-    json: str = option("", "file for the results as JSON")
+    plot: str = option("", "plot of the waiting times (.png, .svg or .pdf); needs matplotlib")
+    json: str = option("", "results as JSON")
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
     attribute: str  # of Request, or of RequestParameters after "parameters.", or "" when there is none
     check: Callable[[str, Any], Any]
-    values: str = "accepted; no effect on the answer"  # for docs/api.md, as is default
+    values: str = "accepted, without effect"  # for docs/api.md, as is default
     default: str = ""
     supported: bool = True  # False: only values that ask for nothing are accepted
 

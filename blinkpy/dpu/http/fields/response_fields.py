@@ -145,31 +145,29 @@ def _text_options(name: str, value: Any) -> TextFormat:
 
 _INPUT_VALUES = (
     f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, `function_call_output` and '
-    '`reasoning`; content may also be a list of `{"type": "input_text", "text": ...}`'
+    '`reasoning`; content may be a list of `{"type": "input_text", "text": ...}`'
 )
 _FORMAT_VALUES = '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '
 _FORMAT_VALUES += '`verbosity`: `"medium"`'
 _TOOLS_VALUES = (
-    '`{"type": "function", "name", "description", "parameters", "strict"}`, as many as in chats; `strict` is false by default'
+    '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default'
 )
 _CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
-_REASONING_VALUES = '`effort`: as `reasoning_effort` of chats; `summary`: `"auto"`, without effect: reasoning comes as it is'
+_REASONING_VALUES = '`effort`: as `reasoning_effort`; `summary`: `"auto"`, without effect'
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
     "input": Field("messages", _input, _INPUT_VALUES),
     "instructions": Field("instructions", text, "a system message before the input"),
-    "max_output_tokens": Field("max_tokens", limit, "at least 1; input and output together have to fit into the context"),
+    "max_output_tokens": Field("max_tokens", limit, "as `max_tokens`"),
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
     "include": Field("logprobs", _include, f'`["{LOGPROBS}"]`: log probabilities of the generated tokens'),
-    "top_logprobs": Field("top_logprobs", top_logprobs, "0 to 20, with `include`; without it, no effect"),
+    "top_logprobs": Field("top_logprobs", top_logprobs, "0 to 20, with `include`"),
     "reasoning": Field("reasoning_effort", _reasoning_options, _REASONING_VALUES),
     "text": Field("text_format", _text_options, _FORMAT_VALUES),
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
     "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),
     "parallel_tool_calls": CHAT_ONLY_FIELDS["parallel_tool_calls"],
-    "stream_options": Field(
-        "", _stream_options, '`{"include_obfuscation": false}`; `include_usage`: counts come at the end in any case'
-    ),
+    "stream_options": Field("", _stream_options, '`{"include_obfuscation": false}`; `include_usage`, without effect'),
     **unsupported_fields(RESPONSES),
 }
 

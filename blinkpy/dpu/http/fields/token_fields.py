@@ -29,17 +29,17 @@ def _tokens(name: str, value: Any) -> list[int]:
 TOKENIZE_FIELDS = {
     "model": CHAT_FIELDS["model"],
     "prompt": Field("prompts", _prompt, "a text"),
-    "messages": CHAT_FIELDS["messages"]._replace(values="in place of `prompt`: a conversation, for the chat template"),
-    "add_special_tokens": Field("add_special_tokens", boolean, "whether a BOS token and the like are added", "of a text true"),
+    "messages": CHAT_FIELDS["messages"]._replace(values="in place of `prompt`: a conversation"),
+    "add_special_tokens": Field("add_special_tokens", boolean, "whether a BOS token and the like are added", "true for a text"),
     "parse_special": COMPLETION_FIELDS["parse_special"],
     "add_generation_prompt": CHAT_FIELDS["add_generation_prompt"],
     "continue_final_message": CHAT_FIELDS["continue_final_message"],
-    "return_token_strs": Field("return_token_strs", boolean, "true: the answer has `token_strs`, too", "false"),
+    "return_token_strs": Field("return_token_strs", boolean, "true: the answer has `token_strs`", "false"),
     **{name: CHAT_FIELDS[name] for name in _REFUSED},
 }
 DETOKENIZE_FIELDS = {
     "model": CHAT_FIELDS["model"],
-    "tokens": Field("tokens", _tokens, "token ids; special tokens have their texts in the answer's `prompt`"),
+    "tokens": Field("tokens", _tokens, "token ids; special ones become their texts"),
 }
 
 

@@ -24,35 +24,35 @@ class Unsupported(NamedTuple):
 _TRANSFER = "caches are not handed from server to server"
 _NO_IMAGES = "models here take text alone"
 _OF_BEAMS = "there is no beam search"
-_OF_TOKENS = "ids of tokens are in no answer; /tokenize has them"
-_HOSTED = "a tool of OpenAI's own service"
+_OF_TOKENS = "see /tokenize"
+_HOSTED = "for OpenAI's own service"
 
 UNSUPPORTED = (
-    Unsupported("access_programs", (RESPONSES,), ({},), "a programme of OpenAI's own service"),
+    Unsupported("access_programs", (RESPONSES,), ({},), _HOSTED),
     Unsupported("audio", (CHAT,), (), _NO_IMAGES),
-    Unsupported("background", (RESPONSES,), (False,), "an answer comes on the connection that asked for it"),
-    Unsupported("background_options", (RESPONSES,), ({},), "an answer comes on the connection that asked for it"),
-    Unsupported("chat_template", (CHAT,), (), "templates come from the model or from `--chat-template`"),
+    Unsupported("background", (RESPONSES,), (False,), "answers come on the connection that asks"),
+    Unsupported("background_options", (RESPONSES,), ({},), "answers come on the connection that asks"),
+    Unsupported("chat_template", (CHAT,), (), "see `--chat-template`"),
     Unsupported("context_management", (RESPONSES,), ([],), "no prompt is shortened"),
     Unsupported("conversation", (RESPONSES,), (), "nothing is stored"),
     Unsupported("documents", (CHAT,), ([],), "templates get no documents"),
     Unsupported("early_stopping", GENERATING, (False,), _OF_BEAMS),
     Unsupported("ec_transfer_params", GENERATING, ({},), _TRANSFER),
-    Unsupported("function_call", (CHAT,), ("none",), "OpenAI replaced it by `tool_choice`"),
-    Unsupported("functions", (CHAT,), ([],), "OpenAI replaced it by `tools`"),
+    Unsupported("function_call", (CHAT,), ("none",), "see `tool_choice`"),
+    Unsupported("functions", (CHAT,), ([],), "see `tools`"),
     Unsupported("image", (RESPONSES,), ({},), _NO_IMAGES),
     Unsupported("kv_transfer_params", GENERATING, ({},), _TRANSFER),
     Unsupported("length_penalty", GENERATING, (1, 1.0), _OF_BEAMS),
     Unsupported("logits_processors", GENERATING, ([],), "clients bring no code"),
-    Unsupported("logprob_token_ids", GENERATING, ([],), "the most likely tokens are reported, and the generated one"),
-    Unsupported("max_tool_calls", (RESPONSES,), (), "it is about tools of OpenAI's own service"),
+    Unsupported("logprob_token_ids", GENERATING, ([],), "see `logprobs`"),
+    Unsupported("max_tool_calls", (RESPONSES,), (), _HOSTED),
     Unsupported("media_io_kwargs", (CHAT,), ({},), _NO_IMAGES),
     Unsupported("mm_processor_kwargs", (CHAT, RESPONSES), ({},), _NO_IMAGES),
     Unsupported("modalities", (CHAT,), (["text"],), _NO_IMAGES),
     Unsupported("moderation", (CHAT, RESPONSES), ({},), "there is no moderation here"),
     Unsupported("prediction", (CHAT,), (), "no output can be given in advance"),
     Unsupported("previous_response_id", (RESPONSES,), (), "nothing is stored: send the whole conversation"),
-    Unsupported("prompt", (RESPONSES,), (), "nothing is stored, prompts of OpenAI's service neither"),
+    Unsupported("prompt", (RESPONSES,), (), "nothing is stored"),
     Unsupported("prompt_cache_options", (CHAT, RESPONSES), ({},), "prefixes are cached while there is room"),
     Unsupported(
         "prompt_cache_retention", (CHAT, RESPONSES), ("in_memory", "in-memory"), "prefixes are cached while there is room"
@@ -67,7 +67,7 @@ UNSUPPORTED = (
     Unsupported("routed_experts_prompt_start", GENERATING, (0,), "the experts of a token are in no answer"),
     Unsupported("store", ALL, (False,), "nothing is stored"),
     Unsupported("stream_interval", GENERATING, (1,), "each step's tokens are sent at once"),
-    Unsupported("suffix", (COMPLETIONS,), ("",), "models here continue a text, and don't fill gaps"),
+    Unsupported("suffix", (COMPLETIONS,), ("",), "models here fill no gaps"),
     Unsupported("thinking_token_budget", GENERATING, (-1,), "reasoning has no limit of its own"),
     Unsupported("truncate_prompt_tokens", GENERATING, (), "no prompt is shortened"),
     Unsupported("truncation", (RESPONSES,), ("disabled",), "no prompt is shortened"),
