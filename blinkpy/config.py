@@ -26,6 +26,10 @@ STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
 YIELD_STEPS = 16
 """Steps in a row in which best-effort prompts wait for latency-sensitive ones, where nothing else is asked for."""
+CUT_STEP_TOKENS, SUSPEND_STEPS = 512, 4
+"""Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
+MOST_GROUPS = 255
+"""Groups of layers of a step that is cut: a record has a byte for them."""
 MOST_ENGINES = 64
 """Engines behind one front end."""
 NO_HITS = "window rings keep no page of a prompt's start"
@@ -164,6 +168,14 @@ class SchedulerOptions:
         low=0.001,
         high=1.0,
     )
+    step_groups: int = option(
+        1,
+        "groups of layers between which a step with best-effort prompts may be suspended: docs/policies.md (1: never)",
+        low=1,
+        high=MOST_GROUPS,
+    )
+    cut_step_tokens: int = option(CUT_STEP_TOKENS, "a step of as many tokens or fewer is never suspended", low=0, high=1 << 20)
+    suspend_steps: int = option(SUSPEND_STEPS, "steps that may interrupt one step, at most", low=0, high=1 << 20)
     tpot_target_ms: int = option(
         0,
         "time per output token that is soon enough: steps are held, which saves energy (0: off; docs/tuning.md)",

@@ -4,13 +4,15 @@
     python -m pytest tests/gpu -m whole_gpu --junitxml=build/gpu-tests-alone.xml
     python -m benchmarks.report.gpu_tests build/gpu-tests.xml build/gpu-tests-alone.xml --gpu 'NVIDIA H200'
 
-Several reports are runs at one commit, which is that of the working tree, or BLINKPY_COMMIT. A test that failed in one of them
+A report is of the commit that is said behind an @, or else of the working tree's, or BLINKPY_COMMIT's. The page names all
+commits: let nothing that the tests run differ between them. A test that failed in one of them
 counts as failed, and so does one that was cut off. pytest writes a report when it ends, also on SIGINT; a run that is killed
 leaves none.
 """
 
 import argparse
 import datetime
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -56,23 +58,31 @@ def gpu_tests(found: dict[str, Any]) -> str:
     passed = tests["passed"]
     total = passed + len(tests["failed"]) + len(tests["skipped"])
     minutes = " and ".join(f"{run['seconds'] / 60:.1f}" for run in found["runs"])
-    changed = " with changes" if where["commit"].get("dirty") else ""
+    hashes = dict.fromkeys(run.get("commit", where["commit"]["hash"])[:7] for run in found["runs"])
+    commits = " and ".join(f"`{commit}`" for commit in hashes) + (" with changes" if where["commit"].get("dirty") else "")
     text = (
-        f"{passed} of {total} tests of `tests/gpu` passed on one {where['gpu']} at `{where['commit']['hash'][:7]}`"
-        f"{changed}, {where['date'][:10]}, in {minutes} minutes; {len(tests['failed'])} failed, {len(tests['skipped'])} skipped."
+        f"{passed} of {total} tests of `tests/gpu` passed on one {where['gpu']} at {commits}, "
+        f"{where['date'][:10]}, in {minutes} minutes; {len(tests['failed'])} failed, {len(tests['skipped'])} skipped."
     )
     named = [f"- {kind}: `{name}`" for kind in OUTCOMES[:2] for name in tests[kind]]
     return "\n".join([text, "", *named] if named else [text])
 
 
 def benchmark(options: argparse.Namespace) -> None:
-    runs = [read_report(path) for path in options.reports]
     if not (commit := revision()):
         raise UsageError("the commit is not known: set BLINKPY_COMMIT")
+    runs = []
+    for words in options.reports:
+        path, _, told = words.partition("@")
+        if told and not re.fullmatch("[0-9a-f]{40}", told):
+            raise UsageError(f"{words}: {told} is not a whole commit hash, of 40 digits")
+        runs.append(read_report(Path(path)) | {"commit": told or commit["hash"]})
+    if all(run["commit"] != commit["hash"] for run in runs):
+        commit = {"hash": runs[-1]["commit"], "dirty": False}
     now = max(run["date"] for run in runs) or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     result = {
         "environment": {"gpu": options.gpu, "date": now, "commit": commit},
-        "runs": [{key: run[key] for key in ("date", "seconds")} | {"tests": len(run["outcomes"])} for run in runs],
+        "runs": [{key: run[key] for key in ("date", "seconds", "commit")} | {"tests": len(run["outcomes"])} for run in runs],
         "tests": joined(runs),
     }
     options.output.write_text(to_json(result) + "\n")
@@ -81,7 +91,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 def options() -> argparse.Namespace:
     result = argparse.ArgumentParser(prog="python -m benchmarks.report.gpu_tests", description=(__doc__ or "").splitlines()[0])
-    result.add_argument("reports", type=Path, nargs="+", help="what pytest --junitxml wrote")
+    result.add_argument("reports", metavar="REPORT[@COMMIT]", nargs="+", help="what pytest --junitxml wrote")
     result.add_argument("--gpu", required=True, help="what they ran on")
     result.add_argument("--output", type=Path, default=RESULTS / "gpu_tests.json")
     return result.parse_args()

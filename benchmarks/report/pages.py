@@ -54,6 +54,8 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
+    "classes": lambda results: serving_tables.classes(results.read("classes")),
+    "cut_steps": part_tables.cut_steps,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
     "gap": part_tables.gap,

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.common.harness import ROOT
 from benchmarks.common.load import load_name
-from benchmarks.report.words import milliseconds, number, percent
+from benchmarks.report.words import milliseconds, number, percent, word
 
 Document = dict[str, Any]
 Rows = list[list[str]]
@@ -142,6 +142,25 @@ def steps(results: Results) -> dict[str, Any]:
             where = f"{title}, {gpu['gpu']}{limit}; {found['arguments']['seconds']:g} s of each step; {when(found)}:"
             tables.append((where, [step_row(step) for step in found["results"]["steps"] if step_title(step) not in LIKE_OTHERS]))
     return {"tables": tables}
+
+
+def cut_steps(results: Results) -> dict[str, Any]:
+    """What cut steps cost, and how long a latency-sensitive prompt waits for one: a row for each engine."""
+    found = results.read("interrupted_steps")
+    if not found:
+        return {"rows": []}
+    rows = []
+    for engine in found["results"]["engines"]:
+        waits = [word(engine["wait_ms"][level]["value"]) for level in ("p50", "p90", "p99")]
+        uncut = engine["groups"] == 1
+        cost = "" if uncut else percent(engine["cost"], 2)
+        rows.append(["uncut" if uncut else str(engine["groups"]), f"{engine['step_ms']:.1f}", cost, *waits])
+    title, arguments = SHAPES[found["results"]["shape"]], found["arguments"]
+    gpu = f", {found['results']['gpu']}" if "gpu" in found["results"] else ""
+    sizes = f"steps of {arguments['tokens']:,} tokens at most, {arguments['samples']} prompts for each engine"
+    where = f"{title}{gpu}; {sizes}; {when(found)}:"
+    head = ["groups", "step, ms", "cost", "a prompt's wait p50, ms", "p90", "p99"]
+    return {"where": where, "head": head, "rows": rows}
 
 
 def step_row(step: Document) -> list[str]:

@@ -16,6 +16,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.step_shapes import most_groups
 from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.checkpoint import with_stored_head
 from blinkpy.models.weights.model_folder import resolve_model
@@ -86,8 +87,10 @@ class Engine:
         if ring_sizes(self.config, model) is not None and self.config.cache.enable_prefix_caching:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
-        most = device.step_tokens(self.config, model)
-        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=most)
+        if self.config.scheduler.step_groups > (most := most_groups(len(model.layers))):
+            raise ConfigError(f"step_groups can be at most {most}, as {model.name} has {len(model.layers)} layers")
+        longest = device.step_tokens(self.config, model)
+        sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
         config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
@@ -118,6 +121,9 @@ class Engine:
             burst_step_tokens=options.burst_step_tokens,
             burst_tokens=options.burst_tokens,
             yield_steps=options.yield_steps,
+            step_groups=options.step_groups,
+            cut_step_tokens=options.cut_step_tokens,
+            suspend_steps=options.suspend_steps,
             best_effort_step_tokens=options.best_effort_step_tokens,
             best_effort_pages=options.best_effort_pages,
             prefix_caching=self.config.cache.enable_prefix_caching,

@@ -4,6 +4,7 @@
     WHILE (running) {
         SWITCH (step graph) {
             for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap ; schedule }
+            of one that is cut:   WHILE (the same) { for each group of layers: IF (it is next) { the same } }
             now and then:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { overlap ; schedule }
         }
@@ -16,6 +17,8 @@ What it has to tell the host is left to `publish`, a branch behind the first ker
 speed: to repeat a body takes half the time of leaving it and choosing another.
 
 A step graph is chosen by bucket and by whether the batch has prefill chunks: one of decode rows alone needs no prefill attention.
+A batch that is cut (scheduler/suspension.py) has one of its own, in groups of layers. `schedule` lets each group run by itself,
+so one graph serves steps from their begin and those that are resumed.
 """
 
 import ctypes
@@ -33,7 +36,7 @@ from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import LoopCode
-from blinkpy.kernels.loop.loop_kernels import LANES, MAX_BUCKETS
+from blinkpy.kernels.loop.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKETS
 
 OVERLAP_LEAD_KERNELS = 12
 """`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
@@ -56,10 +59,12 @@ class StateCopies:
 class LoopGraph:
     """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
 
-    code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the scheduler's
-    state; keep: whatever those addresses belong to. steps: kept for as long as the loop. graph_of: which of them runs a batch,
-    int32 [buckets, 2], by bucket and by 1 if the batch has prefill chunks. trace_rows: turns whose times are recorded, for
-    benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be built.
+    code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the
+    scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, all with
+    as many; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or 3], by bucket and by 1 if
+    the batch has prefill chunks, 2 if it is cut; those that are cut are numbered behind the others. trace_rows: turns whose times
+    are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be
+    built.
     """
 
     def __init__(
@@ -67,13 +72,14 @@ class LoopGraph:
         code: LoopCode,
         table: np.ndarray,
         steps: Sequence[G.StepGraph],
+        cut: Sequence[Sequence[G.StepGraph]],
         graph_of: np.ndarray,
         stream: torch.cuda.Stream,
         keep: object,
         trace_rows: int,
         copies: StateCopies | None,
     ):
-        self.stream, self._steps, self._keep = stream, steps, keep
+        self.stream, self._steps, self._cut, self._keep = stream, steps, cut, keep
         self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
@@ -81,9 +87,11 @@ class LoopGraph:
         if len(graph_of) > MAX_BUCKETS:
             raise ValueError(f"{len(graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
         self._copies = copies
-        self._branches = len(steps) + 1 + (copies is not None)  # a copy of the state before the last, which is idle
+        # A copy of the state before the last one, which is idle.
+        self._branches = len(steps) + len(cut) + 1 + (copies is not None)
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
-        self._table = torch.from_numpy(np.concatenate([table, graph_of.astype(np.int64).ravel()])).cuda()
+        self._parts = torch.zeros(max(1, sum(map(len, cut))), dtype=torch.int64, device="cuda")  # handles of the groups' IF nodes
+        self._table = torch.from_numpy(np.concatenate([table, graph_words(graph_of)])).cuda()
         self.kernel_resources = {name: read_cubin(part.cubin).kernels[part.entry] for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
         self._launched = False
@@ -107,7 +115,7 @@ class LoopGraph:
         self._launched = True
         words = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
         words[L.LOOP_BUDGET_NS] = int(budget_s * 1e9)
-        words[L.LOOP_COPY_GRAPH] = self._branches - 2
+        words[L.LOOP_COPY_GRAPH], words[L.LOOP_FIRST_CUT] = self._branches - 2, len(self._steps)
         words[L.LOOP_COPY_AT] = words[L.LOOP_COPY_EVERY] = self._copies.every if self._copies is not None else NEVER
         words[L.LOOP_TRACED] = 0 if self._trace_rows else 1  # without a trace it is full from the start
         with torch.cuda.stream(self.stream):
@@ -151,14 +159,17 @@ class LoopGraph:
         switch_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(body, 0, 0), "create the SWITCH condition")
         branches = G.add_conditional(body, switch_handle, G.SWITCH, self._branches)
         handles = int(loop_handle), int(switch_handle)
-        repeat = []
+        repeat: list[int] = []
+        parts: list[int] = []
         for own, branch in enumerate(branches):
             handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(branch, 0, 0), "create a step's condition")
             (repeated,) = G.add_conditional(branch, handle, G.WHILE, 1)
             repeat.append(int(handle))
             if own < len(self._steps):
                 self._add_step(repeated, self._steps[own], handles, own)
-            elif self._copies is not None and own == len(self._steps):
+            elif own < len(self._steps) + len(self._cut):
+                parts += self._add_groups(repeated, self._cut[own - len(self._steps)], handles, own)
+            elif self._copies is not None and own == len(self._steps) + len(self._cut):
                 self._add_copy(repeated, self._copies, int(switch_handle), own)
             else:
                 overlap = self._add_branch(repeated, self._overlap, [])
@@ -166,16 +177,33 @@ class LoopGraph:
         first = self._add_schedule(graph, [], handles, -1)
         check_cuda(runtime.cudaGraphAddDependencies(graph, [first], [loop_node], None, 1), "order the first turn")
         self._repeat.copy_(torch.tensor(repeat, dtype=torch.int64))
+        self._parts.copy_(torch.tensor(parts or [0], dtype=torch.int64))
         return graph
+
+    def _add_groups(self, graph: Any, groups: Sequence[G.StepGraph], handles: tuple[int, int], own: int) -> list[int]:
+        """Put the groups of a step that is cut into a graph, one behind another, each in an IF node. Returns their handles."""
+        own_handles, before, known = list[int](), list[Any](), set[int]()
+        for group in groups:
+            handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0), "create a group's condition")
+            (body,) = G.add_conditional(graph, handle, G.IF, 1, before)
+            before = [node for node in G.nodes_of(graph) if int(node) not in known]
+            known |= {int(node) for node in before}
+            self._add_step(body, group, handles, own)
+            own_handles.append(int(handle))
+        return own_handles
 
     def _add_step(self, graph: Any, step: G.StepGraph, handles: tuple[int, int], own: int) -> None:
         """Put a step graph and the parts of the turn into a graph."""
         whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = G.chain_of(whole)
-        before_overlap, output = overlap_anchors(chain, step.layers)
         publish = self._add_branch(whole, self._publish, chain[:1])
-        # It reads the last step's tokens, and the sampling writes new ones.
-        check_cuda(runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1), "order publishing before the sampling")
+        if step.ends:
+            before_overlap, output = overlap_anchors(chain, step.layers)
+            # It reads the last step's tokens, and the sampling writes new ones.
+            call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
+            check_cuda(call, "order publishing before the sampling")
+        else:
+            before_overlap = chain[:-OVERLAP_LEAD_KERNELS][-1:]
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
         self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:
@@ -197,7 +225,7 @@ class LoopGraph:
         return self._add_kernel(graph, [(node, G.FULL) for node in after], function, LANES, words)
 
     def _add_schedule(self, graph: Any, after: list[tuple[Any, Any]], handles: tuple[int, int], own: int) -> Any:
-        words = array_words(self._table, self._repeat, self.loop, self.trace)
+        words = array_words(self._table, self._repeat, self._parts, self.loop, self.trace)
         return self._add_kernel(graph, after, self._schedule, LANES, [*words, *handles, own])
 
     def _add_kernel(self, graph: Any, after: list[tuple[Any, Any]], function: Any, lanes: int, words: list[int]) -> Any:
@@ -208,6 +236,13 @@ class LoopGraph:
             call = driver.cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, self._capturing.cuda_stream, parameters, 0)
             check_cuda(call, "add a kernel to the loop")
         return G.only([node for node in G.nodes_of(graph) if int(node) not in before])
+
+
+def graph_words(graph_of: np.ndarray) -> np.ndarray:
+    """The words behind the kernels' table, int64: three for each bucket, whether batches are cut or not. graph_of: as of
+    LoopGraph."""
+    columns = graph_of if graph_of.shape[1] == GRAPHS_OF_BUCKET else np.hstack([graph_of, graph_of[:, 1:]])
+    return columns.astype(np.int64).ravel()
 
 
 def overlap_anchors(chain: Sequence[G.Node], layers: int) -> tuple[list[G.Node], G.Node]:

@@ -2,8 +2,8 @@
 
 A row is scaled by a power of two, so that its largest number is from 8 to 16 and no sum of eight products exceeds float16. Four
 products follow each other in each half of a register, then both halves are added; what words give is added in float32. A float16
-has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. Against float32 throughout it takes half of the
-instructions, and the energy of a step of one row is theirs and the memory's.
+has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. With float32 throughout, the code for sm_90 has
+twice as many instructions (5.9 a weight for 2.6, of gate and up of Llama-3-8B), and they cost energy.
 """
 
 import triton

@@ -64,3 +64,26 @@ def finish_tile(
     if KEEP_PARTIALS:
         at += split.to(tl.int64) * M * N
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def finish_row(
+    y,  # float32 [BLOCK_N] sums of one row; with SWIGLU of the gate
+    up,  # the same of the other half (SWIGLU only)
+    bias_ptr,  # [N] (BIAS only; with SWIGLU [2 * N])
+    residual_ptr,  # [N] added to the result (RESIDUAL only); may be out
+    out_ptr,  # [N]
+    n,  # [BLOCK_N] outputs
+    N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,  # False, True or GEGLU
+):  # fmt: skip
+    """What follows the products of one row: bias, SwiGLU, the residual addition, and the store."""
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    if SWIGLU:
+        if BIAS:
+            up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = gated(y, up, SWIGLU)
+    if RESIDUAL:
+        y += tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)

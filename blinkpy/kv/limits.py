@@ -2,7 +2,15 @@
 
 from typing import NamedTuple
 
-from blinkpy.config import YIELD_STEPS, ConfigError, check_class_sizes, check_step_sizes
+from blinkpy.config import (
+    CUT_STEP_TOKENS,
+    MOST_GROUPS,
+    SUSPEND_STEPS,
+    YIELD_STEPS,
+    ConfigError,
+    check_class_sizes,
+    check_step_sizes,
+)
 from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.header import EngineFacts
@@ -28,6 +36,9 @@ class Limits(NamedTuple):
     yield_steps: int  # turns in a row in which best-effort prompts yield, at most
     best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
     best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
+    step_groups: int  # of layers, into which a step is cut that has best-effort prompts; 1: none is
+    cut_tokens: int  # a step of as many tokens is not cut
+    suspend_steps: int  # that interrupt one step, at most
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -68,6 +79,9 @@ def make_limits(
     yield_steps: int = YIELD_STEPS,
     best_effort_step_tokens: int = 0,
     best_effort_pages: float = 1.0,
+    step_groups: int = 1,
+    cut_step_tokens: int = CUT_STEP_TOKENS,
+    suspend_steps: int = SUSPEND_STEPS,
     prefix_caching: bool = True,
     intake_entries: int = 64,
     intake_tokens: int = 32768,
@@ -92,6 +106,8 @@ def make_limits(
     require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
     require(0 < best_effort_pages <= 1, f"best_effort_pages must be above 0 and at most 1, not {best_effort_pages}")
+    require(1 <= step_groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {step_groups}")
+    require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
     check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
@@ -107,6 +123,9 @@ def make_limits(
         yield_steps=yield_steps,
         best_effort_step_tokens=best_effort_step_tokens or max_num_batched_tokens,
         best_effort_pages=max(1, int(best_effort_pages * facts.num_pages)),
+        step_groups=step_groups,
+        cut_tokens=cut_step_tokens,
+        suspend_steps=suspend_steps,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,

@@ -27,7 +27,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     WAITING_COUNT,  # requests in the sorted part of `waiting`
     UNRANKED_COUNT,  # requests after it that have no rank yet; 0 between turns
     FINISHING_COUNT,  # requests in `finishing`
-    STALLED_COUNT,  # running requests whose completion queue is full
+    STALLED_COUNT,  # running requests that have no part in the next step: those where Requests.stalled is not 0
     FREE_COUNT,  # pages on the free stack
     CACHED_COUNT,  # pages that are indexed and unreferenced
     RING_HEAD,  # eviction order: positions [RING_HEAD, RING_TAIL) of the ring
@@ -39,11 +39,22 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
     FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
     YIELDED_TURNS,  # turns in a row, this one too, in which best-effort prompts yield, see scheduler/yielding.py
-) = range(16)
-COUNTS = 16
+    INTERRUPTIONS,  # steps that have interrupted the last step that was cut
+    INTERRUPTS,  # while a step is suspended, 1: the turn plans a step that interrupts it
+) = range(18)
+COUNTS = 18
 
-# Batch.counts
-ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS = range(6)
+# Batch.counts and Suspended.counts
+(
+    ROWS,
+    TOKENS,
+    DECODE_ROWS,
+    BUCKET,
+    MAX_CONTEXT,
+    EMITS,
+    GROUPS,  # of layers, with a turn behind each: see scheduler/suspension.py
+    GROUP,  # that the step runs next, or that has just run; above 0 the turn before planned no new batch
+) = range(8)
 BATCH_COUNTS = 8
 
 # Forecast.rows
@@ -69,6 +80,7 @@ FORECAST_SCORES = 8  # the token must be the next one of the prompt
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
+STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion queue is full; a step that is cut has it, and has not ended
 OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, so its end is not published
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
@@ -133,7 +145,7 @@ class Requests(NamedTuple):
     tenant_row: Int32  # of Tenants
     first_token_ns: Int64  # when its first generated token came, where steps are paced
     finish: Int32  # FINISHING: FINISH_* | reason << 8
-    stalled: Int32  # running, but its completion queue is full
+    stalled: Int32  # running, but has no part in the next step: STALLED or IN_FLIGHT
     preemptions: Int32
     hit_tokens: Int32  # tokens found in the prefix cache when it was last considered for admission
     grammar: Int32  # slot of its automaton in Grammars, -1: its output is free
@@ -198,6 +210,7 @@ class Pairs(NamedTuple):
     heartbeat_ns: Int64  # when it changed
     granted_ns: Int64  # when the epoch was granted
     verdict: Int64  # REVOKE and GRANT bits of this turn
+    reserved: Int64  # free entries of the completion queue that a suspended step's tokens will take
 
 
 class Inbox(NamedTuple):
@@ -235,7 +248,21 @@ class Batch(NamedTuple):
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
     logprobs: Int64  # [B, LOGPROB_ENTRIES] the step's output for rows whose request asked: logprob_record.LOGPROB_ENTRY
-    counts: Int64  # [8] ROWS, TOKENS, DECODE_ROWS, BUCKET, MAX_CONTEXT, EMITS
+    counts: Int64  # [BATCH_COUNTS] ROWS and what follows it
+
+
+class Suspended(NamedTuple):
+    """The input of a suspended step, as it was in Batch; ROWS is 0 where none is. One element each where no step is cut."""
+
+    token_ids: Int32  # [T]
+    positions: Int32  # [T]
+    cache_slots: Int32  # [T]
+    token_rows: Int32  # [T]
+    row_slots: Int32  # [B]
+    query_starts: Int32  # [B + 1]
+    context_lengths: Int32  # [B]
+    emits: Int32  # [B]
+    counts: Int64  # [BATCH_COUNTS] GROUP: with which it goes on
 
 
 class Buckets(NamedTuple):
@@ -286,6 +313,7 @@ class State(NamedTuple):
     inbox: Inbox
     forecast: Forecast
     batch: Batch
+    suspended: Suspended
     buckets: Buckets
     recorder: Recorder
     scratch: Scratch

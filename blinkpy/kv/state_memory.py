@@ -61,6 +61,16 @@ def make_state(
         logprobs=(B, LOGPROB_ENTRIES),
         counts=(kinds.BATCH_COUNTS,),
     )
+    kept_tokens, kept_rows = (T, B) if limits.step_groups > 1 else (1, 1)
+    suspended = _arrays(
+        kinds.Suspended,
+        (kept_tokens,),
+        row_slots=(kept_rows,),
+        query_starts=(kept_rows + 1,),
+        context_lengths=(kept_rows,),
+        emits=(kept_rows,),
+        counts=(kinds.BATCH_COUNTS,),
+    )
     slots = max(1, Q * limits.grammar_share)
     grammars = _arrays(
         kinds.Grammars,
@@ -84,6 +94,7 @@ def make_state(
         inbox=_arrays(kinds.Inbox, (Q,), now_ns=(1,), command=(1,), cancel=(S,)),
         forecast=_arrays(kinds.Forecast, (1,), rows=(B, kinds.FORECAST_WORDS), published=(Q,)),
         batch=batch,
+        suspended=suspended,
         buckets=kinds.Buckets(np.array([t for t, _ in shapes], np.int32), np.array([r for _, r in shapes], np.int32)),
         recorder=recorder,
         scratch=_arrays(kinds.Scratch, (items,), total=(Q,), entry=(SQ_ENTRY_WORDS,)),

@@ -62,6 +62,8 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
         raise ConfigError(f"window_cache ring: no layer of {model.name} has a window; window_cache full serves it")
+    if scheduler.step_groups > 1:  # the rings' tables are those of one step
+        raise ConfigError("window_cache ring can't go with step_groups above 1: window_cache full can")
     if sizes.all_pages * sizes.page_size >= MOST_TOKENS:
         raise ConfigError(f"window_cache ring: rings of {slots} slots have more than {MOST_TOKENS:,} tokens: lower slots")
     return sizes

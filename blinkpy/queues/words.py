@@ -43,6 +43,7 @@ COUNTER_NAMES = (
     "grammars_reused",
     "policy_faults",
     "paced_ns",
+    "suspensions",
 )
 GAUGE_NAMES = ("requests_running", "requests_waiting", "pages_free", "pages_cached", "pages_held", "batch_rows", "batch_tokens")
 ENGINE_COUNTERS = 16  # index of the first counter

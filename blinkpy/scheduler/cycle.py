@@ -27,6 +27,14 @@ from blinkpy.scheduler.phases.recorder import record_turn
 from blinkpy.scheduler.phases.stall import update_stalls
 from blinkpy.scheduler.phases.waiting_list import make_rank_waiting
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.scheduler.suspension import (
+    between_groups,
+    end_flight,
+    goes_on,
+    interrupt_or_resume,
+    is_suspended,
+    next_group,
+)
 from blinkpy.scheduler.yielding import begin_yield
 
 
@@ -71,6 +79,9 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
             bucket = take_fast_path(limits, queues, state, lane, lanes)  # every request decodes, none enters
             if bucket != NOT_FAST:
                 return bucket
+        if between_groups(state) and goes_on(limits, state, lane, lanes):
+            return next_group(state, lane, lanes)  # of a step that is cut; else it is suspended from here on
+        end_flight(state, lane, lanes)  # of a step that was cut
         commit(limits, queues, state, lane, lanes)  # append tokens, check ends, publish completions
         ending = mark_ending(state, lane, lanes)  # cancels, and requests of revoked queue pairs
         release_ended(limits, state, ending, lane, lanes)  # their pages at once
@@ -80,14 +91,20 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
         update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
-        if holds_step(limits, state, lane, lanes):
+        if not is_suspended(state) and holds_step(limits, state, lane, lanes):
             return clear_batch(state, S.NO_BATCH, lane, lanes)  # everybody is ahead of the target
-        grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
-        budget = step_budget(limits, state, lane, lanes)
-        yields = begin_yield(limits, state, lane, lanes)  # best-effort prompts, to latency-sensitive ones
-        admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
-        rank_waiting(queues, state, lane, lanes)  # those that were preempted
-        return plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
+        bucket = S.NO_BATCH
+        if not is_suspended(state) or state.counts[S.INTERRUPTS] != 0:
+            grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
+            budget = step_budget(limits, state, lane, lanes)
+            # Best-effort prompts yield to latency-sensitive ones.
+            yields = is_suspended(state) or begin_yield(limits, state, lane, lanes)
+            admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
+            rank_waiting(queues, state, lane, lanes)  # those that were preempted
+            bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
+        if is_suspended(state):
+            bucket = interrupt_or_resume(limits, state, bucket, lane, lanes)
+        return bucket
 
     @device
     def publish(limits, queues, state, lane, lanes):
@@ -116,7 +133,9 @@ def stop_state(state, lanes):
     """STOPPED or DRAINED if the host's command ends the loop here, or else NO_BATCH."""
     command, counts = state.inbox.command[0], state.counts
     result = S.NO_BATCH
-    if command == COMMAND_STOP:
+    if is_suspended(state):
+        result = S.NO_BATCH  # it ends first
+    elif command == COMMAND_STOP:
         result = S.STOPPED
     elif command == COMMAND_DRAIN and counts[S.RUNNING_COUNT] + counts[S.WAITING_COUNT] + counts[S.FINISHING_COUNT] == 0:
         result = S.DRAINED

@@ -9,6 +9,7 @@ it waits no longer than one pace for its next token.
 from blinkpy.device.portable import barrier, block_max, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_RUN
+from blinkpy.scheduler.suspension import step_ended
 
 PACED_NS = S.COUNTER_INDEX["paced_ns"]
 NEVER = 1 << 62
@@ -19,7 +20,7 @@ DECAY_SHIFT = 3  # after a slow step the estimate falls by 2**-3 with each faste
 def time_step(limits, state, now_ns, lane, lanes):
     """Part of overlap, before the inbox is read, which still has the time of the turn that planned the step: note when the step's
     tokens come, and how long a step takes in which every row decodes."""
-    if limits.pace_ns == 0:
+    if limits.pace_ns == 0 or not step_ended(state.batch):
         return
     requests, batch, pace = state.requests, state.batch, state.pace
     rows = batch.counts[S.ROWS]

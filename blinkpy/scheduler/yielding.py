@@ -26,16 +26,23 @@ def sensitive_prompt_runs(state, lane, lanes):
 
 
 @device
+def first_to_enter(state):
+    """The first waiting request that has a free entry in its completion queue, or -1."""
+    waiting, first = state.counts[S.WAITING_COUNT], 0
+    while first < waiting and state.pairs.unclaimed_entries[state.requests.pair[state.waiting[first]]] == 0:
+        first += 1
+    return state.waiting[first] if first < waiting else -1
+
+
+@device
 def begin_yield(limits, state, lane, lanes):
     """Whether best-effort prompts yield in this turn: none is admitted, and none that runs has a part in the step if a
     latency-sensitive one has. It is so when one of these runs, or is the first to be admitted while there is a row, unless it was
     so in limits.yield_steps turns in a row."""
     requests, counts = state.requests, state.counts
-    yielded, waiting, first = counts[S.YIELDED_TURNS], counts[S.WAITING_COUNT], 0
-    while first < waiting and state.pairs.unclaimed_entries[requests.pair[state.waiting[first]]] == 0:
-        first += 1
+    yielded, first = counts[S.YIELDED_TURNS], first_to_enter(state)
     yields = sensitive_prompt_runs(state, lane, lanes)
-    if first < waiting and counts[S.RUNNING_COUNT] < limits.rows and requests.entry[state.waiting[first], WORD_BEST_EFFORT] == 0:
+    if first >= 0 and counts[S.RUNNING_COUNT] < limits.rows and requests.entry[first, WORD_BEST_EFFORT] == 0:
         yields = True
     yields = yields and yielded < limits.yield_steps
     if lane == 0:

@@ -6,9 +6,10 @@ import numpy as np
 from support.engine_serving import config_for, generate, serving
 from support.gpu.gpu_engine_process import engine_process, tell
 from support.models import model_zoo
+from support.recorded_cases import replay_all
 
 from blinkpy.engine.engine import make_engine
-from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE, COUNTER_INDEX
+from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.verify.recording.dump_file import read_dump
@@ -33,14 +34,7 @@ def test_what_the_loop_recorded_replays_on_the_cpu(rng: np.random.Generator, fol
                 break
         copies = reader._views.progress[[COPIES_BEGUN, COPIES_DONE]].tolist()
     assert copies[0] == copies[1] >= 4, copies
-    replayed, preemptions = 0, 0
-    for capture in captures:
-        replay = Replay(capture, recorded_policy(capture.description, ""), "njit")
-        before = int(replay.state.counters[COUNTER_INDEX["preemptions"]])
-        for turn, differences in replay.run():
-            assert not differences, (turn.number, differences)
-            replayed += 1
-        preemptions += int(replay.state.counters[COUNTER_INDEX["preemptions"]]) - before
+    replayed, preemptions = replay_all(captures, "preemptions")
     assert replayed > 100
     assert preemptions > 0, "nothing was preempted: the test says less than it should"
 

@@ -20,13 +20,13 @@ CALL_S = 20.0  # of the processor, for one call of what is under test, which tak
 # Modules whose bugs may be legal: the rules tell.
 DECIDE = (
     *("admit", "best_effort", "endings", "forecast", "intake", "pace", "plan", "preempt", "slot_lists", "tenant_service"),
-    *("waiting_list", "yielding"),
+    *("waiting_list", "yielding", "suspension", "cycle", "stall", "completions"),
 )
 UNDER_TEST = tuple(
     PACKAGE / part
     for part in (
         *("scheduler/best_effort.py", "scheduler/cycle.py", "scheduler/pace.py"),
-        *("scheduler/tenant_service.py", "scheduler/yielding.py"),
+        *("scheduler/suspension.py", "scheduler/tenant_service.py", "scheduler/yielding.py"),
         *("scheduler/phases", "device/lanes.py"),
         *("kv", "queues", "transport", "dpu/link"),
     )

@@ -77,7 +77,7 @@ def _requests(limits: Limits, state: Any) -> Wrong:
         if running or waiting:
             yield from _grammar(limits, state, slot, entries[slot])
             yield from _rules(limits, state, slot, entries[slot])
-    if sum(r.stalled) != state.counts[S.STALLED_COUNT]:
+    if sum(map(bool, r.stalled)) != state.counts[S.STALLED_COUNT]:
         yield R.STALLED_WRONG, 0
     flexible = [slot for slot, status in enumerate(r.status) if status == S.RUNNING and r.entry[slot][WORD_BEST_EFFORT]]
     bound = limits.best_effort_pages
@@ -194,19 +194,16 @@ def _pairs(limits: Limits, state: Any) -> Wrong:
             yield R.OWNERLESS, slot
 
 
-def _batch(limits: Limits, state: Any) -> Wrong:
-    b, r, (rows, tokens, decodes) = state.batch, state.requests, state.batch.counts[: S.DECODE_ROWS + 1]
-    if not (decodes in range(rows + 1) and rows in range(limits.rows + 1) and tokens in range(rows, limits.tokens + 1)):
-        yield B.BATCH_SIZE, 0
-    if rows == 0:
-        return
+def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
+    """The input of a step, that runs next or is suspended."""
+    r, (rows, tokens, decodes) = state.requests, b.counts[: S.DECODE_ROWS + 1]
     ranges = [range(*b.query_starts[row : row + 2]) for row in range(rows)]
     for row, (slot, places) in enumerate(zip(b.row_slots[:rows], ranges, strict=True)):
         if slot not in range(limits.slots) or r.status[slot] != S.RUNNING:
             yield B.ROW_IDLE, row
         if slot in b.row_slots[:row]:
             yield B.TWO_ROWS, row
-        if r.stalled[slot]:
+        if r.stalled[slot] != stalled:
             yield B.ROW_STALLED, row
         if places.start < 0 or not places:
             yield B.ROW_EMPTY, row
@@ -232,16 +229,62 @@ def _batch(limits: Limits, state: Any) -> Wrong:
             }.items():
                 if broken:
                     yield code, i
+
+
+def _groups(limits: Limits, state: Any) -> Wrong:
+    """Steps that are cut, the suspended one, and who is in flight."""
+    r, b, kept, (rows, tokens, decodes) = state.requests, state.batch, state.suspended, state.batch.counts[: S.DECODE_ROWS + 1]
+    interrupted = kept.row_slots[: kept.counts[S.ROWS]]
+    in_flight = [*interrupted, *(b.row_slots[:rows] if b.counts[S.GROUPS] > 1 else [])]
+    if r.stalled.count(S.IN_FLIGHT) != len(in_flight):
+        yield B.FLIGHT_WRONG, 0
+    flexible = any(r.entry[slot][WORD_BEST_EFFORT] for slot in b.row_slots[decodes:rows])
+    groups = limits.step_groups if flexible and tokens > limits.cut_tokens and not interrupted else 1
+    if rows and (b.counts[S.GROUPS] != groups or b.counts[S.GROUP] not in range(groups)):
+        yield B.GROUPS_WRONG, 0
+    if interrupted:
+        groups = limits.step_groups
+        if kept.counts[S.GROUPS] != groups or kept.counts[S.GROUP] not in range(1, groups):
+            yield B.GROUPS_WRONG, 0
+        if not rows or b.counts[S.GROUPS] != 1 or state.counts[S.INTERRUPTIONS] not in range(1, limits.suspend_steps + 1):
+            yield B.NESTED, 0
+    for pair, reserved in enumerate(state.pairs.reserved):
+        emits = zip(interrupted, kept.emits, strict=False)
+        taken = sum(emit for slot, emit in emits if r.pair[slot] == pair)
+        if reserved != taken or state.pairs.cq_tail[pair] - state.pairs.cq_head[pair] + taken > limits.cq_entries:
+            yield B.RESERVED_WRONG, pair
+
+
+def _batch(limits: Limits, state: Any) -> Wrong:
+    b, r, (rows, tokens, decodes) = state.batch, state.requests, state.batch.counts[: S.DECODE_ROWS + 1]
+    suspended = state.suspended.counts[S.ROWS] > 0
+    for own in b.counts[:3], state.suspended.counts[:3]:
+        if not (own[2] in range(own[0] + 1) and own[0] in range(limits.rows + 1) and own[1] in range(own[0], limits.tokens + 1)):
+            yield B.BATCH_SIZE, 0
+    if suspended and limits.step_groups == 1:
+        yield B.BATCH_SIZE, 0
+    part = S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0
+    if rows:
+        yield from _input(limits, state, b, part)
+    if suspended:
+        yield from _input(limits, state, state.suspended, S.IN_FLIGHT)
+    yield from _groups(limits, state)
+    if rows == 0:
+        return
+    ranges = [range(*b.query_starts[row : row + 2]) for row in range(rows)]
     chunks = b.row_slots[decodes:rows]
     yielding = set[int]()
-    if state.counts[S.YIELDED_TURNS] > 0 and not all(r.entry[slot][WORD_BEST_EFFORT] for slot in chunks):
+    yields = state.counts[S.YIELDED_TURNS] > 0 and not all(r.entry[slot][WORD_BEST_EFFORT] for slot in chunks)
+    if suspended or yields:
         active = [slot for slot in state.running[: state.counts[S.RUNNING_COUNT]] if not r.stalled[slot]]
         yielding = {slot for slot in active if r.entry[slot][WORD_BEST_EFFORT] and r.length[slot] - r.computed[slot] > 1}
         for row, slot in enumerate(chunks, decodes):
             if r.entry[slot][WORD_BEST_EFFORT]:
                 yield B.YIELDS_NOT, row
+    if b.counts[S.GROUP]:
+        return
     running = state.running[: state.counts[S.RUNNING_COUNT]]
-    lacks = {slot: r.length[slot] - r.computed[slot] for slot in running if not r.stalled[slot]}
+    lacks = {slot: r.length[slot] - r.computed[slot] for slot in running if r.stalled[slot] in (0, part)}
     flexible = {slot for slot, missing in lacks.items() if missing > 1 and r.entry[slot][WORD_BEST_EFFORT]}
     filled = decodes + sum(len(places) for slot, places in zip(b.row_slots, ranges, strict=False) if slot in flexible)
     if filled > max(decodes, limits.best_effort_step_tokens):

@@ -10,14 +10,15 @@ import numpy as np
 from support.scheduler_cases import Case, case_sizes
 
 from blinkpy.device.array_trees import named_arrays
-from blinkpy.kv.state import EMPTY, FAST_PATH, FINISHING, TURNS
+from blinkpy.kv.state import COUNTER_INDEX, EMPTY, FAST_PATH, FINISHING, TURNS
 from blinkpy.queues.header import read_header
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
+from blinkpy.verify.recording.recorded_policy import recorded_policy
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_memory import RecordingMemory
-from blinkpy.verify.recording.recording_reader import RecordingReader
+from blinkpy.verify.recording.recording_reader import RecordingReader, Snapshot
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World, make_world, random_limits
@@ -133,3 +134,17 @@ def replayed(replay: Replay) -> int:
     for turn, differences in replay.run():
         assert not differences, (turn.number, differences)
     return len(replay.turns)
+
+
+def replay_all(captures: list[Snapshot], counter: str) -> tuple[int, int]:
+    """Replay what was recorded, each turn to the same decisions. Returns the number of turns, and by how much a counter of
+    COUNTER_NAMES rose in them."""
+    replayed, rose = 0, 0
+    for capture in captures:
+        replay = Replay(capture, recorded_policy(capture.description, ""), "njit")
+        before = int(replay.state.counters[COUNTER_INDEX[counter]])
+        for turn, differences in replay.run():
+            assert not differences, (turn.number, differences)
+            replayed += 1
+        rose += int(replay.state.counters[COUNTER_INDEX[counter]]) - before
+    return replayed, rose

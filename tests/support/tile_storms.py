@@ -40,21 +40,23 @@ QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
-TILES |= {"request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
+TILES |= {"suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
 HAPPENED = (
-    *("drained", "stopped", "compactions", "mixed budget", "burst budget", "largest budget"),
+    *("drained", "stopped", "compactions", "mixed budget", "burst budget", "largest budget", "cut", "suspended", "resumed"),
     *(name for name in COUNTER_NAMES if name not in ("integrity_errors", "policy_faults")),
 )
 
 
-def wide(lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, max_model_len: int) -> WorldSizes:
+def wide(
+    lanes: int, pairs: int, cq_entries: int, pages: int, page_size: int, max_model_len: int, step_groups: int = 1
+) -> WorldSizes:
     """Many rows, slots and pages, and more queue pairs than are counted at once."""
     rows = 2 * lanes + lanes // 4 + 2
     return case_sizes(
         pairs=pairs, slots=lanes * 6 // pairs + 1, cq_entries=cq_entries, rows=rows, page_size=page_size, pages=pages,
         max_model_len=max_model_len, vocab_size=1000, intake_entries=4 * lanes, record_turns=4, share=lanes + 2,
         tokens=4 * rows, mixed_step_tokens=2 * rows, burst_step_tokens=3 * rows, burst_tokens=6 * rows,
-        best_effort_pages=0.75, best_effort_step_tokens=3 * rows,
+        best_effort_pages=0.75, best_effort_step_tokens=3 * rows, step_groups=step_groups, cut_step_tokens=rows // 2,
     )  # fmt: skip
 
 
@@ -80,9 +82,10 @@ def paced(lanes: int) -> WorldSizes:
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
-        (wide(lanes, 16, some, 8 * lanes, 4, 48), WILD),
+        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), WILD),
         (long(lanes), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
+        (wide(lanes, 16, many, 16 * lanes, 4, 48, 4), WILD._replace(submit=60, burst=3, answer=6, cancel=5, bad=10, delay=0)),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
         (paced(lanes), QUIET._replace(submit=15, burst=20)),
     ]
@@ -139,6 +142,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.most, self.happened, self.steps = Counter[str](), Counter[str](), 0
+        self._suspended = 0
 
     def note(self, limits: Limits, state: State, before: tuple[np.ndarray, np.ndarray], bucket: int) -> None:
         """One turn. before: counts and counters before it."""
@@ -165,6 +169,11 @@ class Seen:
         self.happened["mixed budget"] += tokens == limits.mixed_tokens
         self.happened["burst budget"] += tokens == limits.burst_step_tokens
         self.happened["largest budget"] += tokens == limits.tokens
+        suspended = int(state.suspended.counts[S.ROWS])
+        self.happened["cut"] += int(state.batch.counts[S.GROUPS]) > 1
+        self.happened["suspended"] += suspended > 0
+        self.happened["resumed"] += suspended == 0 and self._suspended > 0
+        self.most["suspended rows"], self._suspended = max(suspended, self.most["suspended rows"]), suspended
         self.happened["drained"] += bucket == S.DRAINED
         self.happened["stopped"] += bucket == S.STOPPED
         self.steps += 1

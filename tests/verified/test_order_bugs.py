@@ -25,7 +25,7 @@ GRANT = """        epoch = words[base + W.PAIR_EPOCH]
 """
 WORD = "        store_release(queues.cq, (pair, entry), word)\n"
 RECORD = "        for k in range(LOGPROB_ENTRIES):\n"
-CANCEL = "cancel[slot] == requests.request_id[slot]:"
+CANCEL = "cancel[slot] == requests.request_id[slot] and"
 
 # fmt: off
 ORDER_BUGS = {
@@ -67,7 +67,7 @@ ORDER_BUGS = {
             "if head >> EPOCH_SHIFT == epoch:", "if head >> EPOCH_SHIFT <= epoch:"),
     ),
     "O7": (
-        Bug("a cancel names no request", "endings", CANCEL, "cancel[slot] != 0:"),
+        Bug("a cancel names no request", "endings", CANCEL, "cancel[slot] != 0 and"),
     ),
     "O8": (
         Bug("a word with a record is no release", "completions", WORD, WORD.replace("release", "relaxed")),

@@ -13,6 +13,7 @@ from blinkpy.device.cuda.cuda_calls import check_cuda
 Node = TypeVar("Node", bound=Hashable)
 
 WHILE = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
+IF = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeIf
 SWITCH = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
 FULL = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeDefault
 PROGRAMMATIC = runtime.cudaGraphDependencyType.cudaGraphDependencyTypeProgrammatic
@@ -21,21 +22,24 @@ PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A captured step: a chain of nodes. layers: how many of them, from the first, embed the tokens and run the layers; the
-    others are the output: the last norm, the product with the vocabulary's matrix, sampling and log probabilities."""
+    """A captured step, or a group of layers of one: a chain of nodes. layers: how many of them, from the first, embed the tokens
+    and run the layers; the others are the output: the last norm, the product with the vocabulary's matrix, sampling and log
+    probabilities. ends: there is an output, as in all but groups that others follow."""
 
     graph: torch.cuda.CUDAGraph
     layers: int
+    ends: bool = True
 
 
-def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int) -> list[Any]:
-    """Add a conditional node; returns the graphs of its bodies, to be filled."""
+def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int, after: Sequence[Any] = ()) -> list[Any]:
+    """Add a conditional node behind the nodes `after`; returns the graphs of its bodies, to be filled."""
     parameters = runtime.cudaGraphNodeParams()
     parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
     parameters.conditional.handle = handle
     parameters.conditional.type = kind
     parameters.conditional.size = bodies
-    check_cuda(runtime.cudaGraphAddNode(graph, None, None, 0, parameters), "add a conditional node")
+    nodes, edges = list(after) or None, [edge(FULL) for _ in after] or None
+    check_cuda(runtime.cudaGraphAddNode(graph, nodes, edges, len(after), parameters), "add a conditional node")
     return [parameters.conditional.phGraph_out[i] for i in range(bodies)]
 
 

@@ -116,6 +116,8 @@ class CudaDevice:
         way = config.extension(RdmaOptions).queue_memory
         if way != HOST and config.engine.control == "host":
             return f"--queue-memory {way} needs --control gpu: a scheduler on the host reads its queues in host memory"
+        if config.scheduler.step_groups > 1 and config.engine.control == "host":
+            return "--step-groups needs --control gpu: a step that the host launches is not cut"
         missing = missing_packages("--device cuda", *PACKAGES, extra="gpu") or gpu_problem(config.engine.control)
         missing = missing or fp8_problem(config.cache.kv_cache_dtype)
         if missing:
@@ -204,7 +206,8 @@ class CudaDevice:
         cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales)
         buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
-        shapes, graph_of = step_shapes(buckets, whole=invariant)
+        limits = setup.limits
+        shapes, graph_of = step_shapes(buckets, whole=invariant, groups=limits.step_groups, cut_tokens=limits.cut_tokens)
 
         def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
             """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""

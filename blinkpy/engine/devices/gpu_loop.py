@@ -72,7 +72,8 @@ class GpuLoop:
         if recording is not None and memory is not None:
             copies = StateCopies(recording.capture(self.stream), memory.copy_every, recording.progress)
         keep = (queues, self.device_state, recording)
-        return LoopGraph(code, table, self.step.graphs, self._graph_of, self.stream, keep, self._trace_rows, copies)
+        graphs = self.step.graphs, self.step.cut_graphs
+        return LoopGraph(code, table, *graphs, self._graph_of, self.stream, keep, self._trace_rows, copies)
 
     def run(self, budget_s: float) -> int:
         """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""

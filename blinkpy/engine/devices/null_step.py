@@ -61,9 +61,11 @@ def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute
         kinds = (state.kind, types.int64, types.int64, types.int64)
         fill = compiled_for(compiled_fill(), kinds)
 
+    counts = scheduler.state.batch.counts
+
     def compute(began_ns: int) -> None:
-        fill(state, low, high, even)
-        left_ns = began_ns + step_ns - time.monotonic_ns()
+        fill(state, low, high, even)  # of a step that is cut, the last group's tokens count
+        left_ns = began_ns + step_ns // int(counts[S.GROUPS]) - time.monotonic_ns()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
 

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import gated
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, MAX_WIDTH
 from blinkpy.kernels.fp8_words import WORD, multiply_words, multiply_words_exactly, pack_row
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.tile_product import finish_row
 
 
 @triton.jit
@@ -106,16 +106,10 @@ def _fp8_gemv(
         if SWIGLU:
             following_upper = load_words(w_ptr + N * K, tile * BLOCK_N + column, word, N, WORDS, EVEN_K)
         y = sum_words(w, x, low, high, w_scale_ptr, n, word, N, K, SCALES, EXACT) * factor
-        if BIAS:
-            y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        y_upper = y
         if SWIGLU:
             y_upper = sum_words(w_upper, x, low, high, w_scale_ptr, N + n, word, N + N, K, SCALES, EXACT) * factor
-            if BIAS:
-                y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
-            y = gated(y, y_upper, SWIGLU)
-        if RESIDUAL:
-            y += tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
-        tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
+        finish_row(y, y_upper, bias_ptr, residual_ptr, out_ptr, n, N, BIAS, RESIDUAL, SWIGLU)
         w = following
         w_upper = following_upper
 
@@ -139,8 +133,8 @@ def block_k(k: int) -> int:
 
 
 def supports(shape: LinearShape) -> bool:
-    """One row of whole words."""
-    return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0
+    """One row of whole words, no wider than other kernels take one."""
+    return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0 and shape.k <= MAX_WIDTH
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
@@ -165,6 +159,7 @@ CASES: tuple[tuple[LinearConfig, tuple[int, int], dict[str, Any]], ...] = (
     (LinearConfig("fp8_gemv", block_n=1, tiles=40, warps=2), (40, 200), {"result": torch.float32}),
     (LinearConfig("fp8_gemv", block_n=4, warps=8, tiles=8), (4096, 4096), {"norm": True}),
     (LinearConfig("fp8_gemv", block_n=2, warps=8, tiles=5), (1000, 14336), {"residual": True}),
+    (LinearConfig("fp8_gemv", block_n=1, warps=16), (600, 28672), {"residual": True, "blocks": True}),
 )
 """Configuration, outputs and inputs, and what is around the product."""
 

@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.activation import gated
 from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
-from blinkpy.kernels.tile_product import weight_tile
+from blinkpy.kernels.tile_product import finish_row, weight_tile
 
 
 @triton.jit
@@ -78,15 +77,7 @@ def _gemv(
         scale = tl.math.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= scale
         y_upper *= scale
-    if BIAS:
-        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
-    if SWIGLU:
-        if BIAS:
-            y_upper += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)
-        y = gated(y, y_upper, SWIGLU)
-    if RESIDUAL:
-        y += tl.load(residual_ptr + n, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=n < N)
+    finish_row(y, y_upper, bias_ptr, residual_ptr, out_ptr, n, N, BIAS, RESIDUAL, SWIGLU)
 
 
 def gemv(call: LinearCall, config: LinearConfig) -> None:

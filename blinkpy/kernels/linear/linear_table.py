@@ -10,8 +10,9 @@ import torch
 
 from blinkpy.kernels.config_files import ConfigTable
 from blinkpy.kernels.fp8_rows import FP8
-from blinkpy.kernels.linear.linear import check_config
+from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearShape
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
 """Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
@@ -51,8 +52,9 @@ def default_fp8_config(n: int, k: int, rows: int, swiglu: bool, blocks: bool) ->
     """The same of FP8 operands: weights first, and in tiles that the matrix unit takes at once."""
     if rows > 64 and not (blocks or n % 16 or k % 16):
         return LinearConfig("cublas")
-    if rows == 1 and k % 8 == 0:
-        return LinearConfig("fp8_gemv", block_n=max(1, min(8, 16_384 // k // (2 if swiglu else 1))), warps=8)
+    if VARIANTS["fp8_gemv"].supports(LinearShape(rows, n, k, dtype=FP8)):
+        block_n = max(1, min(8, 16_384 // k // (2 if swiglu else 1)))
+        return LinearConfig("fp8_gemv", block_n=block_n, warps=8 if k <= 16_384 else 16)
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     split_k = 1 if swiglu or k < 2048 or rows > 64 else 4 if k >= 8192 else 2
     halves = 2 if swiglu else 1

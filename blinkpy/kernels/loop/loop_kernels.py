@@ -35,7 +35,8 @@ MAX_BUCKETS = 128
 WORDS, HANDLES, TRACE = int64[::1], uint64[::1], int64[:, ::1]
 OVERLAP_SIGNATURE = types.void(WORDS, WORDS)
 PUBLISH_SIGNATURE = types.void(WORDS, WORDS)
-SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+SCHEDULE_SIGNATURE = types.void(WORDS, HANDLES, HANDLES, WORDS, TRACE, uint64, uint64, int64)
+GRAPHS_OF_BUCKET = 3  # of decode rows alone, with prefill chunks, and with chunks in groups of layers
 STAMP_SIGNATURE = types.void(WORDS, TRACE, int64)
 AFTER_COPY_SIGNATURE = types.void(HANDLES, WORDS, WORDS, uint64, int64)
 
@@ -72,7 +73,7 @@ def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table, int64 [words],
     with what `schedule` has behind it; the loop's words."""
-    read, run, shared_words = table_reader(kind), phases.overlap, words + 2 * MAX_BUCKETS
+    read, run, shared_words = table_reader(kind), phases.overlap, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def overlap(table, loop):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
@@ -92,7 +93,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `publish`, for the turn before the step that it runs in: counters, gauges and the heartbeat go to
     the host's memory, and no kernel waits for them. Arguments as of `overlap`."""
-    read, publish, shared_words = table_reader(kind), phases.publish, words + 2 * MAX_BUCKETS
+    read, publish, shared_words = table_reader(kind), phases.publish, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def publish_after(table, loop):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
@@ -116,14 +117,20 @@ def ask_for_copy(loop, position):
 
 
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `schedule`. Its arguments: the table, int64 [words + 2 * buckets], and behind it the step graph by
-    bucket and by 1 if the batch has prefill chunks; uint64 [graphs + 1], handles of the WHILE nodes around each step graph,
-    the last one for turns without a step; the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; handles of the loop's
-    WHILE and SWITCH nodes; index of the graph that the kernel is a part of, -1 for none.
+    """The Python function of `schedule`. Its arguments: the table, int64 [words + 3 * buckets], and behind it the step graph by
+    bucket and by 1 if the batch has prefill chunks, 2 if it is cut into groups of layers; uint64 [graphs + 1], handles of the
+    WHILE nodes around each step graph, the last one for turns without a step; uint64, handles of the IF nodes around the groups
+    of each graph that is cut, from LOOP_FIRST_CUT on; the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; handles of the
+    loop's WHILE and SWITCH nodes; index of the graph that the kernel is a part of, -1 for none.
     """
-    read, schedule, publish, shared_words = table_reader(kind), phases.schedule, phases.publish, words + 2 * MAX_BUCKETS
+    read, schedule, publish, shared_words = (
+        table_reader(kind),
+        phases.schedule,
+        phases.publish,
+        words + GRAPHS_OF_BUCKET * MAX_BUCKETS,
+    )
 
-    def schedule_and_select(table, repeat, loop, trace, while_handle, switch_handle, own):
+    def schedule_and_select(table, repeat, parts, loop, trace, while_handle, switch_handle, own):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
         turns, began, budget, traced = loop[L.LOOP_TURNS], loop[L.LOOP_BEGAN_NS], loop[L.LOOP_BUDGET_NS], loop[L.LOOP_TRACED]
@@ -140,9 +147,12 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         counts = engine.state.batch.counts
         graph = step = int64(repeat.shape[0] - 1)  # without a step
         if bucket >= 0:
-            graph = shared[words + 2 * bucket + (1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0)]
+            kind = 1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0
+            if counts[S.GROUPS] > 1:
+                kind = 2
+            graph = shared[words + GRAPHS_OF_BUCKET * bucket + kind]
             step = graph
-            if due != 0:
+            if due != 0 and counts[S.GROUP] == 0:
                 graph = copy_graph
         result = 0
         if bucket in (S.STOPPED, S.DRAINED):
@@ -150,6 +160,8 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
             result = L.TIME_OVER
         publishes = bucket < 0 or result != 0 or graph != step  # otherwise publishing can wait until the step began
+        if bucket >= 0 and counts[S.GROUPS] > 1:
+            select_group(parts, (step - loop[L.LOOP_FIRST_CUT]) * counts[S.GROUPS], counts, result == 0, lane, lanes)
         if lane == 0:
             if graph != own:
                 select_graph(repeat, switch_handle, own, graph)
@@ -181,6 +193,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             trace[traced, L.TRACE_ROWS] = counts[S.ROWS]
             trace[traced, L.TRACE_OVERLAP_BEGIN] = ahead_begin
             trace[traced, L.TRACE_OVERLAP_END] = ahead_end
+            trace[traced, L.TRACE_GROUP] = counts[S.GROUP]
             trace[traced, L.TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
             loop[L.LOOP_TRACED] = traced + 1
 
@@ -194,6 +207,14 @@ def select_graph(repeat, switch_handle, own, graph):
         set_condition(repeat[own], 0)
     set_condition(repeat[graph], 1)
     set_condition(switch_handle, graph)
+
+
+@cuda.jit(device=True)
+def select_group(parts, first, counts, runs, lane, lanes):
+    """Of a step that is cut, let its graph run the next group of layers alone. first: of its groups in parts. runs: whether it
+    runs at all. A graph that is left in between has no group set behind the one that ran."""
+    for group in strided(lane, counts[S.GROUPS], lanes):
+        set_condition(parts[first + group], 1 if runs and group == counts[S.GROUP] else 0)
 
 
 @cuda.jit(device=True)

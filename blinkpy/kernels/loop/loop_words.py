@@ -15,7 +15,8 @@ LOOP_COPY_DUE = 10  # 1: before the next step
 LOOP_COPIES = 11  # copies begun
 LOOP_DELAYED_GRAPH = 12  # step graph that follows the copy
 LOOP_PUBLISH_DUE = 13  # 1: the last turn has not published; `publish` does
-LOOP_WORDS = 14
+LOOP_FIRST_CUT = 14  # index of the first step graph that is cut into groups
+LOOP_WORDS = 15
 TIME_OVER = -100
 
 # Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
@@ -28,4 +29,5 @@ TRACE_OVERLAP_END = 5
 TRACE_STEP_BEGIN = 6  # of the step that is complete, written by stamps; 0 without
 TRACE_STEP_END = 7
 TRACE_FAST_PATH = 8  # 1: it may have taken the fast path
-TRACE_COLUMNS = 9
+TRACE_GROUP = 9  # of layers, that follows; 0 where a step begins
+TRACE_COLUMNS = 10

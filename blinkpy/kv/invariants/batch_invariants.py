@@ -25,10 +25,16 @@ BEST_EFFORT_BEYOND = fault_code("best-effort prompts fill the step beyond their 
 ROOM_LEFT = fault_code("a prompt waits although the step has room")
 
 
+FLIGHT_WRONG = fault_code("the requests in flight are not those of the step that is cut")
+GROUPS_WRONG = fault_code("a step is cut and should not be, or the other way, or its groups are wrong")
+NESTED = fault_code("a step is suspended, and the one that interrupts it is empty, cut, or one too many")
+RESERVED_WRONG = fault_code("queue pair {}: what is kept of its completion ring is not what the suspended step will take")
+
+
 @device
-def check_rows(limits, state, rows, decodes, seen):
-    """The rows of a batch. seen: int64 [>= S], any content."""
-    b, r = state.batch, state.requests
+def check_rows(limits, state, b, rows, decodes, stalled, seen):
+    """The rows of a batch b. stalled: of its requests, in Requests. seen: int64 [>= S], any content."""
+    r = state.requests
     for slot in range(limits.slots):
         seen[slot] = 0
     for row in range(rows):
@@ -38,7 +44,7 @@ def check_rows(limits, state, rows, decodes, seen):
         if seen[slot] != 0:
             return fault_at(TWO_ROWS, row)
         seen[slot] = 1
-        if r.stalled[slot] != 0:
+        if r.stalled[slot] != stalled:
             return fault_at(ROW_STALLED, row)
         length = b.query_starts[row + 1] - b.query_starts[row]
         if length < 1 or b.query_starts[row] < 0:
@@ -51,9 +57,9 @@ def check_rows(limits, state, rows, decodes, seen):
 
 
 @device
-def check_token(limits, state, row, i):
-    """One token of a batch, in its row."""
-    b, r = state.batch, state.requests
+def check_token(limits, state, b, row, i):
+    """One token of a batch b, in its row."""
+    r = state.requests
     slot = b.row_slots[row]
     position = r.computed[slot] + i - b.query_starts[row]
     if b.token_rows[i] != row:
@@ -83,6 +89,7 @@ def sensitive_chunk(state, rows, decodes):
 def waiting_tokens(state, rows, best_effort_prompts):
     """(tokens in the step of best-effort prompts, or of all other requests; tokens that these lack beyond it)."""
     b, r, planned, lacking = state.batch, state.requests, 0, 0
+    stalled = S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0
     for row in range(rows):
         slot = b.row_slots[row]
         prompt = r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1
@@ -91,7 +98,7 @@ def waiting_tokens(state, rows, best_effort_prompts):
     for i in range(state.counts[S.RUNNING_COUNT]):
         slot = state.running[i]
         prompt = r.entry[slot, E.WORD_BEST_EFFORT] != 0 and r.length[slot] - r.computed[slot] > 1
-        if r.stalled[slot] == 0 and prompt == best_effort_prompts:
+        if (r.stalled[slot] == 0 or r.stalled[slot] == stalled) and prompt == best_effort_prompts:
             lacking += r.length[slot] - r.computed[slot]
     return planned, lacking - planned
 
@@ -113,15 +120,10 @@ def check_room(limits, state, rows, tokens, decodes, yields):
 
 
 @device
-def check_batch(limits, state, seen):
-    """seen: int64 [>= S], any content."""
-    b, r = state.batch, state.requests
-    rows, tokens, decodes = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
-    if not (0 <= decodes <= rows <= limits.rows and rows <= tokens <= limits.tokens):
-        return BATCH_SIZE
-    if rows == 0:
-        return 0
-    fault = check_rows(limits, state, rows, decodes, seen)
+def check_input(limits, state, b, stalled, seen):
+    """The rows and tokens of a batch b that is not empty. stalled: as in check_rows. seen: int64 [>= S], any content."""
+    r, rows, tokens, decodes = state.requests, b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
+    fault = check_rows(limits, state, b, rows, decodes, stalled, seen)
     if fault != 0:
         return fault
     if b.query_starts[rows] != tokens:
@@ -132,12 +134,68 @@ def check_batch(limits, state, seen):
         if b.emits[row] != (1 if ends else 0) or b.context_lengths[row] > r.length[slot]:
             return fault_at(EMITS_WRONG, row)
         for i in range(b.query_starts[row], b.query_starts[row + 1]):
-            fault = check_token(limits, state, row, i)
+            fault = check_token(limits, state, b, row, i)
             if fault != 0:
                 return fault
-    yields = state.counts[S.YIELDED_TURNS] > 0 and sensitive_chunk(state, rows, decodes)
+    return 0
+
+
+@device
+def fits(limits, b):
+    """Whether the numbers of a batch b can be."""
+    rows, tokens, decodes = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
+    return 0 <= decodes <= rows <= limits.rows and rows <= tokens <= limits.tokens
+
+
+@device
+def check_groups(limits, state):
+    """Which step is cut, which one is suspended, and who is in flight. Behind check_input of both."""
+    b, kept, r, in_flight, flexible = state.batch.counts, state.suspended.counts, state.requests, 0, 0
+    for i in range(limits.slots):
+        in_flight += 1 if r.stalled[i] == S.IN_FLIGHT else 0
+    if in_flight != kept[S.ROWS] + (b[S.ROWS] if b[S.GROUPS] > 1 else 0):
+        return FLIGHT_WRONG
+    for row in range(b[S.DECODE_ROWS], b[S.ROWS]):
+        flexible += 1 if r.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] != 0 else 0
+    cut = flexible > 0 and b[S.TOKENS] > limits.cut_tokens and kept[S.ROWS] == 0
+    groups = limits.step_groups if cut else 1
+    if b[S.ROWS] > 0 and (b[S.GROUPS] != groups or not 0 <= b[S.GROUP] < groups):
+        return GROUPS_WRONG
+    if kept[S.ROWS] > 0 and (kept[S.GROUPS] != limits.step_groups or not 0 < kept[S.GROUP] < limits.step_groups):
+        return GROUPS_WRONG
+    interruptions = state.counts[S.INTERRUPTIONS]
+    if kept[S.ROWS] > 0 and (b[S.ROWS] == 0 or b[S.GROUPS] != 1 or not 0 < interruptions <= limits.suspend_steps):
+        return NESTED
+    for pair in range(limits.pairs):
+        wanted = 0
+        for row in range(kept[S.ROWS]):
+            wanted += state.suspended.emits[row] if r.pair[state.suspended.row_slots[row]] == pair else 0
+        unread = state.pairs.cq_tail[pair] - state.pairs.cq_head[pair]
+        if state.pairs.reserved[pair] != wanted or unread + wanted > limits.cq_entries:
+            return fault_at(RESERVED_WRONG, pair)
+    return 0
+
+
+@device
+def check_batch(limits, state, seen):
+    """seen: int64 [>= S], any content."""
+    b, r, kept = state.batch, state.requests, state.suspended
+    rows, tokens, decodes, suspended = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS], kept.counts[S.ROWS] > 0
+    if not fits(limits, b) or not fits(limits, kept) or (suspended and limits.step_groups == 1):
+        return BATCH_SIZE
+    fault = 0
+    if rows > 0:
+        fault = check_input(limits, state, b, S.IN_FLIGHT if b.counts[S.GROUPS] > 1 else 0, seen)
+    if fault == 0 and suspended:
+        fault = check_input(limits, state, kept, S.IN_FLIGHT, seen)
+    if fault == 0:
+        fault = check_groups(limits, state)
+    if fault != 0 or rows == 0:
+        return fault
+    yields = suspended or (state.counts[S.YIELDED_TURNS] > 0 and sensitive_chunk(state, rows, decodes))
     if yields:
         for row in range(decodes, rows):
             if r.entry[b.row_slots[row], E.WORD_BEST_EFFORT] != 0:
                 return fault_at(YIELDS_NOT, row)
-    return check_room(limits, state, rows, tokens, decodes, yields)
+    # Later others may have begun to wait for the next one.
+    return check_room(limits, state, rows, tokens, decodes, yields) if b.counts[S.GROUP] == 0 else 0

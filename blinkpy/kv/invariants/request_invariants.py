@@ -178,7 +178,7 @@ def check_requests(limits, state):
             fault = fault if fault != 0 else check_rules(limits, state, slot)
         if fault != 0:
             return fault
-        stalled += state.requests.stalled[slot]
+        stalled += 1 if state.requests.stalled[slot] != 0 else 0
     return STALLED_WRONG if stalled != state.counts[S.STALLED_COUNT] else check_best_effort(limits, state)
 
 

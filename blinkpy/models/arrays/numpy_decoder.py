@@ -38,21 +38,33 @@ class NumpyDecoder:
         self.passes, limits = RowPasses(self.progress.team), (max_model_len, max_tokens)
         self.attention = NumpyAttention(model, weights.layers, cache, limits, self.progress, self.passes)
 
-    def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> Float32:
+    def forward(
+        self,
+        batch: Batch,
+        page_table: NDArray[np.int32],
+        wanted: NDArray[np.int64] | None = None,
+        layers: range | None = None,
+        stream: Float32 | None = None,
+    ) -> Float32:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
         page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
+
+        layers: run these alone; by default all. stream: what the layers before them returned, which may be changed.
         """
         ids = batch.token_ids[: int(batch.counts[S.TOKENS])]
         self.attention.begin(batch, page_table)
-        x = self.weights.embedding[ids]
-        if self.model.factors.embedding != 1:
-            x *= np.float32(self.model.factors.embedding)
+        if stream is None:
+            x = self.weights.embedding[ids]
+            if self.model.factors.embedding != 1:
+                x *= np.float32(self.model.factors.embedding)
+        else:
+            x = stream
         kept = None if wanted is None or len(wanted) == len(ids) else wanted
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
-            x = run_layer(self, x, index, layer, kept if index == last else None)
+        for index in range(last + 1) if layers is None else layers:
+            x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None)
         return x
 
     def logits(self, hidden: Float32) -> Float32:

@@ -56,7 +56,8 @@ class CpuStep:
 
             self.cache = PagedCache(model, num_pages, page_size, weights.dtype, rings=rings, scales=scales)
             self.decoder = TorchDecoder(model, weights, self.cache, max_model_len, max_tokens, progress)
-        self._grammars = grammars
+        self._grammars, self._layers = grammars, len(model.layers)
+        self._stream: Any = None  # of a step that is cut, behind the group of layers that ran last
         warm_up()
         if grammars is not None:
             cpu_grammar_mask.warm_up(grammars)
@@ -67,9 +68,17 @@ class CpuStep:
         Of the requests, page_table, tokens, prompt_length, entry, grammars and rules are used. Keys and values go into the cache,
         for every token of the batch; batch.sampled gets the new token of each row that emits one, which is the next one of a
         prompt that is scored, and -1 where token rules leave none; batch.logprobs the record of each of these whose request asks
-        for it, and both stay as they are elsewhere.
+        for it, and both stay as they are elsewhere. Of a step that is cut one group of layers is computed (Batch.counts);
+        only the last one gives tokens. Other steps may run between two groups.
         """
-        hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch))
+        group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
+        layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)
+        stream = self._stream if group else None
+        hidden = self.decoder.forward(batch, requests.page_table, emitting_tokens(batch), layers, stream)
+        if groups > 1:
+            self._stream = hidden if group + 1 < groups else None
+        if group + 1 < groups:
+            return
         rows = np.flatnonzero(batch.emits[: int(batch.counts[S.ROWS])])
         if len(rows) == 0:
             return

@@ -40,22 +40,34 @@ class TorchDecoder:
         self.attention = CpuAttention(model, weights.layers, cache, max_model_len, max_tokens, self.progress)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, page_table: NDArray[np.int32], wanted: NDArray[np.int64] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        page_table: NDArray[np.int32],
+        wanted: NDArray[np.int64] | None = None,
+        layers: range | None = None,
+        stream: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
         page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
         residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
+
+        layers: run these alone; by default all. stream: what the layers before them returned, which may be changed.
         """
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
-        x = F.embedding(ids, self.weights.embedding)
-        factor = embedding_factor(self.model, x.dtype)
-        if factor != 1:
-            x *= factor
+        if stream is None:
+            x = F.embedding(ids, self.weights.embedding)
+            factor = embedding_factor(self.model, x.dtype)
+            if factor != 1:
+                x *= factor
+        else:
+            x = stream
         kept = None if wanted is None or len(wanted) == len(ids) else torch.from_numpy(wanted)
         run_layer, last = BLOCKS[self.model.placement], len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
-            x = run_layer(self, x, index, layer, kept if index == last else None)
+        for index in range(last + 1) if layers is None else layers:
+            x = run_layer(self, x, index, self.weights.layers[index], kept if index == last else None)
         return x
 
     @torch.inference_mode()

@@ -17,13 +17,17 @@ from blinkpy.models.weights.decoder_weights import Weights
 
 
 class Buffers:
-    """Activations of the largest step, shared by all steps. tokens, rows: of that step."""
+    """Activations of the largest step, shared by all steps. tokens, rows: of that step. cut_tokens: of the largest one that is
+    cut into groups of layers; 0 if none is."""
 
-    def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str):
+    def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str, cut_tokens: int = 0):
         def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
         self.hidden = zeros(tokens, model.hidden_size)  # residual stream
+        # Of a step that is cut. Between two groups it is all that the step needs later; the steps that run there are not cut, and
+        # have the other one. So nothing is copied when a step is suspended.
+        self.cut_hidden = zeros(cut_tokens, model.hidden_size)
         self.normed = zeros(tokens, model.hidden_size)  # its norm
         self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
         self.attended = zeros(tokens, model.q_size)

@@ -36,7 +36,7 @@ from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
-from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedding_factor
 
@@ -75,7 +75,8 @@ class GpuDecoder:
         ropes = {rope: [torch.from_numpy(some).to(device) for some in rope.tables(max_model_len)] for rope in model.ropes}
         self.ropes = [ropes[layer.attention.rope] for layer in model.layers]  # cosines and sines
         tokens, rows = max(s.tokens for s in shapes), max(s.rows for s in shapes)
-        self.buffers = Buffers(model, tokens, rows, dtype, device)
+        self.buffers = Buffers(model, tokens, rows, dtype, device, max((s.tokens for s in shapes if s.groups > 1), default=0))
+        self._ends_group = False  # the block that is being launched, if nothing may be left to add behind it
         self.stream = ResidualStream(self.buffers.hidden, batch.counts)  # of the step that is being launched
         self.plans: dict[tuple[int, bool], DecodePlan] = {  # by rows, and by whether there are prefill chunks
             (s.rows, mixed): plan_decode(
@@ -121,15 +122,31 @@ class GpuDecoder:
     def layers(self, shape: StepShape) -> None:
         """Launch the embedding and the layers of a step, on the current stream. With `last_tokens_only`, the last layer ends with
         the rows' last tokens, and the others stay as they entered its attention."""
-        counts, layers = self.batch.counts, self.weights.layers
-        self.stream = ResidualStream(self.buffers.hidden[: shape.tokens], counts)
-        if self.rings is not None:
-            place_pages(self.rings, self.view, rows=shape.rows, page_size=self.cache.page_size, pdl=self.pdl)
-        factor = embedding_factor(self.model, self.stream.hidden.dtype)
-        embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
-        for index, layer in enumerate(layers):
-            last = shape.last_tokens_only and index == len(layers) - 1
-            BLOCKS[self.model.placement](self, shape, layer, index, last_tokens_only=last)
+        for group in range(shape.groups):
+            self.group(shape, group)
+
+    def group(self, shape: StepShape, group: int) -> None:
+        """Launch one group of the layers of a step, and before the first one the embedding. Between two groups steps may run, of
+        shapes that are not cut."""
+        counts, layers, buffers = self.batch.counts, self.weights.layers, self.buffers
+        hidden = buffers.cut_hidden if shape.groups > 1 else buffers.hidden
+        self.stream = ResidualStream(hidden[: shape.tokens], counts)
+        if group == 0:
+            if self.rings is not None:
+                place_pages(self.rings, self.view, rows=shape.rows, page_size=self.cache.page_size, pdl=self.pdl)
+            factor = embedding_factor(self.model, self.stream.hidden.dtype)
+            embed(self.batch.token_ids, self.weights.embedding, counts, self.stream.hidden, factor=factor, pdl=self.pdl)
+        blocks = blocks_of_group(len(layers), shape.groups, group)
+        for block in blocks:
+            index, is_mlp = divmod(block, 2)
+            self._ends_group = block == blocks[-1] and group + 1 < shape.groups
+            last, mlp = index == len(layers) - 1, self.model.layers[index].mlp
+            if not is_mlp:
+                self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
+            if is_mlp or last:
+                BLOCKS[type(mlp)](self, layers[index], mlp)
+        if self._ends_group and self.stream.partials is not None:
+            raise RuntimeError("a group of layers leaves sums for the next one to add")
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
@@ -143,11 +160,6 @@ class GpuDecoder:
         if cap := self.model.factors.softcap:
             softcap(logits, counts, cap, pdl=self.pdl)
         return logits
-
-    def _layer(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
-        mlp = self.model.layers[index].mlp
-        self._attention(shape, layer, index, last_tokens_only=last_tokens_only)
-        BLOCKS[type(mlp)](self, layer, mlp)
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
         """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
@@ -197,7 +209,7 @@ class GpuDecoder:
         if rings is not None and shape.mixed:
             keep_spilled(rings, cache, view, rows=shape.rows, pdl=pdl)
         dense = isinstance(model.layers[index].mlp, Mlp)
-        self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense)
+        self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
         """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
@@ -215,10 +227,10 @@ class GpuDecoder:
             self._linear(self.stream.hidden, gate_up, both, norm=layer.post_norm, bias=layer.gate_up_bias, config=config)
             quantised, gelu = self._rows_of(down, rows), gate.get("gelu", False)
             quantised_swiglu(both, self.stream.counts, quantised, down.input_scale, gelu=gelu, pdl=self.pdl)
-            self._add_linear(quantised, down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
+            self._add_linear(quantised, down, layer.down_bias, layer.mlp_out_norm, norm_follows=not self._ends_group)
         else:
             self._linear(self.stream.hidden, gate_up, inner, norm=layer.post_norm, bias=layer.gate_up_bias, **gate)
-            self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=True)
+            self._add_linear(inner, down, layer.down_bias, layer.mlp_out_norm, norm_follows=not self._ends_group)
 
     def _experts(self, layer: LayerWeights, block: Experts) -> None:
         model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
@@ -251,7 +263,7 @@ class GpuDecoder:
             self._linear(normed, layer.shared_gate_up, inner, **BLOCKS[block.activation])
             if layer.shared_gate is not None:
                 gate_shared(normed, layer.shared_gate, inner, counts, pdl=pdl)
-            self._add_linear(inner, layer.shared_down, None, None, norm_follows=True)
+            self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
 
     def _norm(self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None) -> torch.Tensor:
         """The norm of the residual stream, completed first, for what does not take it fused. quantised: it goes there instead."""
@@ -369,7 +381,7 @@ BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
 """Of a router with a bias: cuBLAS has no bias where its result is of another dtype."""
 
 BLOCKS: dict[BlockType, Any] = {
-    **dict.fromkeys(NormPlacement, GpuDecoder._layer),  # the weights have the norms that there are
+    **dict.fromkeys(NormPlacement),  # the weights have the norms that there are
     **dict.fromkeys(QkNorm),  # _attention
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,

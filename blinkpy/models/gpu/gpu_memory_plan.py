@@ -94,6 +94,7 @@ def plan_memory(
     table_width, rings = -(-length // config.cache.page_size), ring_sizes(config, model)
     pages = config.cache.num_pages or min(total // page_bytes, 2 * slots * table_width)
     rows = min(scheduler.max_num_seqs, slots)
+    cut_tokens = scheduler.max_num_batched_tokens if scheduler.step_groups > 1 else 0
     parts = {
         "weights": weight_bytes(model, itemsize),
         "activations": activation_bytes(model, scheduler.max_num_batched_tokens, rows, length, itemsize),
@@ -101,6 +102,7 @@ def plan_memory(
         * (2 if config.engine.record_steps else 1),
         "window rings": ring_bytes(model, rings, cache_itemsize(config, itemsize)) + (4 * slots * table_width if rings else 0),
         "queue pairs": queue_bytes,
+        "suspended step": cut_tokens * (model.hidden_size * itemsize + 16),
         "graphs and kernels": GRAPHS_AND_MODULES,
     }
     return MemoryPlan(parts, free, total, config.cache.gpu_memory_utilization)

@@ -1,7 +1,8 @@
-"""Whole steps on the GPU, forward and sampling, captured as CUDA graphs: one graph per step shape."""
+"""Whole steps on the GPU, forward and sampling, captured as CUDA graphs: one graph per step shape, or per group of its layers."""
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ class GpuStep:
         self._grammars = grammars
         rows, vocab = decoder.buffers.logits.shape
         self._sampling = SamplingWorkspace.allocate(rows, vocab, str(decoder.weights.device))
-        self.graphs: list[StepGraph] = []
+        self.graphs: list[StepGraph] = []  # of the shapes that are not cut, which come first
+        self.cut_graphs: list[list[StepGraph]] = []  # of the others, by group
 
     @torch.inference_mode()
     def launch(self, shape: StepShape) -> None:
@@ -43,7 +45,8 @@ class GpuStep:
         write_logprobs(call)
 
     def capture(self, stream: torch.cuda.Stream, progress: Callable[[float], None] = lambda share: None) -> list[StepGraph]:
-        """Compile and load every kernel, then capture one graph per shape. The batch must be empty (counts all 0).
+        """Compile and load every kernel, then capture one graph per shape, or per group of one that is cut. The batch must be
+        empty (counts all 0). Returns the graphs of shapes that are not cut.
 
         progress: called with the share that is done.
         """
@@ -56,15 +59,24 @@ class GpuStep:
             gc.collect()
             pool = torch.cuda.graph_pool_handle()  # steps run one at a time and may share what they allocate
             for index, shape in enumerate(self.shapes):
-                graph = torch.cuda.CUDAGraph(keep_graph=True)
-                graph.capture_begin(pool=pool, capture_error_mode="relaxed")
-                try:
-                    self.decoder.layers(shape)
-                    layers = captured_nodes(stream)
-                    self._output(shape)
-                finally:
-                    graph.capture_end()
-                self.graphs.append(StepGraph(graph, layers))
+                groups = [self._capture_group(shape, group, pool, stream) for group in range(shape.groups)]
+                if shape.groups > 1:
+                    self.cut_graphs.append(groups)
+                else:
+                    self.graphs += groups
                 progress((len(self.shapes) + index + 1) / (2 * len(self.shapes)))
             stream.synchronize()
         return self.graphs
+
+    def _capture_group(self, shape: StepShape, group: int, pool: Any, stream: torch.cuda.Stream) -> StepGraph:
+        """Capture a group of a step's layers, and behind the last one the output. pool: of what the graphs allocate."""
+        graph, ends = torch.cuda.CUDAGraph(keep_graph=True), group + 1 == shape.groups
+        graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+        try:
+            self.decoder.group(shape, group)
+            layers = captured_nodes(stream)
+            if ends:
+                self._output(shape)
+        finally:
+            graph.capture_end()
+        return StepGraph(graph, layers, ends)

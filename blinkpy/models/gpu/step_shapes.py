@@ -15,16 +15,18 @@ below it. A mixed step takes as long as its bucket: at two buckets an octave, a 
 @dataclass(frozen=True)
 class StepShape:
     """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks. whole: the last
-    layer computes every token."""
+    layer computes every token. groups: of layers, each in a graph of its own, behind which the step may be suspended."""
 
     tokens: int
     rows: int
     mixed: bool
     whole: bool = False
+    groups: int = 1
 
     @property
     def name(self) -> str:
-        return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}"
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        return f"{'mixed' if self.mixed else 'decode'} {self.tokens}x{self.rows}{groups}"
 
     @property
     def last_tokens_only(self) -> bool:
@@ -41,9 +43,24 @@ def bucket_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sorted(sizes)]
 
 
-def step_shapes(buckets: list[tuple[int, int]], *, whole: bool = False) -> tuple[list[StepShape], NDArray[np.int32]]:
+def most_groups(layers: int) -> int:
+    """Groups of at least one block each (see blocks_of_group) that a step of a number of layers can be cut into."""
+    return 2 * layers - 1
+
+
+def blocks_of_group(layers: int, groups: int, group: int) -> range:
+    """What a group of a step computes. Block 2 i is layer i's attention, 2 i + 1 its MLP; the last layer's two are one, as what
+    lies between them may be in memory that all steps share."""
+    blocks = most_groups(layers)
+    return range(blocks * group // groups, blocks * (group + 1) // groups)
+
+
+def step_shapes(
+    buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0
+) -> tuple[list[StepShape], NDArray[np.int32]]:
     """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index of one. whole: of
-    all of them.
+    all of them. groups, cut_tokens: of Limits; with several groups the table has a third column, for batches that are cut, whose
+    graphs come behind all others.
 
     A batch of decode rows has as many tokens as rows, so it never needs more tokens than the largest number of rows.
     """
@@ -61,4 +78,12 @@ def step_shapes(buckets: list[tuple[int, int]], *, whole: bool = False) -> tuple
         table[index, 1] = len(shapes) - 1
     for index in range(wanted[0]):
         table[index, 1] = table[wanted[0], 1]
-    return shapes, table
+    if groups == 1:
+        return shapes, table
+    cut = np.zeros((len(buckets), 1), np.int32)
+    for index in wanted:
+        if buckets[index][0] > cut_tokens:
+            shapes.append(StepShape(*buckets[index], mixed=True, whole=whole, groups=groups))
+            cut[index] = len(shapes) - 1
+    cut[: wanted[0]] = cut[wanted[0]]
+    return shapes, np.hstack([table, cut])

@@ -10,7 +10,7 @@ from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT,
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.best_effort import best_effort_load
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
-from blinkpy.scheduler.phases.preempt import missing_pages, preempt, preemption_victim
+from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, missing_pages, preempt, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
 from blinkpy.scheduler.yielding import best_effort_prompt
 
@@ -21,7 +21,6 @@ _COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
 _COUNT_MASK = 0xFFFF
 # Of a waiting request: a stalled one may be preempted for it; it can run; best effort has its pages; nobody behind it may enter.
 NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
-WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 
 
 @device
@@ -128,9 +127,8 @@ def fits_now(limits, state, slot, lane, lanes):
     A few more pages must be there, one for each running request, so that it is not preempted at once.
     """
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
-    running = counts[S.RUNNING_COUNT]
-    available = counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - min(running, limits.pages >> WATERMARK_SHIFT)
-    if running == limits.rows or available <= 0:  # one page at least is never a hit
+    available = spare_pages(limits, counts)
+    if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # one page at least is never a hit
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
     revived = 0

@@ -24,8 +24,9 @@ def completion_word(limits, requests, slot, token, flags):
 
 @device
 def free_entries(limits, pairs, pair):
-    """Entries of a completion queue that its reader has read, or that were never used."""
-    return limits.cq_entries - (pairs.cq_tail[pair] - pairs.cq_head[pair])
+    """Entries of a completion queue that its reader has read, or that were never used; but for those that a suspended step
+    needs."""
+    return limits.cq_entries - (pairs.cq_tail[pair] - pairs.cq_head[pair]) - pairs.reserved[pair]
 
 
 @device

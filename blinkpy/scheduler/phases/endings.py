@@ -32,15 +32,17 @@ def mark_ending(state, lane, lanes):
 
 @device
 def mark_in_list(state, slots, n, lane, lanes):
-    """Mark which requests of slots[0:n] end. Returns this lane's number of them."""
+    """Mark which requests of slots[0:n] end. Returns this lane's number of them. A cancel waits while its request is in flight;
+    so do verdicts, which nobody makes then."""
     requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0
     for i in strided(lane, n, lanes):
         slot = slots[i]
         finish = FINISH_NONE
         if verdict[requests.pair[slot]] & S.REVOKE:
+            expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.ENDED_IN_FLIGHT)
             finish = S.OWNER_GONE
-        elif cancel[slot] == requests.request_id[slot]:
+        elif cancel[slot] == requests.request_id[slot] and requests.stalled[slot] != S.IN_FLIGHT:
             finish = FINISH_CANCELLED
         requests.finish[slot] = finish
         if finish != FINISH_NONE:

@@ -59,6 +59,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     batch, counts, counters, forecasts = state.batch, state.counts, state.counters, state.forecast.rows
     rows, waiting, bucket = batch.counts[S.ROWS], counts[S.WAITING_COUNT], batch.counts[S.BUCKET]
     expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
+    expect(state, batch.counts[S.GROUPS] == 1, F.FAST_PATH_CUT)
     ended = 0
     for row in strided(lane, rows, lanes):
         flags, _ = judge_token(limits, state, row, batch.sampled[row])
@@ -111,7 +112,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
         counters[GENERATED_TOKENS] += rows - uncounted
         counters[REQUESTS_FINISHED] += ended
         counts[S.RUNNING_COUNT] = kept
-    return finish_batch(state, kept, kept, kept, kept, context, lane, lanes)
+    return finish_batch(state, kept, kept, kept, kept, 1, context, lane, lanes)
 
 
 @device

@@ -23,16 +23,18 @@ from blinkpy.queues.submission import (
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.best_effort import exceeds_pages
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
+from blinkpy.scheduler.suspension import step_ended
 
 COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
 
 
 @device
 def count_computed(limits, state, lane, lanes):
-    """Count the step's tokens as computed, and index the pages that it fills. Nobody looks at the index before it is done."""
+    """Count the step's tokens as computed, and index the pages that it fills. Nobody looks at the index before it is done.
+    Nothing behind a group of layers that is not the step's last one."""
     requests, batch = state.requests, state.batch
     rows = batch.counts[S.ROWS]
-    if rows == 0:
+    if rows == 0 or not step_ended(batch):
         return
     for row in strided(lane, rows, lanes):
         requests.computed[batch.row_slots[row]] += batch.query_starts[row + 1] - batch.query_starts[row]
@@ -63,9 +65,11 @@ def needs_page(limits, requests, slot):
 @device
 def grow_for_forecast(limits, state, lane, lanes):
     """Pages for the tokens that the step samples. Returns whether there were enough; else no request got one, and grow_pages will
-    preempt."""
+    preempt. False, too, behind a group that is not the last one."""
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
     rows = batch.counts[S.ROWS]
+    if not step_ended(batch):
+        return False
     demand, best_effort = 0, 0
     for row in strided(lane, rows, lanes):
         if batch.emits[row] != 0:

@@ -11,6 +11,7 @@ from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.words import EPOCH_LIMIT, EPOCH_SHIFT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD, POSITION_MASK
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
+from blinkpy.scheduler.suspension import between_groups
 
 LEASES_EXPIRED = S.COUNTER_INDEX["leases_expired"]
 STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
@@ -18,9 +19,11 @@ STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
 
 @device
 def validate_front_words(limits, state, lane, lanes):
-    """Validate front-end words; record a verdict for each queue pair, and their number in counts[VERDICT_COUNT]."""
+    """Validate front-end words; record a verdict for each queue pair, and their number in counts[VERDICT_COUNT]. While a step is
+    between two of its groups there are none: its requests, and the entries that they will take, stay as they are."""
     inbox, pairs = state.inbox, state.pairs
     now_ns = inbox.now_ns[0]
+    judges = not between_groups(state)
     verdicts = 0
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat, claim = inbox.heartbeat[pair], inbox.claim[pair]
@@ -54,7 +57,9 @@ def validate_front_words(limits, state, lane, lanes):
             if pairs.attached[pair] != 0:
                 verdict |= S.REVOKE
         pairs.verdict[pair] = verdict
-        if verdict != 0:
+        if not judges:
+            pairs.verdict[pair] = 0
+        elif verdict != 0:
             verdicts += 1
             pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped, by intake too
     verdicts = block_sum(verdicts, lane, lanes)

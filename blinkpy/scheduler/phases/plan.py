@@ -9,6 +9,7 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.scheduler.suspension import begin_flight, is_suspended
 from blinkpy.scheduler.yielding import best_effort_prompt, sensitive_prompt_runs
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
@@ -54,19 +55,27 @@ def step_budget(limits, state, lane, lanes):
 @device
 def plan_batch(limits, state, budget, yields, lane, lanes):
     """Write state.batch: at most `budget` tokens, or one for each request that decodes. Returns the bucket, or -1 when no request
-    can run. yields: see begin_yield."""
+    can run. yields: see begin_yield; best-effort prompts have no part in a step that interrupts another one."""
     running = state.counts[S.RUNNING_COUNT]
     decode_rows, others, context = plan_decodes(limits, state, running, lane, lanes)
-    rows, tokens, emits = decode_rows, decode_rows, decode_rows
+    rows, tokens, emits, groups = decode_rows, decode_rows, decode_rows, 1
     if others > 0:
-        yields = yields and sensitive_prompt_runs(state, lane, lanes)
-        rows, tokens, emits, context = plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes)
+        interrupts = is_suspended(state)
+        yields = interrupts or (yields and sensitive_prompt_runs(state, lane, lanes))
+        rows, tokens, emits, context, flexible = plan_chunks(
+            limits, state, running, budget, yields, decode_rows, context, lane, lanes
+        )
+        if flexible > 0 and tokens > limits.cut_tokens:
+            groups = limits.step_groups
+        expect(state, flexible == 0 or not interrupts, F.BEST_EFFORT_INTERRUPTS)
     expect(state, tokens <= limits.tokens and rows <= limits.rows, F.BATCH_BEYOND)
-    return finish_batch(state, rows, tokens, decode_rows, emits, block_max(context, lane, lanes), lane, lanes)
+    if groups > 1:
+        begin_flight(state, rows, lane, lanes)
+    return finish_batch(state, rows, tokens, decode_rows, emits, groups, block_max(context, lane, lanes), lane, lanes)
 
 
 @device
-def finish_batch(state, rows, tokens, decode_rows, emits, context, lane, lanes):
+def finish_batch(state, rows, tokens, decode_rows, emits, groups, context, lane, lanes):
     """Pad a batch whose rows are written, and write its counts. Returns the bucket, or -1 without rows."""
     batch, counts = state.batch, state.counts
     bucket = -1
@@ -78,6 +87,7 @@ def finish_batch(state, rows, tokens, decode_rows, emits, context, lane, lanes):
     if lane == 0:
         batch.counts[S.ROWS], batch.counts[S.TOKENS], batch.counts[S.DECODE_ROWS] = rows, tokens, decode_rows
         batch.counts[S.BUCKET], batch.counts[S.MAX_CONTEXT], batch.counts[S.EMITS] = bucket, context, emits
+        batch.counts[S.GROUPS], batch.counts[S.GROUP] = groups, 0
         if rows > 0:
             counts[S.STEPS] += 1
     barrier(lanes)
@@ -111,10 +121,11 @@ def plan_decodes(limits, state, running, lane, lanes):
 @device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield, else as many
-    tokens as limits.best_effort_step_tokens leaves beside decodes. Returns (rows, tokens, emitting rows, context)."""
+    tokens as limits.best_effort_step_tokens leaves beside decodes. Returns (rows, tokens, emitting rows, context, rows of
+    best-effort prompts)."""
     requests, batch = state.requests, state.batch
     limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
-    wanted, ends = 0, 0  # ends: rows, and in the upper half those that emit
+    wanted, ends = 0, 0  # ends: rows; above them those of best effort, and in the upper half those that emit
     for tile in strided(0, running, lanes):
         i = tile + lane
         slot, missing, granted = 0, 0, 0
@@ -138,10 +149,11 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
             emits = 1 if chunk == missing else 0
             write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)
             context = max(context, after)
-            ends += 1 | emits << _HALF
+            flexible = 1 if best_effort_prompt(requests, slot) else 0
+            ends += 1 | flexible << _COUNT_BITS | emits << _HALF
         wanted += total
     ends = block_sum(ends, lane, lanes)
-    rows = decode_rows + (ends & 0xFFFFFFFF)
+    rows, flexible = decode_rows + (ends & _COUNT_MASK), ends >> _COUNT_BITS & _COUNT_MASK
     tokens = min(budget, decode_rows + (wanted >> _COUNT_BITS))
     for row in range(decode_rows, rows):
         slot, first = batch.row_slots[row], batch.query_starts[row]
@@ -149,7 +161,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         for i in strided(first + lane, past, lanes):
             write_token(limits, requests, batch, i, row, slot, requests.computed[slot] + i - first)
             expect(state, batch.cache_slots[i] >= 0, F.CHUNK_PAGELESS)
-    return rows, tokens, decode_rows + (ends >> _HALF), context
+    return rows, tokens, decode_rows + (ends >> _HALF), context, flexible
 
 
 @device

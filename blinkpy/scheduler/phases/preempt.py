@@ -17,6 +17,7 @@ from blinkpy.scheduler.phases.slot_lists import keep_with_status
 
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
 
+WATERMARK_SHIFT = 3  # at most an eighth of the pool is kept back at admission
 SLOT_BITS = 22  # 64 pairs of 65,535 slots
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -26,6 +27,12 @@ LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 def missing_pages(limits, requests, slot):
     """Pages that a request needs for the tokens it has, beyond those it holds."""
     return ((requests.length[slot] + limits.page_size - 1) >> limits.page_shift) - requests.num_pages[slot]
+
+
+@device
+def spare_pages(limits, counts):
+    """Pages for who is admitted: one for each running request is kept back, so that it is not preempted at once."""
+    return counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - min(counts[S.RUNNING_COUNT], limits.pages >> WATERMARK_SHIFT)
 
 
 @device
@@ -77,7 +84,8 @@ def grow_pages(limits, state, lane, lanes):
 @device
 def can_be_victim(requests, slot, paused_only, best_effort_only):
     """Whether a listed request may be preempted."""
-    able = requests.status[slot] == S.RUNNING and (requests.stalled[slot] == 1 or not paused_only)
+    able = requests.status[slot] == S.RUNNING and requests.stalled[slot] != S.IN_FLIGHT
+    able = able and (requests.stalled[slot] == S.STALLED or not paused_only)
     return able and (requests.entry[slot, WORD_BEST_EFFORT] != 0 or not best_effort_only)
 
 
@@ -90,13 +98,13 @@ def preemption_victim(state, paused_only, best_effort_only, lane, lanes):
     for i in strided(lane, n, lanes):
         slot = state.running[i]
         if can_be_victim(requests, slot, paused_only, best_effort_only):
-            rank = max(rank, HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot])
+            rank = max(rank, HIGHEST if requests.stalled[slot] == S.STALLED else requests.rank[slot])
     rank = block_max(rank, lane, lanes)
     latest = -1
     for i in strided(lane, n, lanes):
         slot = state.running[i]
         if can_be_victim(requests, slot, paused_only, best_effort_only):
-            own = HIGHEST if requests.stalled[slot] == 1 else requests.rank[slot]
+            own = HIGHEST if requests.stalled[slot] == S.STALLED else requests.rank[slot]
             if own == rank:
                 latest = max(latest, requests.arrival[slot] << SLOT_BITS | slot)
     latest = block_max(latest, lane, lanes)
@@ -108,6 +116,7 @@ def preempt(limits, state, slot, lane, lanes):
     """Take a running request's pages and let it wait again. It stays in `running` until the caller drops it there."""
     requests, counts = state.requests, state.counts
     expect(state, requests.status[slot] == S.RUNNING, F.VICTIM_IDLE)
+    expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.VICTIM_IN_FLIGHT)
     release_pages(limits, requests, state.pages, counts, slot, lane, lanes)
     if lane == 0:
         counts[S.STALLED_COUNT] -= requests.stalled[slot]

@@ -7,8 +7,8 @@ and reads nothing back.
 Layout, int64 words:
 
     head      RECORD_HEADER words: length in words | RECORD_MARK << 32; number of the turn; now, ns; the host's command;
-              rows of the step that the turn commits | rows that it plans << 32; words of the notes; free pages | cached << 32
-              after the turn; bucket, or -1
+              rows of the step that the turn commits | rows that it plans << 32; words of the notes | groups << 32 (see
+              step_words); free pages | cached << 32 after the turn; bucket, or -1 where it plans no rows
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
     notes     what is rare, each with a word in front: kind | words << 8
@@ -30,8 +30,10 @@ from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
+from blinkpy.scheduler.suspension import is_suspended, step_ended
 
 HALF = 32
+GROUP_BITS, SUSPENDED_BIT = 8, 1 << 16
 LOW = 0xFFFFFFFF
 COUNTERS = len(S.COUNTER_INDEX)
 
@@ -44,8 +46,9 @@ def record_turn(limits, state, lane, lanes):
     recorder, batch, inbox = state.recorder, state.batch, state.inbox
     cursor, words, mask = recorder.cursor, recorder.words, limits.record_words - 1
     position, number, notes, committed = cursor[S.POSITION], cursor[S.RECORDS], cursor[S.NOTES], cursor[S.COMMITS]
-    planned = batch.counts[S.ROWS]
-    if committed + planned + notes == 0 and changed_words(limits, state, lane, lanes) == 0:
+    group, ended = batch.counts[S.GROUP], step_ended(batch)
+    planned = batch.counts[S.ROWS] if group == 0 else 0  # else the batch is that of an earlier turn
+    if committed + planned + notes + group == 0 and changed_words(limits, state, lane, lanes) == 0:
         return
     at = position + S.RECORD_HEADER
     for pair in strided(lane, limits.pairs, lanes):
@@ -70,12 +73,21 @@ def record_turn(limits, state, lane, lanes):
         words[(position + 2) & mask] = inbox.now_ns[0]
         words[(position + 3) & mask] = inbox.command[0]
         words[(position + 4) & mask] = committed | planned << HALF
-        words[(position + 5) & mask] = notes
+        words[(position + 5) & mask] = notes | step_words(state) << HALF
         words[(position + 6) & mask] = counts[S.FREE_COUNT] | counts[S.CACHED_COUNT] << HALF
         words[(position + 7) & mask] = batch.counts[S.BUCKET] if planned > 0 else -1
         cursor[S.POSITION], cursor[S.RECORDS] = position + length, number + 1
-        cursor[S.NOTES], cursor[S.COMMITS] = 0, planned
+        cursor[S.NOTES], cursor[S.COMMITS] = 0, batch.counts[S.ROWS] if ended else 0
         recorder.progress[S.POSITION], recorder.progress[S.RECORDS] = position + length, number + 1
+
+
+@device
+def step_words(state):
+    """Of a turn: the group of layers that follows | groups of the step << 8 | 1 << 16 while another step is suspended; 0 where
+    steps are not cut."""
+    groups = state.batch.counts[S.GROUPS]
+    cut = state.batch.counts[S.GROUP] | groups << GROUP_BITS if groups > 1 else 0
+    return cut | (SUSPENDED_BIT if is_suspended(state) else 0)
 
 
 @device

@@ -28,15 +28,19 @@ def update_stalls(limits, state, lane, lanes):
     n = counts[S.RUNNING_COUNT]
     for i in strided(lane, n, lanes):
         expect(state, requests.status[state.running[i]] == S.RUNNING, F.STALLED_IDLE)
-        scratch.pair[i] = requests.pair[state.running[i]]
+        in_flight = requests.stalled[state.running[i]] == S.IN_FLIGHT  # its entry is kept: see suspension.suspend
+        scratch.pair[i] = -1 if in_flight else requests.pair[state.running[i]]
     position_in_pair(limits, scratch, n, lane, lanes)
     paused, stalls = 0, 0
     for i in strided(lane, n, lanes):
         slot = state.running[i]
-        pauses = 1 if scratch.position[i] >= pairs.unclaimed_entries[requests.pair[slot]] else 0
-        stalls += 1 if pauses > requests.stalled[slot] else 0
-        paused += pauses
-        requests.stalled[slot] = pauses
+        if scratch.pair[i] < 0:
+            paused += 1
+        else:
+            pauses = S.STALLED if scratch.position[i] >= pairs.unclaimed_entries[requests.pair[slot]] else 0
+            stalls += 1 if pauses > requests.stalled[slot] else 0
+            paused += pauses
+            requests.stalled[slot] = pauses
     both = block_sum(paused | stalls << _HALF, lane, lanes)
     for pair in strided(lane, limits.pairs, lanes):
         pairs.unclaimed_entries[pair] = max(0, pairs.unclaimed_entries[pair] - scratch.total[pair])

@@ -82,6 +82,7 @@ class Request:
     canonical: Page | None = None  # the last of these
     orphaned: bool = False  # that one was evicted: the request offers no more pages
     stalled: bool = False
+    in_flight: bool = False  # a step that is cut has it
     preemptions: int = 0
     hit_tokens: int = 0
     grammar: ByteAutomaton | None = None
@@ -100,6 +101,11 @@ class Request:
     def missing(self) -> int:
         """Tokens to compute."""
         return len(self.tokens) - self.computed
+
+    @property
+    def has_no_part(self) -> int:
+        """Requests.stalled."""
+        return 2 if self.in_flight else int(self.stalled)
 
     def needs(self, page_size: int) -> int:
         """Pages for the tokens that it has, beyond those that it holds."""

@@ -1,7 +1,7 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R20.
+many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R24.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
 """
@@ -50,6 +50,9 @@ class Oracle:
         self.unranked: list[Request] = []
         self.finishing: list[Request] = []
         self.rows: list[Row] = []
+        self.suspended: list[Row] = []
+        self.group, self.groups = 0, 1  # of the rows, the next one; and of the suspended ones
+        self.suspended_group, self.interruptions = 0, 0
         self.bucket = S.NO_BATCH
         self.completions: list[tuple[int, int]] = []  # of the last turn: queue pair, word
         self.hit_words = [0] * limits.slots  # by slot
@@ -62,47 +65,91 @@ class Oracle:
 
     def turn(self, now_ns: int) -> int:
         """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
-        self._time_step(now_ns)
+        inside = self.group + 1 < self.groups
+        if not inside:
+            self._time_step(now_ns)
         self.now_ns = now_ns
         command = int(self.queues.control[W.CONTROL_COMMAND])
         words, slots = self.queues.cancel.tolist(), self.limits.slots_per_pair
         cancelled = [r for r in self.running + self.waiting if words[r.pair][r.slot % slots] == r.request_id]
-        verdicts = [self._judge(pair, self.queues.front[i].tolist(), now_ns) for i, pair in enumerate(self.pairs)]
+        ends = not inside and not self.suspended
+        verdicts = [self._judge(pair, self.queues.front[i].tolist(), now_ns, ends) for i, pair in enumerate(self.pairs)]
         self.completions = []
-        self._count_computed()
+        if not inside:
+            self._count_computed()
         for pair, verdict in zip(self.pairs, verdicts, strict=True):
             if verdict.revoke:
                 pair.sq_head = pair.sq_tail
         if command == W.COMMAND_RUN:
             self._take_in(now_ns)
         self._rank()
-        self._grow_ahead()
+        self.turns += 1
+        if not inside:
+            self._grow_ahead()
+        interrupts = (inside or bool(self.suspended)) and self._can_interrupt(command)
+        if inside and not interrupts:
+            self.group += 1
+            return self.bucket
+        if inside:
+            self.suspended, self.suspended_group, self.rows = self.rows, self.group + 1, []
+            self.group, self.groups = 0, 1
+            self.counters["suspensions"] += 1
+        elif self.groups > 1:
+            for row in self.rows:
+                row.request.in_flight = False
+        cancelled = [r for r in cancelled if not r.in_flight]
         self._commit()
         self._end(verdicts, cancelled)
         self._change_owners(verdicts, now_ns)
         self._notify_ends()
-        self.rows = []
+        self.rows, self.group, self.groups = [], 0, 1
         self.bucket = self._stop(command)
         if self.bucket == S.NO_BATCH:
             self._stall()
-            if not self._holds(command):
+            if self.suspended:
+                self._interrupt(interrupts)
+            elif not self._holds(command):
                 self._plan_step()
-        self.turns += 1
         self.counters["evictions"] = self.pool.evictions
         return self.bucket
 
     def _plan_step(self) -> None:
         self._grow()
         budget = self._budget()
-        yields = self._begin_yield()
+        yields = bool(self.suspended) or self._begin_yield()
         self._admit(budget, yields)
         self._rank()
         self.bucket = self._plan(budget, yields)
 
+    # ---- steps that are cut ---------------------------------------------------------------------------------------------
+
+    def _can_interrupt(self, command: int) -> bool:
+        """R22: whether a latency-sensitive prompt takes the next step, and the one that is cut waits."""
+        if command == W.COMMAND_STOP or self.interruptions >= self.limits.suspend_steps:
+            return False
+        if any(not r.best_effort for r in self._prompts()):
+            return True
+        first = next((r for r in self.waiting if self.pairs[r.pair].unclaimed > 0), None)
+        if first is None or first.best_effort or len(self.running) >= self.limits.rows:
+            return False
+        return first.needs(self.limits.page_size) <= self.pool.available - min(len(self.running), self.limits.pages // 8)
+
+    def _interrupt(self, interrupts: bool) -> None:
+        """R23, R24: a step for others than those in flight; or the suspended one goes on."""
+        self.bucket = S.NO_BATCH
+        if interrupts:
+            self._plan_step()
+        if self.bucket != S.NO_BATCH:
+            self.interruptions += 1
+            return
+        self.rows, self.suspended = self.suspended, []
+        self.group, self.groups = self.suspended_group, self.limits.step_groups
+        self.bucket = self._bucket()
+
     # ---- front ends -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, pair: Pair, words: list[int], now_ns: int) -> Verdict:
-        """R1: what a front end's words mean for its queue pair."""
+    def _judge(self, pair: Pair, words: list[int], now_ns: int, ends: bool) -> Verdict:
+        """R1: what a front end's words mean for its queue pair. ends: no step is cut that has not ended (R23)."""
         heartbeat, claim = words[W.FRONT_HEARTBEAT], words[W.FRONT_CLAIM]
         expired = broken = False
         if pair.attached:
@@ -122,6 +169,8 @@ class Oracle:
                 if not behind:
                     pair.cq_head = pair.cq_tail - unread
                 broken = broken or behind
+        if not ends:
+            return Verdict()
         due = pair.epoch == 0 or now_ns >= pair.granted_ns + self.limits.claim_ns
         grant = claim == pair.epoch + 1 and pair.epoch < W.EPOCH_LIMIT and due
         self.counters["leases_expired"] += expired
@@ -311,7 +360,8 @@ class Oracle:
         pair.cq_tail += 1
 
     def _free_entries(self, pair: Pair) -> int:
-        return self.limits.cq_entries - (pair.cq_tail - pair.cq_head)
+        kept = sum(row.emits and self.pairs[row.request.pair] is pair for row in self.suspended)  # R23
+        return self.limits.cq_entries - (pair.cq_tail - pair.cq_head) - kept
 
     # ---- tenants --------------------------------------------------------------------------------------------------------
 
@@ -394,6 +444,8 @@ class Oracle:
 
     def _stop(self, command: int) -> int:
         """R8: the host's command."""
+        if self.suspended:
+            return S.NO_BATCH
         if command == W.COMMAND_STOP:
             return S.STOPPED
         if command == W.COMMAND_DRAIN and not self.live:
@@ -422,7 +474,7 @@ class Oracle:
         """R9: the first in `running` get the free entries of their completion queue; others stall."""
         for pair in self.pairs:
             pair.unclaimed = self._free_entries(pair)
-        for request in self.running:
+        for request in self._free():
             stalled = self.pairs[request.pair].unclaimed == 0
             self.counters["reader_stalls"] += stalled and not request.stalled
             request.stalled = stalled
@@ -431,9 +483,9 @@ class Oracle:
     def _grow(self) -> None:
         """R10: pages for those that decode, by preemption if need be."""
         while self._best_effort_exceeds(self._growing()):
-            self._preempt(max((r for r in self.running if r.best_effort), key=self._urgency))
+            self._preempt(max((r for r in self._free() if r.best_effort), key=self._urgency))
         while len(self._growing()) > self.pool.available:
-            self._preempt(max(self.running, key=self._urgency))
+            self._preempt(max(self._free(), key=self._urgency))
         self._give_page_to_each(self._growing())
 
     @staticmethod
@@ -448,7 +500,7 @@ class Oracle:
         return self.limits.best_effort_pages < self.limits.pages and len(runs) > 1 and held > self.limits.best_effort_pages
 
     def _growing(self) -> list[Request]:
-        return [r for r in self.running if not r.stalled and r.needs(self.limits.page_size) > 0]
+        return [r for r in self._free() if not r.stalled and r.needs(self.limits.page_size) > 0]
 
     def _preempt(self, request: Request) -> None:
         """Its pages are released, and it waits to be computed again."""
@@ -461,7 +513,7 @@ class Oracle:
 
     def _budget(self) -> int:
         """R11: the most tokens of the next step."""
-        limits, active = self.limits, [r for r in self.running if not r.stalled]
+        limits, active = self.limits, [r for r in self._free() if not r.stalled]
         decoding = any(r.missing == 1 for r in active)
         prompts = [r.missing for r in active if r.missing > 1] + [len(r.tokens) for r in self.waiting + self.unranked]
         if not decoding or limits.mixed_tokens == limits.tokens:
@@ -480,14 +532,18 @@ class Oracle:
         return yields
 
     def _prompts(self) -> list[Request]:
-        return [r for r in self.running if not r.stalled and r.missing > 1]
+        return [r for r in self._free() if not r.stalled and r.missing > 1]
+
+    def _free(self) -> list[Request]:
+        """R23: those who run and are not in flight."""
+        return [r for r in self.running if not r.in_flight]
 
     def _admit(self, budget: int, yields: bool) -> None:
         """R12: the best first, and nobody overtakes one that does not fit."""
         if self.unranked:
             return
         apart = [r for r in self._prompts() if r.best_effort]
-        left = budget - sum(r.missing for r in self.running if not r.stalled and r not in apart)
+        left = budget - sum(r.missing for r in self._free() if not r.stalled and r not in apart)
         room = self._best_effort_room()
         for missing in [] if yields else [r.missing for r in apart]:
             left, room = left - min(missing, max(room, 0)), room - missing
@@ -523,7 +579,7 @@ class Oracle:
 
     def _best_effort_room(self) -> int:
         """R19: the tokens that best-effort prompts may have in the next step."""
-        decoding = sum(r.missing == 1 for r in self.running if not r.stalled)
+        decoding = sum(r.missing == 1 for r in self._free() if not r.stalled)
         return self.limits.best_effort_step_tokens - decoding
 
     def _fits(self, request: Request) -> list[Page] | None:
@@ -599,10 +655,10 @@ class Oracle:
 
     def _plan(self, budget: int, yields: bool) -> int:
         """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
-        active = [r for r in self.running if not r.stalled]
+        active = [r for r in self._free() if not r.stalled]
         self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
         left, room, prompts = budget - len(self.rows), self._best_effort_room(), self._prompts()
-        if yields and not all(r.best_effort for r in prompts):
+        if self.suspended or (yields and not all(r.best_effort for r in prompts)):
             prompts = [r for r in prompts if not r.best_effort]
         for request in prompts:
             count = min(request.missing, left, room if request.best_effort else left)
@@ -612,5 +668,14 @@ class Oracle:
         if not self.rows:
             return S.NO_BATCH
         self.steps += 1
+        cuts = any(row.request.best_effort and row.request.missing > 1 for row in self.rows)
+        if cuts and sum(row.tokens for row in self.rows) > self.limits.cut_tokens and self.limits.step_groups > 1:
+            self.groups, self.interruptions = self.limits.step_groups, 0  # R21
+            for row in self.rows:
+                row.request.in_flight = True
+        return self._bucket()
+
+    def _bucket(self) -> int:
+        """R15: the smallest that holds the step."""
         tokens = sum(row.tokens for row in self.rows)
         return next(i for i, (most, rows) in enumerate(self.buckets) if tokens <= most and len(self.rows) <= rows)

@@ -22,7 +22,7 @@ FIELDS = (
     *("request_id", "arrival", "arrival_us", "rank", "prompt_length", "length", "computed", "num_pages", "hashed", "indexed"),
     *("stalled", "preemptions", "hit_tokens", "grammar_state", "first_token_ns", "service"),
 )
-of_request = attrgetter(*FIELDS)
+of_request = attrgetter(*("has_no_part" if name == "stalled" else name for name in FIELDS))
 PAIR_WORDS = [W.PAIR_SQ_HEAD, W.PAIR_CQ_TAIL, W.PAIR_EPOCH, W.PAIR_ATTACHED]
 COUNTERS = slice(W.ENGINE_COUNTERS, W.ENGINE_COUNTERS + len(W.COUNTER_NAMES))
 GAUGES = slice(W.ENGINE_GAUGES, W.ENGINE_GAUGES + len(W.GAUGE_NAMES))
@@ -69,6 +69,7 @@ class SecondOpinion:
         statuses = state.requests.status.tolist()
         yield "statuses", [slot for slot, status in enumerate(statuses) if status], sorted(oracle.live)
         yield from self._batch()
+        yield from self._suspended()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
         yield "yielding turns in a row", counts[S.YIELDED_TURNS], oracle.yielded
         yield from self._published(state.counters.tolist())
@@ -93,6 +94,18 @@ class SecondOpinion:
         yield "decode rows", words[S.DECODE_ROWS], sum([row.request.missing == 1 for row in rows])
         yield "emits", words[S.EMITS], sum([row.emits for row in rows])
         yield "longest context", words[S.MAX_CONTEXT], max(contexts, default=0)
+        groups = (self.oracle.group, self.oracle.groups) if rows else (0, 1)
+        yield "groups of the step", (words[S.GROUP], max(1, words[S.GROUPS])), groups
+
+    def _suspended(self) -> Iterator[tuple[str, Any, Any]]:
+        """The step that was put aside, and how often it was interrupted."""
+        oracle, kept = self.oracle, self._views.suspended
+        words, count = kept.counts.tolist(), len(oracle.suspended)
+        yield "interruptions", self._views.counts[S.INTERRUPTIONS], oracle.interruptions
+        yield "suspended rows", words[S.ROWS], count
+        yield "slots of the suspended rows", kept.row_slots[:count].tolist(), [row.request.slot for row in oracle.suspended]
+        if count:
+            yield "group to go on with", words[S.GROUP], oracle.suspended_group
 
     def _published(self, own: list[int]) -> Iterator[tuple[str, Any, Any]]:
         """Counters, which are also the engine's own, gauges, and words."""

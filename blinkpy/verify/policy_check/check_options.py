@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, fields
 
-from blinkpy.config import STEP_SIZES, ConfigError, check_step_sizes, check_value, option
+from blinkpy.config import (
+    CUT_STEP_TOKENS,
+    MOST_GROUPS,
+    STEP_SIZES,
+    SUSPEND_STEPS,
+    ConfigError,
+    check_step_sizes,
+    check_value,
+    option,
+)
 
 NOT_OF_FLEETS = ("workload", "storm", "allow_starvation", "timeout_s", "plot")
 
@@ -22,6 +31,9 @@ class CheckOptions:
     mixed_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
     burst_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
     burst_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 24)
+    step_groups: int = option(1, "as the server's option of this name", low=1, high=MOST_GROUPS)
+    cut_step_tokens: int = option(CUT_STEP_TOKENS, "as the server's option of this name", low=0, high=1 << 20)
+    suspend_steps: int = option(SUSPEND_STEPS, "as the server's option of this name", low=0, high=1 << 20)
     page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
     num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
     step_us: float = option(4500.0, "time of an empty step, us", low=0, high=1e7)

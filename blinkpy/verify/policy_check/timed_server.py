@@ -79,6 +79,9 @@ class ServerModel:
     mixed_step_tokens: int = 0
     burst_step_tokens: int = 0
     burst_tokens: int = 0
+    step_groups: int = 1
+    cut_step_tokens: int = 0
+    suspend_steps: int = 0
 
     def step_ns(self, work: Work) -> int:
         """step_us + row_us for each decoding row + token_us for each token of a prompt."""
@@ -132,7 +135,8 @@ class TimedSimulation:
 
     due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
     turn began, which was at read_ns. generated: tokens of each request, with those of the step that runs. free: slots without a
-    request. durations, decoding: of each step so far, ns, and rows that got a token beyond their first.
+    request. durations, decoding: of each step so far, or group of layers of one that is cut, ns, and rows that got a token beyond
+    their first.
     """
 
     def __init__(
@@ -161,7 +165,10 @@ class TimedSimulation:
         memory = memoryview(bytearray(layout.total_bytes))
         write_header(memory, sizes, facts)
         self._views = engine_views(memory, layout)
-        step_sizes = ("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens")
+        step_sizes = (
+            *("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens"),
+            *("step_groups", "cut_step_tokens", "suspend_steps"),
+        )
         options: dict[str, Any] = {name: getattr(machine, name) for name in step_sizes}
         limits = make_limits(sizes, facts, **options, prefix_caching=prompts is not None, intake_tokens=1 << 30)
         self._state = make_state(limits, machine.buckets())
@@ -239,13 +246,16 @@ class TimedSimulation:
         numbers = self._number[batch.row_slots[:rows]]
         fresh = numbers[out.started[numbers] == NEVER]
         out.started[fresh] = self.now
-        self.generated[numbers] += batch.emits[:rows]
-        batch.sampled[:rows] = np.where(self.generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
         duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
+        group, groups = int(batch.counts[S.GROUP]), int(batch.counts[S.GROUPS])
+        duration = duration * (group + 1) // groups - duration * group // groups
         self.now += duration
-        out.steps += 1
         self.durations.append(duration)
-        self.decoding.append(decoding)
+        self.decoding.append(decoding if group + 1 == groups else 0)
+        if group + 1 == groups:
+            self.generated[numbers] += batch.emits[:rows]
+            batch.sampled[:rows] = np.where(self.generated[numbers] >= self.requests.output[numbers], STOP, OTHER)
+            out.steps += 1
         return True
 
     def _work(self, bucket: int, rows: int, tokens: int, decoding: int) -> Work:

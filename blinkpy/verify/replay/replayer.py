@@ -20,6 +20,7 @@ from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.suspension import step_ended
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_links import RecordingError
 from blinkpy.verify.recording.recording_reader import Snapshot
@@ -44,7 +45,8 @@ class Replay:
             for name, array in named_arrays(self.state):
                 if not name.startswith(NOT_COPIED):
                     np.copyto(array, capture.arrays[name])
-            self.state.recorder.cursor[S.COMMITS] = self.state.batch.counts[S.ROWS]
+            batch = self.state.batch
+            self.state.recorder.cursor[S.COMMITS] = batch.counts[S.ROWS] if step_ended(batch) else 0
             self.turns: list[Turn] = list(parse_turns(capture.words, sizes.pairs))
         except BrokenRecordError as error:
             raise RecordingError(f"the recording is damaged: {error}") from error
@@ -106,7 +108,7 @@ class Replay:
     def _planned(self) -> Int64:
         """Turn.planned of the last turn, as it was run here."""
         batch = self.state.batch
-        rows = int(batch.counts[S.ROWS])
+        rows = int(batch.counts[S.ROWS]) if batch.counts[S.GROUP] == 0 else 0
         planned = np.empty((rows, 2), np.int64)
         starts = batch.query_starts[: rows + 1]
         planned[:, 0], planned[:, 1] = batch.row_slots[:rows], starts[1:] - starts[:-1]

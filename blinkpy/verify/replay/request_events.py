@@ -11,7 +11,7 @@ from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues import completion as C
 from blinkpy.queues.submission import STOP_IDS, WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
-from blinkpy.scheduler.phases.admit import WATERMARK_SHIFT
+from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT
 from blinkpy.verify.replay.turn_records import Entry, Turn
 
 REJECTIONS = {
@@ -49,6 +49,7 @@ class EventTracer:
         r = self.state.requests
         self._status, self._id, self._length = r.status.copy(), r.request_id.copy(), r.length.copy()
         self._arrival, self._stalled, self._preemptions = r.arrival.copy(), r.stalled.copy(), r.preemptions.copy()
+        self._suspended = int(self.state.suspended.counts[S.ROWS])
         self._attached, self._arrivals = self.state.pairs.attached.copy(), int(self.state.counts[S.ARRIVALS])
 
     def events_of(self, turn: Turn) -> list[Event]:
@@ -56,7 +57,7 @@ class EventTracer:
         self._turn = turn
         events = [*self._ends(), *self._pairs(), *map(self._taken, turn.entries), *self._stalls()]
         preempted = list(self._preempted())
-        events += [*preempted, *self._starts(), *self._chunks(), *self._waits(bool(preempted))]
+        events += [*preempted, *self._starts(), *self._chunks(), *self._suspensions(), *self._waits(bool(preempted))]
         self._remember()
         return events
 
@@ -149,7 +150,7 @@ class EventTracer:
     def _stalls(self) -> Iterator[Event]:
         requests = self.state.requests
         for slot in self._active(S.RUNNING):
-            before, now = bool(self._stalled[slot]) and self._same(slot), bool(requests.stalled[slot])
+            before, now = self._stalled[slot] == S.STALLED and self._same(slot), requests.stalled[slot] == S.STALLED
             if before != now:
                 text = f"the completion ring of queue pair {int(requests.pair[slot])} {'is full' if now else 'has room again'}"
                 yield Event(int(requests.arrival[slot]), "stalled" if now else "continues", text)
@@ -176,6 +177,15 @@ class EventTracer:
                 text = f"prompt tokens {computed} to {computed + tokens} of {length}"
                 text += f": the step's {size} tokens leave {rest} for later" if rest else ", the last ones"
                 yield Event(int(requests.arrival[slot]), "chunk", text)
+
+    def _suspensions(self) -> Iterator[Event]:
+        kept, turn = self.state.suspended.counts, self._turn
+        if kept[S.ROWS] and not self._suspended:
+            text = f"a step of {int(kept[S.TOKENS])} tokens before group {int(kept[S.GROUP])} of its {int(kept[S.GROUPS])}"
+            yield Event(-1, "suspended", f"{text}, for latency-sensitive prompts")
+        elif self._suspended and not kept[S.ROWS]:
+            steps = int(self.state.counts[S.INTERRUPTIONS])
+            yield Event(-1, "resumed", f"the suspended step, with group {turn.group} of its {turn.groups}, behind {steps} others")
 
     # ---- why somebody waits ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,14 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import State
 from blinkpy.verify.replay.turn_records import Turn
 
-COLOURS = {"waiting": "#d9d9d9", "prefill": "#4c78a8", "decoding": "#72b7b2", "stalled": "#f2cf5b", "preempted": "#e45756"}
+COLOURS = {
+    "waiting": "#d9d9d9",
+    "prefill": "#4c78a8",
+    "decoding": "#72b7b2",
+    "stalled": "#f2cf5b",
+    "preempted": "#e45756",
+    "suspended": "#b279a2",
+}
 SUFFIXES = (".svg", ".html", ".png")
 MOST_REQUESTS = 2000
 ROW, BAR, LEFT, WIDTH, TOP = 14, 10, 70, 1000, 40  # pixels
@@ -43,8 +50,10 @@ class Timeline:
             seen.add(request)
             if requests.status[slot] == S.WAITING:
                 what = "preempted" if requests.preemptions[slot] else "waiting"
-            elif requests.stalled[slot]:
+            elif requests.stalled[slot] == S.STALLED:
                 what = "stalled"
+            elif turn.suspended and requests.stalled[slot] == S.IN_FLIGHT:
+                what = "suspended"
             else:
                 prefills = tokens.get(slot, 0) > 1 or requests.length[slot] - requests.computed[slot] > 1
                 what = "prefill" if prefills else "decoding"

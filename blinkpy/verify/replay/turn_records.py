@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+from blinkpy.scheduler.phases.recorder import GROUP_BITS, SUSPENDED_BIT
 from blinkpy.verify.recording.recording_layout import CANCEL_WORDS, OPEN_TURN
 
 Int32 = NDArray[np.int32]
@@ -39,7 +40,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a batch.
+    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a new batch.
+    group: of layers, with which a step goes on that is cut into `groups`; 0: it begins. suspended: whether another one is.
 
     words: int64, its record. cancel_words: int64 [S], or none, of a turn that did not end (`ended`): its decisions are unknown.
     """
@@ -57,6 +59,9 @@ class Turn:
     bucket: int
     words: Int64
     cancel_words: Int64
+    group: int = 0
+    groups: int = 0
+    suspended: bool = False
 
     @property
     def ended(self) -> bool:
@@ -82,6 +87,7 @@ def ring_words(ring: Int64, begin: int, end: int) -> Int64:
 
 def _turn(words: Int64, pairs: int) -> Turn:
     _, number, now, command, rows, notes, pages, bucket = words[: S.RECORD_HEADER].tolist()
+    cut, notes = notes >> HALF, notes & LOW
     lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, notes, rows >> HALF)
     if sum(lengths) != len(words) or min(lengths) < 0:
         raise BrokenRecordError(f"the record of turn {number} contradicts itself")
@@ -91,7 +97,8 @@ def _turn(words: Int64, pairs: int) -> Turn:
     planned = np.empty((len(row_words), 2), np.int64)
     planned[:, 0], planned[:, 1] = row_words & LOW, row_words >> HALF
     inputs = number, now, command, inbox.reshape(pairs, 4), sampled, entries, cancelled
-    return Turn(*inputs, planned, pages & LOW, pages >> HALF, bucket, words, cancel_words)
+    groups = cut & (1 << GROUP_BITS) - 1, cut >> GROUP_BITS & (1 << GROUP_BITS) - 1, cut & SUSPENDED_BIT != 0
+    return Turn(*inputs, planned, pages & LOW, pages >> HALF, bucket, words, cancel_words, *groups)
 
 
 def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...], Int64]:

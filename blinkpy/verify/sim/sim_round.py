@@ -36,7 +36,8 @@ def poison(limits, state, sim, turn):
     """Now and then, the model fails for one row."""
     start_draws(sim.draws, sim.seed, turn, limits.pairs + 1)
     sim.poison[0] = -1
-    if turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.poison):
+    ends = state.batch.counts[S.GROUP] + 1 >= state.batch.counts[S.GROUPS]
+    if ends and turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.poison):
         row = draw(sim.draws, state.batch.counts[S.ROWS])
         slot = state.batch.row_slots[row]
         if state.batch.emits[row] != 0 and sim.fronts.request_id[slot] == state.requests.request_id[slot]:

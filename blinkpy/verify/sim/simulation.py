@@ -192,12 +192,18 @@ class Simulation:
 
     def run(self) -> Outcome:
         """The storm and the calm."""
-        return self.calm() if all(self.advance() for _ in range(self.turns)) else self._outcome()
+        while self.turn < self.turns:
+            if not self.advance():
+                return self._outcome()
+            if self.ending != COMMAND_RUN and self.turn > self.turns // 2 and self.world.state.suspended.counts[S.ROWS] > 0:
+                break  # the engine is told to drain or to stop while a step is suspended
+        return self.calm()
 
     def calm(self) -> Outcome:
         """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
         limits, self._accepted = self.world.limits, self.counters()["requests_accepted"]
-        bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 + 2 * CALM_SHARE
+        bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 * limits.step_groups
+        bound += 2 * CALM_SHARE + self.turns - self.turn
         for left in range(bound, 0, -1):
             quiet = left % QUIET_EVERY == 0 and self.ending == COMMAND_RUN and self._quiet()
             if quiet or not self.advance(self.ending) or self.bucket in (S.DRAINED, S.STOPPED):

@@ -3,6 +3,9 @@
 The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a
 hash of all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or
 request gives a wrong token, and a front end knows the right ones from the prompt alone.
+
+Of a step that is cut, the first group writes marks in place of the numbers, and the last one, if they are still there, all else:
+who reads the cache before, or writes there meanwhile, is found out. Each group must see the input that the first one saw.
 """
 
 from blinkpy.device.expect import fault_code
@@ -10,14 +13,20 @@ from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.kv.synthetic_choice import synthetic_choice
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
-from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_LOGPROBS, WORD_SEED
 
 MODULUS = 1_000_003
+PRIME = (1 << 31) - 1
 UNWRITTEN = -77  # in rows that emit nothing, where nobody may look
 
 BUCKET_WRONG = fault_code("the bucket is not the smallest that holds the batch")
 PADDING_WRONG = fault_code("the batch's padding is not as Batch says")
 EMITS_WRONG = fault_code("the number of emitting rows is wrong")
+GROUP_WRONG = fault_code("a step goes on with another group of layers than its next one")
+INPUT_CHANGED = fault_code("what a step reads was changed between two of its groups")
+CACHE_CHANGED = fault_code("the cache of a step was written between two of its groups")
+NEXT_GROUP, INPUT_SUM = range(2)  # Sim.flight
+MARK = -(1 << 40)  # in the cache, with the position
 
 
 @device
@@ -47,18 +56,69 @@ def token_after(total, seed, vocab_size):
 
 
 @device
+def input_sum(limits, state):
+    """A number that depends on all that the step reads of the state."""
+    batch, requests, total = state.batch, state.requests, 0
+    rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
+    for i in range(S.GROUPS):
+        total = (total * 31 + batch.counts[i]) % PRIME
+    for i in range(state.buckets.tokens[batch.counts[S.BUCKET]]):
+        words = batch.token_ids[i] + 7919 * batch.positions[i] + 104_729 * batch.cache_slots[i]
+        total = (total * 31 + words + 15_485_863 * batch.token_rows[i]) % PRIME
+    for row in range(rows):
+        slot = batch.row_slots[row]
+        words = slot + 7919 * batch.query_starts[row] + 104_729 * batch.context_lengths[row] + 15_485_863 * batch.emits[row]
+        total = (total * 31 + words) % PRIME
+        total = (total * 31 + requests.request_id[slot] + requests.length[slot] + requests.status[slot]) % PRIME
+        for k in range((batch.context_lengths[row] + limits.page_size - 1) >> limits.page_shift):
+            total = (total * 31 + requests.page_table[slot, k]) % PRIME
+        for word in range(SQ_ENTRY_WORDS):
+            total = (total * 31 + requests.entry[slot, word]) % PRIME
+        total = (total * 31 + requests.grammar_state[slot] + 7919 * requests.grammar[slot] + requests.rules[slot]) % PRIME
+    return (total * 31 + batch.query_starts[rows] + tokens) % PRIME
+
+
+@device
+def compute_group(limits, state, sim):
+    """What is particular to a step that is cut. Returns a fault, or 0."""
+    batch, requests, flight = state.batch, state.requests, sim.flight
+    group, groups = batch.counts[S.GROUP], batch.counts[S.GROUPS]
+    whole = input_sum(limits, state)
+    if group == 0:
+        flight[NEXT_GROUP], flight[INPUT_SUM] = 0, whole
+    if flight[NEXT_GROUP] != group:
+        return GROUP_WRONG
+    if flight[INPUT_SUM] != whole:
+        return INPUT_CHANGED
+    flight[NEXT_GROUP] = group + 1 if group + 1 < groups else 0
+    for i in range(batch.counts[S.TOKENS]):
+        mark = MARK - batch.positions[i] - (requests.arrival[batch.row_slots[batch.token_rows[i]]] << 8)
+        if group > 0 and sim.cache[batch.cache_slots[i]] != mark:
+            return CACHE_CHANGED
+        sim.cache[batch.cache_slots[i]] = mark
+    return 0
+
+
+@device
 def compute(limits, queues, state, sim):
-    """The step that the scheduler's last turn asked for: fill batch.sampled. Returns a fault, or 0."""
+    """The step that the scheduler's last turn asked for, or a group of it: the last one fills batch.sampled. Returns a fault, or
+    0."""
     batch, requests, cache, poisoned_row = state.batch, state.requests, sim.cache, sim.poison[0]
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
+    for row in range(limits.rows):
+        batch.sampled[row] = UNWRITTEN
+    if batch.counts[S.GROUPS] > 1:
+        fault = compute_group(limits, state, sim)
+        if fault != 0 or batch.counts[S.GROUP] + 1 < batch.counts[S.GROUPS]:
+            return fault
+    elif sim.flight[NEXT_GROUP] != 0 and state.suspended.counts[S.ROWS] == 0:
+        return GROUP_WRONG  # the rest of a step is lost
     for i in range(tokens):
         slot = batch.row_slots[batch.token_rows[i]]
         position = batch.positions[i]
         before = cached(limits, state, cache, slot, position - 1) if position > 0 else 0
         cache[batch.cache_slots[i]] = value_of(before, batch.token_ids[i], position, requests.cache_salt[slot])
     emitted = 0
-    for row in range(limits.rows):
-        batch.sampled[row] = UNWRITTEN
     for row in range(rows):
         if batch.emits[row] != 0:
             slot = batch.row_slots[row]

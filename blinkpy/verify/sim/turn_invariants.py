@@ -27,6 +27,7 @@ ID_REUSED = fault_code("a slot got a request with an id that is not newer")
 CANCEL_LOST = fault_code("a request goes on although its cancel could be seen")
 LEASE_IGNORED = fault_code("a front end whose lease ended still has its pair")
 REVOKED_WRONGLY = fault_code("a queue pair is revoked without a reason")
+OWNER_CHANGED = fault_code("a queue pair changes hands although a step is not at its end")
 EPOCH_WRONG = fault_code("an epoch was granted that was not asked for")
 GRANTED_SOON = fault_code("a queue pair was granted again too soon")
 WORD_DIFFERS = fault_code("a published word is not what the scheduler remembers")
@@ -41,7 +42,7 @@ STARVES = fault_code("the request with the lowest rank stands still")
 
 SEEN_TURNS = 1  # turns after which a cancel that could be seen must have been seen
 ID, PROGRESS, STILL = range(3)  # Observed.best
-PLANNED, ENDED_NS = range(2)  # Observed.step
+PLANNED, ENDED_NS, INSIDE = range(3)  # Observed.step
 
 
 @device
@@ -58,6 +59,7 @@ def check_slots(limits, queues, state, sim):
             if not was_live and after != before and after != S.EMPTY:
                 return ILLEGAL_CHANGE
             cancelled = queues.cancel[pair, slot - pair * limits.slots_per_pair] == request_id
+            cancelled = cancelled and state.batch.counts[S.GROUP] == 0 and r.stalled[slot] != S.IN_FLIGHT  # else it waits
             observed.cancel_age[slot] = observed.cancel_age[slot] + 1 if cancelled and was_live and is_live else 0
             if observed.cancel_age[slot] > SEEN_TURNS:
                 return CANCEL_LOST
@@ -82,6 +84,10 @@ def check_ownership(limits, queues, state, sim, now, pair):
     if word != observed.beat[pair] or observed.attached[pair] == 0:
         observed.beat[pair], observed.beat_ns[pair] = word, now
     silent = now - observed.beat_ns[pair] > limits.lease_ns
+    if observed.step[INSIDE] != 0:
+        if granted or attached != observed.attached[pair]:
+            return OWNER_CHANGED
+        silent = False
     if silent and attached == 1 and not granted:
         return LEASE_IGNORED
     if observed.attached[pair] == 1 and attached == 0 and not silent and sim.fronts.broke[pair] == 0:
@@ -182,7 +188,7 @@ def better_runs(limits, state, slot):
     """Whether someone runs who goes before a request: for instance one whose reader is a little behind."""
     r = state.requests
     for other in range(limits.slots):
-        if r.status[other] == S.RUNNING and r.stalled[other] == 0 and goes_before(r, other, slot):
+        if r.status[other] == S.RUNNING and r.stalled[other] != S.STALLED and goes_before(r, other, slot):
             return True
     return False
 
@@ -219,7 +225,9 @@ def check_pace(limits, state, sim, now, command):
             observed.generated[slot] = generated
     if observed.step[PLANNED] != 0:
         observed.step[ENDED_NS] = now
-    observed.step[PLANNED] = batch.counts[S.ROWS]
+    ends = batch.counts[S.GROUP] + 1 >= batch.counts[S.GROUPS]
+    observed.step[PLANNED] = batch.counts[S.ROWS] if ends else 0
+    observed.step[INSIDE] = 0 if ends and state.suspended.counts[S.ROWS] == 0 else 1
     for slot in range(limits.slots):
         if held and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
             late = now >= observed.first_ns[slot] + observed.generated[slot] * limits.pace_ns

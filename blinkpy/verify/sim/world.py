@@ -101,7 +101,7 @@ class Observed(NamedTuple):
     cancel_age: Int64  # [S] turns since a cancel could be seen
     generated: Int64  # [S] tokens of a request that runs
     first_ns: Int64  # [S] when the first of them came
-    step: Int64  # [2] rows that the last turn planned, and when the last step ended
+    step: Int64  # [3] rows that the next turn commits, when the last step ended, and 1 if a step is not at its end
     attached: Int64  # [Q]
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
@@ -130,6 +130,7 @@ class Sim(NamedTuple):
     draws: Int64  # [1]
     clock: Int64  # [1] ns
     poison: Int64  # [1] row of the next batch whose token is none, or -1
+    flight: Int64  # [2] of a step that is cut: the group that comes next, 0 if none does, and a sum over its input
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
     entry: Int32  # [64] scratch
@@ -183,6 +184,9 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
         "yield_steps": (4, 1, 2, 0)[pages % 4],
         "best_effort_step_tokens": (0, 2 * rows, rows + tokens // 2)[context % 3] if 2 * rows <= tokens else 0,
         "best_effort_pages": (1.0, 0.5, 0.25)[tokens % 3],
+        "step_groups": (1, 2, 3, 1, 5)[(pages + context) % 5],
+        "cut_step_tokens": (0, 2, rows)[slots % 3],
+        "suspend_steps": (4, 1, 2, 9, 0, 6)[(pages + rows) % 6],
         "prefix_caching": draw.random() < 0.85,
         "intake_entries": draw.choice((1, 4, 64)),
         "intake_tokens": draw.choice((8, 32768)),
@@ -263,7 +267,7 @@ def make_world(
         seed=seed,
         turns=turns,
         check_every=check_every,
-        progress_bound=(2 * limits.max_model_len + 50) * (1 + limits.yield_steps),
+        progress_bound=(2 * limits.max_model_len + 50) * (1 + limits.yield_steps) * (limits.step_groups + limits.suspend_steps),
         hostile=hostile,
         odds=odds,
         fronts=_make_fronts(limits),
@@ -274,6 +278,7 @@ def make_world(
         draws=np.zeros(1, np.int64),
         clock=np.zeros(1, np.int64),
         poison=np.full(1, -1, np.int64),
+        flight=np.zeros(2, np.int64),
         references=np.zeros(scratch, np.int64),
         seen=np.zeros(scratch, np.int64),
         entry=np.zeros(SQ_ENTRY_WORDS, np.int32),
@@ -306,5 +311,5 @@ def _make_fronts(limits: Limits) -> Fronts:
 def _make_observed(limits: Limits) -> Observed:
     per_slot = ("status", "request_id", "cancel_age", "generated", "first_ns")
     sizes = {name: limits.slots if name in per_slot else limits.pairs for name in Observed._fields}
-    sizes |= {"step": 2, "best": 3}
+    sizes |= {"step": 3, "best": 3}
     return Observed(**{name: np.zeros(size, np.int64) for name, size in sizes.items()})

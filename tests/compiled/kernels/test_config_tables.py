@@ -92,7 +92,7 @@ def test_defaults_of_linear_layers_are_valid(rows: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("rows", [1, 16, 65])
 def test_defaults_of_fp8_layers_are_valid(rows: int, blocks: bool) -> None:
-    for n, k in ((48, 32), (6144, 4096), (4096, 14336), (96, 100)):
+    for n, k in ((48, 32), (6144, 4096), (4096, 14336), (8192, 28672), (96, 100)):
         for swiglu in (False, True):
             config = default_config(n, k, rows, torch.float8_e4m3fn, swiglu=swiglu, blocks=blocks)
             check_config(config)

@@ -24,7 +24,7 @@ LANES = ("shfl.sync", "bar.sync")
 KERNELS = {  # how to make it, words of its parameters, what the driver provides, and what it must have in it
     # What blinkpy.engine.loop_graph packs: arrays of one dimension as 7 words, of two as 9, and handles and numbers as one.
     "overlap": (lambda: K.overlap_kernel(*PHASE), 7 + 7, (), ("ld.acquire.sys", "ld.relaxed.sys", "st.release.sys", *LANES)),
-    "schedule": (lambda: K.schedule_kernel(*PHASE), 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
+    "schedule": (lambda: K.schedule_kernel(*PHASE), 7 + 7 + 7 + 7 + 9 + 3, CONDITION, ("st.release.sys", *LANES)),
     "publish": (lambda: K.publish_kernel(*PHASE), 7 + 7, (), ("st.relaxed.sys",)),
     "after_copy": (K.after_copy_kernel, 7 + 7 + 7 + 2, CONDITION, ()),
     "stamp": (K.stamp_kernel, 7 + 9 + 1, (), ()),
@@ -50,7 +50,7 @@ def test_the_loops_kernels_compile(name: str) -> None:
 
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
-    _, _, words, trace, *_ = K.SCHEDULE_SIGNATURE.args
+    _, _, _, words, trace, *_ = K.SCHEDULE_SIGNATURE.args
     assert (np.zeros(L.LOOP_WORDS).ndim, np.zeros((1, L.TRACE_COLUMNS)).ndim) == (words.ndim, trace.ndim)
 
 

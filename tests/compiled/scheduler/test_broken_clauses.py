@@ -320,6 +320,48 @@ BEST_EFFORT_BEYOND 0: best_effort(1); longer(11); rows(0, 7, 1)
 BEST_EFFORT_BEYOND 0: best_effort(1, 7); longer(9); rows(0, 7, 1)
 0 0: longer(11); rows(0, 7, 1); best_effort(0, 7)
 """
+# With 3 groups for steps of more than 9 tokens, and 2 steps that may interrupt one.
+CUT_CASES = """
+0 0: pass
+0 0: cut(0, 7, 1)
+ROOM_LEFT 0: cut(7, 1)
+0 0: cut(0, 7, 1); b.counts[GROUP] = 2
+GROUPS_WRONG 0: cut(0, 7, 1); b.counts[GROUP] = 3
+GROUPS_WRONG 0: cut(0, 7, 1); b.counts[GROUP] = -1
+GROUPS_WRONG 0: best_effort(1)
+GROUPS_WRONG 0: cut(0, 7, 1); r.entry[1, WORD_BEST_EFFORT] = 0
+GROUPS_WRONG 0: r.length[1] = r.prompt_length[1] = 11; cut(7, 1)
+0 0: r.length[1] = r.prompt_length[1] = 11; best_effort(1); rows(7, 1); r.stalled[0] = 1; c[STALLED_COUNT] = 2
+GROUPS_WRONG 0: b.counts[GROUP] = 1
+FLIGHT_WRONG 0: r.stalled[2] = 2
+FLIGHT_WRONG 0: cut(0, 7, 1); r.stalled[2] = 2
+ROW_STALLED 1: cut(0, 7, 1); r.stalled[7] = 1
+0 0: cut(7, 1); b.counts[GROUP] = 1
+ROOM_LEFT 0: r.length[1] = r.prompt_length[1] = 11; best_effort(1); rows(7, 1)
+0 0: suspend()
+0 0: suspend(); state.suspended.counts[GROUP] = c[INTERRUPTIONS] = 2
+NESTED 0: suspend(); c[INTERRUPTIONS] = 0
+NESTED 0: suspend(); c[INTERRUPTIONS] = 3
+NESTED 0: suspend(); b.counts[:] = 0
+GROUPS_WRONG 0: suspend(); state.suspended.counts[GROUP] = 0
+GROUPS_WRONG 0: suspend(); state.suspended.counts[GROUP] = 3
+GROUPS_WRONG 0: suspend(); state.suspended.counts[GROUPS] = 2
+GROUPS_WRONG 0: suspend(); b.counts[GROUP] = 1
+RESERVED_WRONG 0: suspend(); q.reserved[0] = 0
+RESERVED_WRONG 1: suspend(); q.reserved[1] = 2
+RESERVED_WRONG 2: suspend(); q.reserved[2] = 1
+RESERVED_WRONG 0: suspend(); q.cq_tail[0] = 36
+0 0: suspend(); q.cq_tail[0] = 35
+BATCH_SIZE 0: suspend(); state.suspended.counts[TOKENS] = 15
+BATCH_SIZE 0: state.suspended.counts[ROWS] = -1
+ROW_STALLED 1: suspend(); r.stalled[1] = 1
+CONTEXT_WRONG 0: suspend(); r.computed[7] = 5
+UNCOVERED 0: suspend(); state.suspended.counts[TOKENS] = 9
+EMITS_WRONG 1: suspend(); state.suspended.emits[1] = 0
+CACHE_SLOT 3: suspend(); state.suspended.cache_slots[3] = 0
+SHARED_WRITE 0: suspend(); r.page_table[2, 1] = 12; p.refcount[[9, 12]] = 0, 2; c[FREE_COUNT] = 6; p.free[5] = 9; index(12)
+YIELDS_NOT 0: suspend(); best_effort(0); b.counts[DECODE_ROWS] = 0
+"""
 CODES = {name: code for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
 
 
@@ -350,6 +392,24 @@ def names(state: Any) -> dict[str, Any]:
             b.cache_slots[these] = r.page_table[slot, positions // 4] * 4 + positions % 4
             tokens += n
         b.counts[:3] = len(slots), tokens, 0 in slots
+        b.counts[S.GROUPS] = 1
+
+    def cut(*slots: int) -> None:
+        """A batch of these with slot 1, of best effort, in three groups."""
+        best_effort(1)
+        rows(*slots)
+        r.stalled[list(slots)], b.counts[S.GROUPS] = S.IN_FLIGHT, 3
+        state.counts[S.STALLED_COUNT] += len(slots)
+
+    def suspend() -> None:
+        """A step of slots 7 and 1 is suspended before its second group, and slot 0 decodes meanwhile."""
+        cut(7, 1)
+        kept = state.suspended
+        for name in kept._fields:
+            getattr(kept, name)[:] = getattr(b, name)
+        kept.counts[S.GROUP] = state.counts[S.INTERRUPTIONS] = state.pairs.reserved[:2] = 1
+        state.pairs.cq_tail[0] = 21
+        rows(0)
 
     chunks = dict[int, int]()
 
@@ -380,8 +440,9 @@ def names(state: Any) -> dict[str, Any]:
     words = {"GRAMMAR_WORDS": E.WORD_GRAMMAR_WORDS, "GRAMMAR_DIGEST": E.LONG_GRAMMAR_DIGEST}
     words |= {"RULES_WORDS": E.WORD_RULES_WORDS, "RULES_DIGEST": E.LONG_RULES_DIGEST}
     helpers = {"scored": scored, "best_effort": best_effort, "index": index, "rows": rows, "longer": longer}
-    helpers |= {"hold_all": hold_all, "rename": rename}
+    helpers |= {"hold_all": hold_all, "rename": rename, "cut": cut, "suspend": suspend}
     arrays = {"r": r, "p": pages, "b": b, "g": state.grammars, "q": state.pairs, "c": state.counts, "longs": longs}
+    arrays |= {"WORD_BEST_EFFORT": E.WORD_BEST_EFFORT}
     return vars(S) | words | helpers | arrays | {"state": state}
 
 
@@ -397,8 +458,14 @@ def sizes() -> Limits:
         burst_step_tokens=12,
         best_effort_step_tokens=11,
         best_effort_pages=0.625,
+        step_groups=2,
+        cut_step_tokens=14,
     )
     return make_limits(queue, facts, **options)
+
+
+def cut_sizes() -> Limits:
+    return sizes()._replace(step_groups=3, cut_tokens=9, suspend_steps=2)
 
 
 def faults(limits: Limits, change: str) -> tuple[int, tuple[int, int]]:
@@ -411,15 +478,17 @@ def faults(limits: Limits, change: str) -> tuple[int, tuple[int, int]]:
     return int(check_state(limits, as_memoryviews(state), *map(memoryview, scratch))), next(wrong(limits, state), (0, 0))
 
 
-CLAUSES = [line.partition(": ") for line in CASES.strip().splitlines() if not line.startswith("#")]
+def clauses(cases: str) -> list[tuple[str, str, str]]:
+    return [line.partition(": ") for line in cases.strip().splitlines() if not line.startswith("#")]
 
 
 def test_each_clause_at_both_sides_of_its_bound() -> None:
     seen = set()
-    for expected, _, change in CLAUSES:
+    both = [(sizes(), clause) for clause in clauses(CASES)] + [(cut_sizes(), clause) for clause in clauses(CUT_CASES)]
+    for limits, (expected, _, change) in both:
         name, place = expected.split()
         code = CODES.get(name, 0)
-        fault, reference = faults(sizes(), change)
+        fault, reference = faults(limits, change)
         assert fault == fault_at(code, int(place)), (expected, change, hex(fault))
         assert reference == (code, int(place)), (expected, change)
         seen.add(name)

@@ -28,6 +28,7 @@ OTHER = fault_code("something else is broken by a test")
 FEW = 16  # instructions of some thousand
 CODES = {name: code for name, code in vars(phase_faults).items() if name.isupper()}
 PHASES = sorted(path for path in (PACKAGE / "scheduler" / "phases").glob("*.py") if path.name != "__init__.py")
+PHASES.append(PACKAGE / "scheduler" / "suspension.py")
 RECORDED = {"RECORD_BEYOND", "COPIED_BEYOND"}  # the simulator's worlds have no recorder; tests of recordings reach these
 # completions.py computes for other phases, and does not get the state.
 EXPECTING = {path: len(re.findall(r"^ +expect\(state, .*, F\.[A-Z_]+\)$", path.read_text(), re.M)) for path in PHASES}
@@ -76,7 +77,8 @@ def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypat
         expect(state, condition, code)
 
     for path in PHASES:
-        monkeypatch.setattr(importlib.import_module(f"blinkpy.scheduler.phases.{path.stem}"), "expect", counting, raising=False)
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        monkeypatch.setattr(importlib.import_module(module), "expect", counting, raising=False)
     for number in range(200):
         assert simulate(seed + number, 300, mode="python").failure is None
         if len(seen) == len(CODES) - len(RECORDED):

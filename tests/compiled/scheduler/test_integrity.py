@@ -28,7 +28,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 
 NAMES = {code: name for module in (B, P, R) for name, code in vars(module).items() if name.isupper() and isinstance(code, int)}
-DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "running", "waiting", "finishing", "counts")
+DAMAGED = ("requests.", "pages.", "grammars.", "pairs.", "batch.", "suspended.", "running", "waiting", "finishing", "counts")
 UNCHECKED = (
     *("requests.pair", "requests.page_hash", "grammars.used", "grammars.token_place", "grammars.token_bytes"),
     *("requests.service", "requests.charged"),
@@ -86,7 +86,9 @@ def one_word(arrays: list[tuple[str, Any]], draw: random.Random, limits: Limits,
     elif name.startswith("grammars.") and (r.grammar[live] >= 0).any():
         index[0] = own = draw.choice([slot for slot in r.grammar[live].tolist() if slot >= 0])
         index[1:], values = [STATES_WORD] * (array.ndim - 1), r.grammar_state[r.grammar == own].tolist()
-    elif name in listed or name.startswith("batch."):
+    elif name in listed or name.startswith(("batch.", "suspended.")):
+        if name.startswith("suspended."):
+            rows, tokens = state.suspended.counts[[S.ROWS, S.TOKENS]].tolist()
         used = int(counts[listed[name]]) if name in listed else tokens if len(array) == limits.tokens else rows
         index[0] = draw.randrange(min(len(array), used + 1))
     elif name.startswith("pairs."):
@@ -168,6 +170,30 @@ def row_stalled(draw: random.Random, limits: Limits, state: State) -> None:
     state.counts[S.STALLED_COUNT] += len(slots)
 
 
+def kept_more(draw: random.Random, limits: Limits, state: State) -> None:
+    """A word of a suspended step is another one, or what is kept for it; or who is in flight."""
+    if state.suspended.counts[S.ROWS]:
+        words, word = draw.choice(
+            ((state.suspended.counts, S.GROUP), (state.suspended.counts, S.GROUPS), (state.counts, S.INTERRUPTIONS))
+        )
+        words[word] = draw.choice((0, 1, limits.step_groups, limits.suspend_steps + 1))
+        state.pairs.reserved[draw.randrange(limits.pairs)] += draw.choice((0, 0, 1))
+
+
+def not_in_flight(draw: random.Random, limits: Limits, state: State) -> None:
+    """One more request is in flight, or one that stalled."""
+    r = state.requests
+    idle = [slot for slot in state.running[: state.counts[S.RUNNING_COUNT]].tolist() if slot not in state.batch.row_slots]
+    if idle:
+        state.counts[S.STALLED_COUNT] += int(r.stalled[idle[0]] == 0)
+        r.stalled[idle[0]] = S.IN_FLIGHT
+
+
+def group_wrong(draw: random.Random, limits: Limits, state: State) -> None:
+    if state.batch.counts[S.ROWS]:
+        state.batch.counts[S.GROUP] = draw.choice((-1, state.batch.counts[S.GROUPS]))
+
+
 def room_left(draw: random.Random, limits: Limits, state: State) -> None:
     """The last one of several rows that decode is left out."""
     counts = state.batch.counts
@@ -230,7 +256,7 @@ def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
 
 CRAFTED = (
     *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
-    *(held_twice, shared_unindexed, row_stalled),
+    *(held_twice, shared_unindexed, row_stalled, kept_more, not_in_flight, group_wrong),
     *(yields_not, room_left, shorter_chunk, token_pageless, shared_write),
 )
 

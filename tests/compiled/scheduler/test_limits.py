@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.scheduler_cases import case_sizes
 
-from blinkpy.config import ConfigError
+from blinkpy.config import MOST_GROUPS, ConfigError
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, make_limits
@@ -142,13 +142,14 @@ def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> No
 
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:
-    limits = limits_of(**random_sizes(rng))
+    limits = limits_of(**random_sizes(rng))._replace(step_groups=int(rng.integers(1, 3)))
     Q, R, N, B, T = limits.pairs, limits.slots, limits.pages, limits.rows, limits.tokens
     K, P, length = limits.pages_per_sequence, limits.page_size, limits.max_model_len
     share, G, V = limits.grammar_share, max(1, Q * limits.grammar_share), limits.vocab_size if limits.grammar_share else 1
     items = max(R, B, K, limits.index_items, share)
     usual = {"requests": (R,), "pages": (N,), "pairs": (Q,), "inbox": (Q,), "batch": (B,), "recorder": (8,), "scratch": (items,)}
-    usual |= {"grammars": (G,), "tenants": (R,)}
+    kept = (T, B) if limits.step_groups > 1 else (1, 1)
+    usual |= {"grammars": (G,), "tenants": (R,), "suspended": (kept[1],)}
     # fmt: off
     own = {
         "requests.entry": (R, 64), "requests.tokens": (R, length), "requests.page_table": (R, K), "requests.page_hash": (R, K),
@@ -158,6 +159,8 @@ def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None
         "inbox.now_ns": (1,), "inbox.command": (1,), "inbox.cancel": (R,),
         **{f"batch.{name}": (T,) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
         "batch.query_starts": (B + 1,), "batch.logprobs": (B, LOGPROB_ENTRIES), "batch.counts": (8,),
+        **{f"suspended.{name}": (kept[0],) for name in ("token_ids", "positions", "cache_slots", "token_rows")},
+        "suspended.query_starts": (kept[1] + 1,), "suspended.counts": (8,),
         "forecast.rows": (B, S.FORECAST_WORDS), "forecast.published": (Q,), "forecast.max_context": (1,),
         "forecast.unpublished": (1,), "forecast.scores": (1,),
         "recorder.words": (limits.record_words,), "recorder.seen": (5 * Q + 48,),
@@ -189,3 +192,12 @@ def test_a_state_has_the_tokens_bytes_where_there_are_grammars() -> None:
         grammars = make_state(limits, tokens=pieces).grammars
         kept = TokenBytes(grammars.token_place, grammars.token_bytes).pieces()
         assert kept == ([b"ab", b"abcde", *[b""] * 48] if share else [b""])
+
+
+def test_groups_of_a_step_are_few_and_their_bounds_not_negative() -> None:
+    limits = limits_of(step_groups=MOST_GROUPS, cut_step_tokens=0, suspend_steps=0)
+    assert (limits.step_groups, limits.cut_tokens, limits.suspend_steps) == (MOST_GROUPS, 0, 0)
+    for wrong in ({"step_groups": 0}, {"step_groups": MOST_GROUPS + 1}, {"cut_step_tokens": -1}, {"suspend_steps": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            limits_of(**wrong)
+    assert limits_of().step_groups == 1

@@ -45,7 +45,7 @@ def test_each_result_is_explained() -> None:
         assert (RESULTS / f"{name}.md").read_text() == grid_page(results.read(name)["results"])
     for path, (sources, _) in pages.plots(results).items():
         assert shows(path, sources), f"{path.name} shows another result: run python -m benchmarks.report.pages"
-    assert not any(name in path.read_text() for path in RESULTS.glob("*.json") for name in ('"samples"', '"histogram"'))
+    assert not any(name in path.read_text() for path in RESULTS.glob("*.json") for name in ('"samples": [', '"histogram"'))
 
 
 def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:
@@ -316,6 +316,8 @@ def test_what_the_gpu_tests_said(tmp_path: Path) -> None:
     text = gpu_tests({"environment": environment, "runs": runs, "tests": tests})
     assert text.startswith("1 of 4 tests of `tests/gpu` passed on one G at `0123456`, 2026-01-02, in 1.5 and 1.5 minutes")
     assert "; 2 failed, 1 skipped." in text
+    later = [runs[0], runs[1] | {"commit": "9876543210" * 4}]
+    assert "at `0123456` and `9876543`, 2026" in gpu_tests({"environment": environment, "runs": later, "tests": tests})
     assert "- failed: `tests.gpu.a::test_z[1]`\n- skipped: `tests.gpu.b::test_y`" in text
     (tmp_path / "ended.xml").write_text(REPORT.replace("</testsuite>", '<testcase time="0.001"/></testsuite>'))
     assert "a test that was cut off" in joined([read_report(tmp_path / "ended.xml")])["failed"]

@@ -10,7 +10,7 @@ from support.models.model_zoo import BASE, MOE, VOCAB
 from support.models.paged_batch import PagedBatches, Sequence
 
 from blinkpy.config import ConfigError
-from blinkpy.kv.state import TOKENS
+from blinkpy.kv.state import GROUP, GROUPS, TOKENS
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
@@ -157,3 +157,28 @@ def test_batches_beyond_the_memory_are_refused(by: str, architecture: DecoderDes
         small.run(batches.batch([(sequence, 10)]), batches.requests)
     with pytest.raises(ConfigError, match="page_size"):
         CpuStep(architecture, small.decoder.weights, PAGES, 2, 32, 16)
+
+
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
+    by: str, architecture: DecoderDescription, rng: np.random.Generator
+) -> None:
+    """Bit for bit, with another step between two groups; with more groups than layers, too."""
+    for groups in (2, len(architecture.layers) + 1):
+        step, whole, batches = make_step(architecture, by), make_step(architecture, by), make_batches(rng)
+        first, second = (batches.add(rng.integers(0, VOCAB, n).tolist()) for n in (40, 9))
+        cut, other = (batches.batch([(sequence, n)]) for sequence, n in ((first, 40), (second, 9)))
+        for batch in (cut, other):
+            whole.run(batch, batches.requests)
+        expected = [batch.sampled.copy() for batch in (cut, other)]
+        cut.sampled[:], other.sampled[:], cut.counts[GROUPS] = -7, -7, groups
+        for group in range(groups):
+            assert (cut.sampled == -7).all()
+            cut.counts[GROUP] = group
+            step.run(cut, batches.requests)
+            if group == 0:
+                step.run(other, batches.requests)
+        assert cut.sampled[0] == expected[0][0]
+        assert other.sampled[0] == expected[1][0]
+        for own, its in zip((*step.cache.keys, *step.cache.values), (*whole.cache.keys, *whole.cache.values), strict=True):
+            assert np.array_equal(np.asarray(own), np.asarray(its))

@@ -7,11 +7,13 @@ What is wrong in Triton 3.6 and mended here by `install()`:
 - float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
   (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
+What Triton looks up and makes anew at each call of a function is kept: that is two thirds of the time otherwise.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
 Programs run one after another, so a kernel must not wait for another program.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,9 +67,53 @@ def install() -> None:
 
     tl.sort = sort
     interpreter._patch_lang_tensor = patch_tensor
+    _patch_language_once()
+    _share_shapes()
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
     builder.create_fmul = create_fmul
+
+
+def _patch_language_once() -> None:
+    """Put the interpreter's functions into triton.language for good. Triton looks through the whole language for what to replace
+    at each launch and at each call of a device function, which takes longer than most kernels of these tests."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    patch, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)  # what a launch restores at its end
+    patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: kept
+
+
+def _share_shapes() -> None:
+    """Equal types, and tensors of one type, share what they know: Triton makes new objects for each number of a shape, with every
+    tensor."""
+    import triton.language.core as core
+    import triton.runtime.interpreter as interpreter
+
+    make_type, make_tensor, numpy_type = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    types, tensors, numpy_types = dict[Any, dict[str, Any]](), dict[str, dict[str, Any]](), dict[str, np.dtype]()
+
+    def share_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *map(core._unwrap_if_constexpr, shape)
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = vars(self).copy()
+        vars(self).update(types[key])
+
+    def share_tensor(self: Any, handle: Any, its_type: Any) -> None:
+        if its_type.name not in tensors:
+            make_tensor(self, handle, its_type)
+            tensors[its_type.name] = vars(self).copy()
+        vars(self).update(tensors[its_type.name], handle=handle)
+
+    def share_numpy_type(its_type: Any) -> np.dtype:
+        if its_type.name not in numpy_types:
+            numpy_types[its_type.name] = numpy_type(its_type)
+        return numpy_types[its_type.name]
+
+    core.block_type.__init__, core.tensor.__init__ = share_type, share_tensor
+    interpreter._get_np_dtype = share_numpy_type
 
 
 def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:

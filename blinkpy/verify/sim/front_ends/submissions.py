@@ -206,6 +206,8 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
     entry[submission.WORD_OUTPUT_TOKENS] = draw(draws, length)
     entry[submission.WORD_TENANT] = draw(draws, 4)
+    if limits.step_groups > 1:  # many of both classes, where steps are cut
+        entry[submission.WORD_BEST_EFFORT] = fronts.seed[slot] & 1
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
     entry[submission.WORD_FLAGS] |= submission.SUBMIT_SCORE_PROMPT if fronts.scored[slot] > 0 else 0

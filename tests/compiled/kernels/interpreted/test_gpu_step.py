@@ -1,6 +1,7 @@
 """The GPU's decoder and sampler in the interpreter, against the CPU engine's step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,43 @@ def test_the_layers_end_before_the_last_norm(rng: np.random.Generator, tmp_path:
     decoder.output(shape)
     assert torch.equal(hidden, after)
     assert not (logits[0] == -7.0).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "groups"),
+    [("llama3", "SPLIT", 5), ("llama3", "CUBLAS", 3), ("qwen3-moe-mixed", "SPLIT", 5), ("gemma2", "SPLIT", 2)],
+)
+def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
+    rng: np.random.Generator, tmp_path: Path, name: str, table: str, groups: int
+) -> None:
+    """With other steps between two groups, or what one may leave in the buffers that steps share. Sums end at a group's border,
+    so the last bits may differ."""
+    on = step_cases.on_device(rng, "cpu", name, tmp_path, torch.float32, table=TABLES[table])
+    decoder, step = on.step.decoder, on.step
+    long, short = (on.batches.add(rng.integers(0, 50, n).tolist()) for n in (20, 7))
+    batch, other = (on.batches.batch([(sequence, count)]) for sequence, count in ((long, 20), (short, 7)))
+    whole = on.give(batch)
+    step.launch(whole)
+    logits, tokens = decoder.buffers.logits[0].clone(), on.batch.sampled[0].item()
+    keys = [layer.clone() for layer in on.cache.keys]
+    for layer in (*on.cache.keys, *on.cache.values):
+        layer.zero_()
+    cut = replace(whole, groups=groups)
+    decoder.buffers.cut_hidden = torch.zeros_like(decoder.buffers.hidden)
+    for group in range(groups):
+        on.give(batch)
+        decoder.group(cut, group)
+        if group == 0 and name == "llama3":
+            step.launch(on.give(other))
+        elif group + 1 < groups:
+            for field, buffer in vars(decoder.buffers).items():
+                if field != "cut_hidden" and buffer.is_floating_point():
+                    buffer.fill_(-70.0)
+    if (name, table) == ("llama3", "SPLIT"):
+        assert decoder.stream.partials is not None, "the last group leaves its sums to the last norm, as a whole step does"
+    step._output(cut)
+    torch.testing.assert_close(decoder.buffers.logits[0], logits, atol=1e-4, rtol=1e-4)
+    assert on.batch.sampled[0].item() == tokens
+    pages = long.pages
+    for layer, expected in zip(on.cache.keys, keys, strict=True):
+        torch.testing.assert_close(layer[pages], expected[pages], atol=1e-4, rtol=1e-4)

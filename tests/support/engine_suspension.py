@@ -1,0 +1,63 @@
+"""Requests of both classes on an engine whose steps are cut, until many were suspended: tokens are those of transformers."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.request_parameters import RequestParameters
+
+LONGEST, OUTPUT = 120, 6
+CUT: dict[str, Any] = {"step_groups": 5, "cut_step_tokens": 16, "suspend_steps": 2, "enable_prefix_caching": False}
+
+
+class Prompts:
+    """Prompts of both classes, and what a model of transformers says to them."""
+
+    def __init__(self, rng: np.random.Generator, model: Any, vocabulary: int):
+        lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class: 1 is of best effort
+        self.of = {tier: [rng.integers(6, vocabulary, int(n)).astype(np.int32) for n in lengths[tier]] for tier in lengths}
+        self.wanted = {tier: [greedy(model, prompt) for prompt in prompts] for tier, prompts in self.of.items()}
+
+
+def greedy(model: Any, prompt: np.ndarray) -> list[int]:
+    ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
+    with torch.inference_mode():
+        return model.generate(ids, max_new_tokens=OUTPUT, do_sample=False)[0, len(prompt) :].tolist()
+
+
+def suspension_case(
+    rng: np.random.Generator, client: QueuePair, prompts: Prompts, suspensions: Callable[[], int], wanted: int, seconds: float
+) -> int:
+    """Keep best-effort prompts in steps, and let latency-sensitive ones come in between at any time; cancel some of both. Returns
+    how many requests ended. suspensions: of the engine's counter, until there are `wanted`. Raises TimeoutError after seconds."""
+    open_requests = dict[InFlightRequest, tuple[int, int, list[int]]]()
+    ended, deadline = 0, time.monotonic() + seconds
+    while open_requests or suspensions() < wanted:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{suspensions()} suspensions and {len(open_requests)} open requests after {seconds:g} s")
+        for tier, most in ((1, 6), (0, 3)):
+            held = sum(other == tier for other, _, _ in open_requests.values())
+            if suspensions() < wanted and held < most and (tier or rng.random() < 0.02):
+                which = int(rng.integers(len(prompts.of[tier])))
+                parameters = RequestParameters(max_tokens=OUTPUT, temperature=0.0, best_effort=tier)
+                open_requests[client.submit(prompts.of[tier][which], parameters)] = tier, which, []
+        for request, token, flags in client.poll():
+            tier, which, tokens = open_requests[request]
+            if flags & HAS_TOKEN:
+                tokens.append(token)
+            if finish := flags & FINISH_MASK:
+                answer = prompts.wanted[tier][which]
+                assert finish in (FINISH_LENGTH, FINISH_CANCELLED)
+                assert tokens == (answer if finish == FINISH_LENGTH else answer[: len(tokens)]), (tier, which)
+                del open_requests[request]
+                ended += 1
+        if open_requests and rng.random() < 0.002:
+            client.cancel(list(open_requests)[int(rng.integers(len(open_requests)))])
+        client.heartbeat()
+        time.sleep(float(rng.random()) * 2e-4)
+    return ended
