@@ -39,7 +39,7 @@ CHECKED_WORDS = (  # of an entry, whose others nothing checks
     *(E.WORD_RULES_WORDS, E.WORD_RULES_DIGEST, E.WORD_RULES_DIGEST + 1, E.WORD_FLAGS),
     E.WORD_BEST_EFFORT,
 )
-STATES, MOST_STATES, DAMAGES = 120, 2000, 60  # states until which, and by which, all codes were seen; damages of each
+STATES, MOST_STATES, DAMAGES = 120, 6000, 60  # states until which, and by which, all codes were seen; damages of each
 
 
 def check_in_python(limits: Limits, state: State) -> Callable[[], int]:
@@ -53,12 +53,14 @@ def check_compiled(limits: Limits, state: State) -> int:
 
 
 def states(draw: random.Random) -> Iterator[tuple[Limits, State]]:
-    """Of storms of random worlds, some rounds apart."""
+    """Of storms of random worlds, some rounds apart, and at once when a step is suspended, which is rare."""
     for _ in range(MOST_STATES // 10):
         simulation = Simulation(draw.randrange(1 << 30), 200)
         for _ in range(10):
             for _ in range(draw.randint(1, 30)):
                 assert simulation.advance()
+                if simulation.world.state.suspended.counts[S.ROWS]:
+                    break
             if simulation.world.state.batch.counts[S.ROWS] or draw.random() < 0.2:
                 yield simulation.world.limits, simulation.world.state
 
@@ -256,7 +258,7 @@ def shared_write(draw: random.Random, limits: Limits, state: State) -> None:
 
 CRAFTED = (
     *(list_longer, unsorted, two_rows, grammar_foreign, grammar_renamed, rules_changed),
-    *(held_twice, shared_unindexed, row_stalled, kept_more, not_in_flight, group_wrong),
+    *(held_twice, shared_unindexed, row_stalled, *[kept_more] * 8, not_in_flight, group_wrong),
     *(yields_not, room_left, shorter_chunk, token_pageless, shared_write),
 )
 
