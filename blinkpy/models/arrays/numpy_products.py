@@ -1,8 +1,10 @@
-"""Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more."""
+"""Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more, and NumPy's again for
+many where its library is faster."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from blinkpy.models.arrays.numpy_fp8 import multiply_fp8
 from blinkpy.models.arrays.row_passes import address, function_of
@@ -15,6 +17,16 @@ from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32
 UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
 UNITS = 4  # of a product for each thread, so that none waits long for another
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
+WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
+"""OpenBLAS's with vectors of 512 bits. Ours have 256, and with its others OpenBLAS is no faster."""
+LIBRARY_TOKENS = 16  # from here on it is, with these; it first copies weights into another order
+DIRECT_TOKENS = 128  # below, it is faster at weight x^T, the result's copy included
+
+
+@cache
+def has_wide_kernels() -> bool:
+    """Whether NumPy's library for products uses vectors of 512 bits on this machine."""
+    return any(found.get("architecture") in WIDE_KERNELS for found in threadpool_info())
 
 
 def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> None:
@@ -32,6 +44,9 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> Non
 
         team.share(do, -(-len(weight) // size))
         return
+    if len(x) >= LIBRARY_TOKENS and has_wide_kernels():
+        team.share(lambda unit: _multiply_by_library(x, weight, out, unit * size, size), -(-len(weight) // size))
+        return
     size = -(-size // 4) * 4
     arguments, function = np.zeros(1, ARGUMENTS), function_of(compiled_product())
     place = address(arguments)
@@ -47,6 +62,17 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> Non
         size,
     )
     team.run(lambda: function(place), -(-len(weight) // size))
+
+
+def _multiply_by_library(x: Float32, weight: Float32, out: Float32, first: int, size: int) -> None:
+    """Outputs `first` to `first + size` of a product."""
+    some = slice(first, first + size)
+    if len(x) >= DIRECT_TOKENS:
+        np.matmul(x, weight[some].T, out=out[:, some])
+        return
+    turned = np.empty((len(weight[some]), len(x)), np.float32)
+    np.matmul(weight[some], x.T, out=turned)
+    out[:, some] = turned.T
 
 
 class NumpyProgress(StepProgress):

@@ -8,12 +8,17 @@ from blinkpy.models.arrays.numpy_products import multiply
 from blinkpy.models.arrays.thread_team import ThreadTeam
 
 SIZES = [(0, 5, 7), (1, 1, 1), (2, 1, 5), (3, 17, 4), (5, 64, 3), (17, 33, 130), (40, 2600, 70), (3, 1500, 900), (1, 1500, 900)]
+SIZES += [(130, 40, 50)]
 """Tokens, inputs, outputs: below and beyond a tile, a block of tokens, and what one thread computes."""
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products(
+    sizes: tuple[int, int, int], threads: int, wide: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numpy_products, "has_wide_kernels", lambda: wide)
     monkeypatch.setattr(numpy_products, "UNIT_BYTES", 1 << 10)  # so that small products are divided, too
     monkeypatch.setattr(numpy_products, "UNIT_WORK", 1 << 10)
     tokens, inputs, outputs = sizes
@@ -25,7 +30,10 @@ def test_products(sizes: tuple[int, int, int], threads: int, rng: np.random.Gene
     assert np.isnan(around[[0, -1]]).all()
 
 
-def test_a_token_does_not_depend_on_the_others(rng: np.random.Generator) -> None:
+def test_a_token_of_our_own_products_does_not_depend_on_the_others(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numpy_products, "has_wide_kernels", lambda: False)
     x, weight, team = rng.standard_normal((23, 301), np.float32), rng.standard_normal((77, 301), np.float32), ThreadTeam(2)
     together, apart = np.empty((23, 77), np.float32), np.empty((2, 77), np.float32)
     multiply(team, x, weight, together)
