@@ -154,7 +154,9 @@ def fits(limits, b):
 def groups_of_batch(limits, state, counts):
     """Groups of layers of a batch that is cut."""
     buckets, bucket = state.buckets, 0
-    while buckets.tokens[bucket] < min(counts[S.TOKENS], limits.tokens) or buckets.rows[bucket] < min(counts[S.ROWS], limits.rows):
+    while buckets.tokens[bucket] < min(counts[S.TOKENS], limits.tokens) or buckets.rows[bucket] < min(
+        counts[S.ROWS], limits.rows
+    ):
         bucket += 1
     return groups_of_step(limits.step_groups, buckets.tokens[bucket], limits.tokens)
 
