@@ -26,7 +26,7 @@ STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
 YIELD_STEPS = 16
 """Steps in a row in which best-effort prompts wait for latency-sensitive ones, where nothing else is asked for."""
-CUT_STEP_TOKENS, SUSPEND_STEPS = 512, 4
+CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
 MOST_GROUPS = 255
 """Groups of layers of a step that is cut: a record has a byte for them."""
@@ -159,6 +159,12 @@ class SchedulerOptions:
     best_effort_step_tokens: int = option(
         0,
         "tokens of a step, decodes included, that best-effort prompts may fill (0: all; docs/policies.md)",
+        low=0,
+        high=1 << 20,
+    )
+    sensitive_step_tokens: int = option(
+        0,
+        "tokens of latency-sensitive prompts in a step that best effort waits for (0: mixed_step_tokens; docs/policies.md)",
         low=0,
         high=1 << 20,
     )
@@ -442,7 +448,7 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
 
 
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
-CLASS_SIZES = ("max_num_seqs", "max_num_batched_tokens", "best_effort_step_tokens")
+CLASS_SIZES = ("max_num_seqs", "max_num_batched_tokens", "best_effort_step_tokens", "sensitive_step_tokens")
 
 
 def check_step_sizes(
@@ -469,10 +475,16 @@ def check_step_sizes(
         )
 
 
-def check_class_sizes(max_num_seqs: int, max_num_batched_tokens: int, best_effort_step_tokens: int) -> None:
-    """Raise ConfigError unless best-effort prompts fit into the steps that they may fill. max_num_batched_tokens: 0 while it is
-    still to be chosen."""
+def check_class_sizes(
+    max_num_seqs: int, max_num_batched_tokens: int, best_effort_step_tokens: int, sensitive_step_tokens: int
+) -> None:
+    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill. max_num_batched_tokens: 0 while it
+    is still to be chosen."""
     most = max_num_batched_tokens or 1 << 20
+    if sensitive_step_tokens > most:
+        raise ConfigError(
+            f"sensitive_step_tokens ({sensitive_step_tokens}) must be at most max_num_batched_tokens ({max_num_batched_tokens})"
+        )
     if best_effort_step_tokens and not 2 * max_num_seqs <= best_effort_step_tokens <= most:
         raise ConfigError(
             f"best_effort_step_tokens ({best_effort_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since "

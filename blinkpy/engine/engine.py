@@ -125,6 +125,7 @@ class Engine:
             cut_step_tokens=options.cut_step_tokens,
             suspend_steps=options.suspend_steps,
             best_effort_step_tokens=options.best_effort_step_tokens,
+            sensitive_step_tokens=options.sensitive_step_tokens,
             best_effort_pages=options.best_effort_pages,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,

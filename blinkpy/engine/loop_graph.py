@@ -43,6 +43,9 @@ OVERLAP_LEAD_KERNELS = 12
 enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
 for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
+OVERLAP_LEAD_IN_GROUP = 1
+"""The same for a group of layers that others follow: who arrives behind it waits for the next group, too."""
+
 NEVER = 1 << 62  # words
 
 
@@ -60,8 +63,8 @@ class LoopGraph:
     """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
 
     code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the
-    scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, all with
-    as many; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or 3], by bucket and by 1 if
+    scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, of which
+    the largest has limits.step_groups; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or 3], by bucket and by 1 if
     the batch has prefill chunks, 2 if it is cut; those that are cut are numbered behind the others. trace_rows: turns whose times
     are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be
     built.
@@ -90,7 +93,8 @@ class LoopGraph:
         # A copy of the state before the last one, which is idle.
         self._branches = len(steps) + len(cut) + 1 + (copies is not None)
         self._repeat = torch.zeros(self._branches, dtype=torch.int64, device="cuda")
-        self._parts = torch.zeros(max(1, sum(map(len, cut))), dtype=torch.int64, device="cuda")  # handles of the groups' IF nodes
+        self._most_groups = max(map(len, cut), default=0)
+        self._parts = torch.zeros(max(1, len(cut) * self._most_groups), dtype=torch.int64, device="cuda")  # handles of IF nodes
         self._table = torch.from_numpy(np.concatenate([table, graph_words(graph_of)])).cuda()
         self.kernel_resources = {name: read_cubin(part.cubin).kernels[part.entry] for name, part in code._asdict().items()}
         self._libraries: list[Any] = []
@@ -181,7 +185,8 @@ class LoopGraph:
         return graph
 
     def _add_groups(self, graph: Any, groups: Sequence[G.StepGraph], handles: tuple[int, int], own: int) -> list[int]:
-        """Put the groups of a step that is cut into a graph, one behind another, each in an IF node. Returns their handles."""
+        """Put the groups of a step that is cut into a graph, one behind another, each in an IF node. Returns their handles, and
+        zeros for those that the largest step has beyond them."""
         own_handles, before, known = list[int](), list[Any](), set[int]()
         for group in groups:
             handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0), "create a group's condition")
@@ -190,7 +195,7 @@ class LoopGraph:
             known |= {int(node) for node in before}
             self._add_step(body, group, handles, own)
             own_handles.append(int(handle))
-        return own_handles
+        return own_handles + [0] * (self._most_groups - len(groups))
 
     def _add_step(self, graph: Any, step: G.StepGraph, handles: tuple[int, int], own: int) -> None:
         """Put a step graph and the parts of the turn into a graph."""
@@ -203,7 +208,7 @@ class LoopGraph:
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
             check_cuda(call, "order publishing before the sampling")
         else:
-            before_overlap = chain[:-OVERLAP_LEAD_KERNELS][-1:]
+            before_overlap = chain[:-OVERLAP_LEAD_IN_GROUP][-1:]
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
         self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:

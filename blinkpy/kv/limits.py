@@ -11,6 +11,7 @@ from blinkpy.config import (
     check_class_sizes,
     check_step_sizes,
 )
+from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.header import EngineFacts
@@ -35,8 +36,9 @@ class Limits(NamedTuple):
     burst_tokens: int
     yield_steps: int  # turns in a row in which best-effort prompts yield, at most
     best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
+    sensitive_step_tokens: int  # of prompts, in a step for which best-effort prompts yield; tokens: no such limit
     best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
-    step_groups: int  # of layers, into which a step is cut that has best-effort prompts; 1: none is
+    step_groups: int  # of layers, into which the largest step is cut if it has best-effort prompts; 1: none is
     cut_tokens: int  # a step of as many tokens is not cut
     suspend_steps: int  # that interrupt one step, at most
     page_size: int  # P, a power of two
@@ -78,6 +80,7 @@ def make_limits(
     burst_tokens: int = 0,
     yield_steps: int = YIELD_STEPS,
     best_effort_step_tokens: int = 0,
+    sensitive_step_tokens: int = 0,
     best_effort_pages: float = 1.0,
     step_groups: int = 1,
     cut_step_tokens: int = CUT_STEP_TOKENS,
@@ -109,7 +112,7 @@ def make_limits(
     require(1 <= step_groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {step_groups}")
     require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
-    check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens)
+    check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens, sensitive_step_tokens)
     burst_step = burst_step_tokens or max_num_batched_tokens
     return Limits(
         pairs=sizes.pairs,
@@ -122,6 +125,7 @@ def make_limits(
         burst_tokens=burst_tokens or 2 * burst_step,
         yield_steps=yield_steps,
         best_effort_step_tokens=best_effort_step_tokens or max_num_batched_tokens,
+        sensitive_step_tokens=sensitive_step_tokens or mixed_step_tokens or max_num_batched_tokens,
         best_effort_pages=max(1, int(best_effort_pages * facts.num_pages)),
         step_groups=step_groups,
         cut_tokens=cut_step_tokens,
@@ -154,6 +158,13 @@ def make_limits(
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
         pace_ns=int(tpot_target_ms * (1_000_000 - PACE_MARGIN_PPM)),
     )
+
+
+@device
+def groups_of_step(step_groups, tokens, most):
+    """Groups of layers of a step that may be cut: a smaller step has fewer, so that all take about as long. tokens: of its bucket;
+    most: of the largest one."""
+    return (step_groups * tokens + most - 1) // most
 
 
 def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:

@@ -96,9 +96,9 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         bucket = S.NO_BATCH
         if not is_suspended(state) or state.counts[S.INTERRUPTS] != 0:
             grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
-            budget = step_budget(limits, state, lane, lanes)
             # Best-effort prompts yield to latency-sensitive ones.
             yields = is_suspended(state) or begin_yield(limits, state, lane, lanes)
+            budget = step_budget(limits, state, yields, lane, lanes)
             admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
             rank_waiting(queues, state, lane, lanes)  # those that were preempted
             bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding

@@ -15,6 +15,13 @@ def best_effort_prompt(requests, slot):
 
 
 @device
+def goes_first(requests, slot, other):
+    """Whether a request goes before another one by rank and arrival."""
+    rank, others = requests.rank[slot], requests.rank[other]
+    return rank < others or (rank == others and requests.arrival[slot] < requests.arrival[other])
+
+
+@device
 def sensitive_prompt_runs(state, lane, lanes):
     """Whether a latency-sensitive request that runs lacks more than one token."""
     requests, found = state.requests, 0
@@ -22,6 +29,18 @@ def sensitive_prompt_runs(state, lane, lanes):
         slot = state.running[i]
         if requests.stalled[slot] == 0 and requests.entry[slot, WORD_BEST_EFFORT] == 0:
             found += 1 if requests.length[slot] - requests.computed[slot] > 1 else 0
+    return block_sum(found, lane, lanes) > 0
+
+
+@device
+def best_effort_is_there(state, lane, lanes):
+    """Whether a request of best effort runs or waits."""
+    requests, counts, found = state.requests, state.counts, 0
+    for i in strided(lane, counts[S.RUNNING_COUNT], lanes):
+        slot = state.running[i]
+        found += 1 if requests.entry[slot, WORD_BEST_EFFORT] != 0 else 0
+    for i in strided(lane, counts[S.WAITING_COUNT] + counts[S.UNRANKED_COUNT], lanes):
+        found += 1 if requests.entry[state.waiting[i], WORD_BEST_EFFORT] != 0 else 0
     return block_sum(found, lane, lanes) > 0
 
 
@@ -44,7 +63,7 @@ def begin_yield(limits, state, lane, lanes):
     yields = sensitive_prompt_runs(state, lane, lanes)
     if first >= 0 and counts[S.RUNNING_COUNT] < limits.rows and requests.entry[first, WORD_BEST_EFFORT] == 0:
         yields = True
-    yields = yields and yielded < limits.yield_steps
+    yields = yields and yielded < limits.yield_steps and best_effort_is_there(state, lane, lanes)
     if lane == 0:
         counts[S.YIELDED_TURNS] = yielded + 1 if yields else 0
     barrier(lanes)

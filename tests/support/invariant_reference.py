@@ -1,5 +1,6 @@
 """The invariants of the scheduler's state once more, over lists and sets, to compare the checks of kv/invariants with."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,7 +24,7 @@ Wrong = Iterator[tuple[int, int]]  # fault code, place
 
 def wrong(limits: Limits, state: State) -> Wrong:
     """All that is wrong, the worst first: what follows the first may be nonsense, or raise, for it relies on that."""
-    unchecked = dict.fromkeys(("inbox", "forecast", "buckets", "recorder", "scratch", "fault"), ())
+    unchecked = dict.fromkeys(("inbox", "forecast", "recorder", "scratch", "fault"), ())
     plain = map_arrays(lambda array: np.asarray(array).tolist(), state._replace(**unchecked))
     for group in (_lists, _requests, _pages, _ring, _index, _pairs, _batch):
         yield from group(limits, plain)
@@ -231,6 +232,13 @@ def _input(limits: Limits, state: Any, b: Any, stalled: int) -> Wrong:
                     yield code, i
 
 
+def _groups_of(limits: Limits, buckets: Any, batch: Any) -> int:
+    """Of a step that is cut: in proportion to its bucket, rounded up."""
+    rows, tokens = batch.counts[:2]
+    sizes = zip(buckets.tokens, buckets.rows, strict=True)
+    return math.ceil(limits.step_groups * min(most for most, many in sizes if most >= tokens and many >= rows) / limits.tokens)
+
+
 def _groups(limits: Limits, state: Any) -> Wrong:
     """Steps that are cut, the suspended one, and who is in flight."""
     r, b, kept, (rows, tokens, decodes) = state.requests, state.batch, state.suspended, state.batch.counts[: S.DECODE_ROWS + 1]
@@ -239,11 +247,11 @@ def _groups(limits: Limits, state: Any) -> Wrong:
     if r.stalled.count(S.IN_FLIGHT) != len(in_flight):
         yield B.FLIGHT_WRONG, 0
     flexible = any(r.entry[slot][WORD_BEST_EFFORT] for slot in b.row_slots[decodes:rows])
-    groups = limits.step_groups if flexible and tokens > limits.cut_tokens and not interrupted else 1
+    groups = _groups_of(limits, state.buckets, b) if flexible and tokens > limits.cut_tokens and not interrupted else 1
     if rows and (b.counts[S.GROUPS] != groups or b.counts[S.GROUP] not in range(groups)):
         yield B.GROUPS_WRONG, 0
     if interrupted:
-        groups = limits.step_groups
+        groups = _groups_of(limits, state.buckets, kept)
         if kept.counts[S.GROUPS] != groups or kept.counts[S.GROUP] not in range(1, groups):
             yield B.GROUPS_WRONG, 0
         if not rows or b.counts[S.GROUPS] != 1 or state.counts[S.INTERRUPTIONS] not in range(1, limits.suspend_steps + 1):
@@ -292,5 +300,7 @@ def _batch(limits: Limits, state: Any) -> Wrong:
     ended = {slot for row, slot in enumerate(b.row_slots[:rows]) if b.emits[row]}
     barred = flexible if yielding or filled == limits.best_effort_step_tokens else set()
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
+    if suspended or state.counts[S.YIELDED_TURNS]:
+        full.update(range(limits.sensitive_step_tokens, limits.tokens))
     if set(lacks) - ended - barred and tokens not in full:
         yield B.ROOM_LEFT, 0

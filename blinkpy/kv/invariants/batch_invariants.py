@@ -3,6 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
+from blinkpy.kv.limits import groups_of_step
 from blinkpy.queues import submission as E
 
 BATCH_SIZE = fault_code("the batch's size is wrong")
@@ -107,6 +108,8 @@ def waiting_tokens(state, rows, best_effort_prompts):
 def check_room(limits, state, rows, tokens, decodes, yields):
     """Whether a prompt waits although the step has room, or best-effort ones have more than theirs. yields: these have none."""
     full = tokens == limits.tokens
+    if state.suspended.counts[S.ROWS] > 0 or state.counts[S.YIELDED_TURNS] > 0:
+        full = full or tokens >= limits.sensitive_step_tokens
     if decodes > 0 and (tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens):
         full = True
     _, waits = waiting_tokens(state, rows, False)
@@ -148,6 +151,17 @@ def fits(limits, b):
 
 
 @device
+def groups_of_batch(limits, state, counts):
+    """Groups of layers of a batch that is cut."""
+    buckets, bucket = state.buckets, 0
+    while buckets.tokens[bucket] < min(counts[S.TOKENS], limits.tokens) or buckets.rows[bucket] < min(
+        counts[S.ROWS], limits.rows
+    ):
+        bucket += 1
+    return groups_of_step(limits.step_groups, buckets.tokens[bucket], limits.tokens)
+
+
+@device
 def check_groups(limits, state):
     """Which step is cut, which one is suspended, and who is in flight. Behind check_input of both."""
     b, kept, r, in_flight, flexible = state.batch.counts, state.suspended.counts, state.requests, 0, 0
@@ -158,10 +172,10 @@ def check_groups(limits, state):
     for row in range(b[S.DECODE_ROWS], b[S.ROWS]):
         flexible += 1 if r.entry[state.batch.row_slots[row], E.WORD_BEST_EFFORT] != 0 else 0
     cut = flexible > 0 and b[S.TOKENS] > limits.cut_tokens and kept[S.ROWS] == 0
-    groups = limits.step_groups if cut else 1
+    groups = groups_of_batch(limits, state, b) if cut else 1
     if b[S.ROWS] > 0 and (b[S.GROUPS] != groups or not 0 <= b[S.GROUP] < groups):
         return GROUPS_WRONG
-    if kept[S.ROWS] > 0 and (kept[S.GROUPS] != limits.step_groups or not 0 < kept[S.GROUP] < limits.step_groups):
+    if kept[S.ROWS] > 0 and (kept[S.GROUPS] != groups_of_batch(limits, state, kept) or not 0 < kept[S.GROUP] < kept[S.GROUPS]):
         return GROUPS_WRONG
     interruptions = state.counts[S.INTERRUPTIONS]
     if kept[S.ROWS] > 0 and (b[S.ROWS] == 0 or b[S.GROUPS] != 1 or not 0 < interruptions <= limits.suspend_steps):

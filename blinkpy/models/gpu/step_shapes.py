@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.kv.limits import groups_of_step
+
 SMALLEST_MIXED = 64
 """Tokens of the smallest graph with prefill attention; smaller mixed batches run in it."""
 SPACING = 64
@@ -81,9 +83,9 @@ def step_shapes(
     if groups == 1:
         return shapes, table
     cut = np.zeros((len(buckets), 1), np.int32)
-    for index in wanted:
-        if buckets[index][0] > cut_tokens:
-            shapes.append(StepShape(*buckets[index], mixed=True, whole=whole, groups=groups))
+    for index, (tokens, _) in enumerate(buckets):
+        own = groups_of_step(groups, tokens, buckets[-1][0])
+        if tokens > cut_tokens and own > 1:  # the scheduler cuts a batch by its bucket, also where a larger graph runs it
+            shapes.append(StepShape(*buckets[max(index, wanted[0])], mixed=True, whole=whole, groups=own))
             cut[index] = len(shapes) - 1
-    cut[: wanted[0]] = cut[wanted[0]]
     return shapes, np.hstack([table, cut])

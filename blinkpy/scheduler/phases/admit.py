@@ -12,7 +12,7 @@ from blinkpy.scheduler.best_effort import best_effort_load
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, missing_pages, preempt, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
-from blinkpy.scheduler.yielding import best_effort_prompt
+from blinkpy.scheduler.yielding import best_effort_prompt, goes_first
 
 PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
 PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
@@ -35,13 +35,17 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    left, room = budget_left(limits, state, budget, yields, lane, lanes)
+    left, room = 1, 0  # of those who yield nobody enters; of the others see tokens_ahead
+    if not yields:
+        left, room = budget_left(limits, state, budget, lane, lanes)
     admitted, position = 0, 0
     fits = True
     while fits and position < waiting and left > 0:
         slot = state.waiting[position]
         best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        if pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
+        if yields:
+            left = budget - tokens_ahead(state, slot, lane, lanes)
+        if left > 0 and pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
             outcome = MUST_WAIT
             if not (yields and best_effort):
                 outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
@@ -64,9 +68,9 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 
 @device
-def budget_left(limits, state, budget, yields, lane, lanes):
-    """(What of a batch's budget is left beyond the tokens of running requests, without prompts that yield; what of it
-    best-effort prompts may have); not above 0 where there is nothing."""
+def budget_left(limits, state, budget, lane, lanes):
+    """(What of a batch's budget is left beyond the tokens of running requests; what of it best-effort prompts may have); not above
+    0 where there is nothing."""
     requests = state.requests
     others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
@@ -74,14 +78,28 @@ def budget_left(limits, state, budget, yields, lane, lanes):
         if requests.stalled[slot] == 0:
             missing = requests.length[slot] - requests.computed[slot]
             decoding += 1 if missing == 1 else 0
-            if not best_effort_prompt(requests, slot):
-                others += missing
-            elif not yields:
+            if best_effort_prompt(requests, slot):
                 prompts += missing
+            else:
+                others += missing
     others = block_sum(others << _COUNT_BITS | decoding, lane, lanes)
     prompts = block_sum(prompts, lane, lanes)
     room = limits.best_effort_step_tokens - (others & _COUNT_MASK)
     return budget - (others >> _COUNT_BITS) - min(prompts, room), room - prompts
+
+
+@device
+def tokens_ahead(state, slot, lane, lanes):
+    """Tokens of a step that others have before a waiting latency-sensitive request, when best-effort prompts yield: who decodes,
+    and latency-sensitive prompts that go first by rank and arrival, which have the first chunks, too."""
+    requests, ahead = state.requests, 0
+    for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
+        other = state.running[i]
+        if requests.stalled[other] == 0:
+            missing = requests.length[other] - requests.computed[other]
+            if missing == 1 or (requests.entry[other, WORD_BEST_EFFORT] == 0 and goes_first(requests, other, slot)):
+                ahead += missing
+    return block_sum(ahead, lane, lanes)
 
 
 @device

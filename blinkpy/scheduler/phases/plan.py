@@ -9,8 +9,10 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.limits import groups_of_step
+from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.suspension import begin_flight, is_suspended
-from blinkpy.scheduler.yielding import best_effort_prompt, sensitive_prompt_runs
+from blinkpy.scheduler.yielding import best_effort_prompt, goes_first, sensitive_prompt_runs
 
 _COUNT_BITS = 16  # rows in the low bits, tokens above, in one scan
 _COUNT_MASK = 0xFFFF
@@ -18,16 +20,17 @@ _HALF = 32
 
 
 @device
-def step_budget(limits, state, lane, lanes):
+def step_budget(limits, state, yields, lane, lanes):
     """The most tokens of the next batch.
 
     limits.mixed_tokens while a request decodes and prompts lack at most limits.burst_tokens, those that wait included: their
     chunks ride on a step that reads the weights for the decodes anyway. In a burst limits.burst_step_tokens: larger chunks get
     through the prompts sooner. limits.tokens when nobody decodes, and in a burst of prompts that lack no more than
-    limits.mixed_tokens on average: one step then gives many requests their first token.
+    limits.mixed_tokens on average: one step then gives many requests their first token. While best-effort prompts yield,
+    limits.sensitive_step_tokens beside the decodes: who comes next waits for a short step.
     Prefill goes on in any case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
     """
-    if limits.mixed_tokens == limits.tokens:
+    if limits.mixed_tokens == limits.tokens and not yields:
         return limits.tokens
     requests, counts = state.requests, state.counts
     decoding, prompts = 0, 0
@@ -43,7 +46,9 @@ def step_budget(limits, state, lane, lanes):
     both = block_sum(prompts << _COUNT_BITS | decoding, lane, lanes)
     decoding, prompts = both & _COUNT_MASK, both >> _COUNT_BITS
     asking = counts[S.RUNNING_COUNT] - counts[S.STALLED_COUNT] - decoding + waiting
-    if decoding > 0 and prompts <= limits.burst_tokens:
+    if yields:
+        budget = min(limits.tokens, decoding + limits.sensitive_step_tokens)
+    elif decoding > 0 and prompts <= limits.burst_tokens:
         budget = limits.mixed_tokens
     elif decoding > 0 and prompts > asking * limits.mixed_tokens:
         budget = limits.burst_step_tokens
@@ -66,7 +71,8 @@ def plan_batch(limits, state, budget, yields, lane, lanes):
             limits, state, running, budget, yields, decode_rows, context, lane, lanes
         )
         if flexible > 0 and tokens > limits.cut_tokens:
-            groups = limits.step_groups
+            size = state.buckets.tokens[smallest_bucket(state, rows, tokens)]
+            groups = groups_of_step(limits.step_groups, size, limits.tokens)
         expect(state, flexible == 0 or not interrupts, F.BEST_EFFORT_INTERRUPTS)
     expect(state, tokens <= limits.tokens and rows <= limits.rows, F.BATCH_BEYOND)
     if groups > 1:
@@ -75,14 +81,21 @@ def plan_batch(limits, state, budget, yields, lane, lanes):
 
 
 @device
+def smallest_bucket(state, rows, tokens):
+    """That holds a batch."""
+    bucket = 0
+    while state.buckets.tokens[bucket] < tokens or state.buckets.rows[bucket] < rows:
+        bucket += 1
+    return bucket
+
+
+@device
 def finish_batch(state, rows, tokens, decode_rows, emits, groups, context, lane, lanes):
     """Pad a batch whose rows are written, and write its counts. Returns the bucket, or -1 without rows."""
     batch, counts = state.batch, state.counts
     bucket = -1
     if rows > 0:
-        bucket = 0
-        while state.buckets.tokens[bucket] < tokens or state.buckets.rows[bucket] < rows:
-            bucket += 1
+        bucket = smallest_bucket(state, rows, tokens)
         pad_batch(state, rows, tokens, bucket, lane, lanes)
     if lane == 0:
         batch.counts[S.ROWS], batch.counts[S.TOKENS], batch.counts[S.DECODE_ROWS] = rows, tokens, decode_rows
@@ -119,23 +132,51 @@ def plan_decodes(limits, state, running, lane, lanes):
 
 
 @device
+def list_prompts(state, running, yields, lane, lanes):
+    """Put the requests that may have a chunk into scratch.page, in the order of `running`; or those that are latency-sensitive
+    alone, by rank and arrival, if best-effort prompts yield. Returns their number."""
+    requests, scratch, count = state.requests, state.scratch, 0
+    for tile in strided(0, running, lanes):
+        i = tile + lane
+        slot, found = 0, 0
+        if i < running:
+            slot = state.running[i]
+            if requests.stalled[slot] == 0 and requests.length[slot] - requests.computed[slot] > 1:
+                found = 0 if yields and requests.entry[slot, WORD_BEST_EFFORT] != 0 else 1
+        before, total = block_scan(found, lane, lanes)
+        if found == 1:
+            scratch.slot[count + before] = slot
+        count += total
+    barrier(lanes)
+    for i in strided(lane, count, lanes):
+        slot, place = scratch.slot[i], i
+        if yields:
+            place = 0
+            for j in range(count):
+                place += 1 if goes_first(requests, scratch.slot[j], slot) else 0
+        scratch.page[place] = slot
+    barrier(lanes)
+    return count
+
+
+@device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield, else as many
     tokens as limits.best_effort_step_tokens leaves beside decodes. Returns (rows, tokens, emitting rows, context, rows of
     best-effort prompts)."""
-    requests, batch = state.requests, state.batch
+    requests, batch, listed = state.requests, state.batch, state.scratch.page
+    count = list_prompts(state, running, yields, lane, lanes)
     limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
     wanted, ends = 0, 0  # ends: rows; above them those of best effort, and in the upper half those that emit
-    for tile in strided(0, running, lanes):
+    for tile in strided(0, count, lanes):
         i = tile + lane
         slot, missing, granted = 0, 0, 0
-        if i < running:
-            slot = state.running[i]
+        if i < count:
+            slot = listed[i]
             missing = requests.length[slot] - requests.computed[slot]
-            if requests.stalled[slot] == 0 and missing > 1 and not (yields and best_effort_prompt(requests, slot)):
-                granted = missing
+            granted = missing
         if limited:
-            asked = granted if i < running and best_effort_prompt(requests, slot) else 0
+            asked = granted if i < count and best_effort_prompt(requests, slot) else 0
             before, total = block_scan(asked, lane, lanes)
             granted = granted if asked == 0 else max(0, min(asked, room - before))
             room -= total

@@ -6,6 +6,7 @@ Nothing here is shared with the phases of the scheduler but the layout of the qu
 hashes or rings, so it holds where hashes don't collide.
 """
 
+import math
 from typing import Any
 
 from blinkpy.kv import state as S
@@ -115,8 +116,8 @@ class Oracle:
 
     def _plan_step(self) -> None:
         self._grow()
-        budget = self._budget()
         yields = bool(self.suspended) or self._begin_yield()
+        budget = self._budget(yields)
         self._admit(budget, yields)
         self._rank()
         self.bucket = self._plan(budget, yields)
@@ -143,8 +144,8 @@ class Oracle:
             self.interruptions += 1
             return
         self.rows, self.suspended = self.suspended, []
-        self.group, self.groups = self.suspended_group, self.limits.step_groups
         self.bucket = self._bucket()
+        self.group, self.groups = self.suspended_group, self._groups(self.bucket)
 
     # ---- front ends -----------------------------------------------------------------------------------------------------
 
@@ -511,10 +512,12 @@ class Oracle:
         self.unranked.append(request)
         self.counters["preemptions"] += 1
 
-    def _budget(self) -> int:
+    def _budget(self, yields: bool) -> int:
         """R11: the most tokens of the next step."""
         limits, active = self.limits, [r for r in self._free() if not r.stalled]
-        decoding = any(r.missing == 1 for r in active)
+        decoding = sum(r.missing == 1 for r in active)
+        if yields:
+            return min(limits.tokens, decoding + limits.sensitive_step_tokens)
         prompts = [r.missing for r in active if r.missing > 1] + [len(r.tokens) for r in self.waiting + self.unranked]
         if not decoding or limits.mixed_tokens == limits.tokens:
             return limits.tokens
@@ -527,7 +530,8 @@ class Oracle:
         room = len(self.running) < self.limits.rows
         first = [r for r in self.waiting if room and self.pairs[r.pair].unclaimed > 0][:1]
         urgent = [r for r in self._prompts() + first if not r.best_effort]
-        yields = bool(urgent) and self.yielded < self.limits.yield_steps
+        flexible = any(r.best_effort for r in self.running + self.waiting + self.unranked)
+        yields = bool(urgent) and flexible and self.yielded < self.limits.yield_steps
         self.yielded = self.yielded + 1 if yields else 0
         return yields
 
@@ -545,9 +549,11 @@ class Oracle:
         apart = [r for r in self._prompts() if r.best_effort]
         left = budget - sum(r.missing for r in self._free() if not r.stalled and r not in apart)
         room = self._best_effort_room()
-        for missing in [] if yields else [r.missing for r in apart]:
+        for missing in [r.missing for r in apart]:
             left, room = left - min(missing, max(room, 0)), room - missing
         for request in list(self.waiting):
+            if yields:
+                left = budget - sum(r.missing for r in self._ahead(request))
             if left <= 0:
                 return
             if self.pairs[request.pair].unclaimed > 0:
@@ -564,6 +570,11 @@ class Oracle:
                 self._start(request, hits)
                 left -= min(request.missing, room) if request.best_effort else request.missing
                 room -= request.missing * request.best_effort
+
+    def _ahead(self, request: Request) -> list[Request]:
+        """R12: whose tokens count before a latency-sensitive request that waits, when best-effort prompts yield."""
+        active = [r for r in self._free() if not r.stalled]
+        return [r for r in active if r.missing == 1 or (not r.best_effort and r.order() < request.order())]
 
     def _best_effort_fits(self, request: Request) -> bool:
         """R20: whether best effort may hold the pages of one more request; those of it that stall are preempted for it."""
@@ -659,7 +670,7 @@ class Oracle:
         self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
         left, room, prompts = budget - len(self.rows), self._best_effort_room(), self._prompts()
         if self.suspended or (yields and not all(r.best_effort for r in prompts)):
-            prompts = [r for r in prompts if not r.best_effort]
+            prompts = sorted([r for r in prompts if not r.best_effort], key=Request.order)
         for request in prompts:
             count = min(request.missing, left, room if request.best_effort else left)
             if count > 0:
@@ -669,11 +680,17 @@ class Oracle:
             return S.NO_BATCH
         self.steps += 1
         cuts = any(row.request.best_effort and row.request.missing > 1 for row in self.rows)
-        if cuts and sum(row.tokens for row in self.rows) > self.limits.cut_tokens and self.limits.step_groups > 1:
-            self.groups, self.interruptions = self.limits.step_groups, 0  # R21
+        bucket = self._bucket()
+        groups = self._groups(bucket)
+        if cuts and sum(row.tokens for row in self.rows) > self.limits.cut_tokens and groups > 1:
+            self.groups, self.interruptions = groups, 0  # R21
             for row in self.rows:
                 row.request.in_flight = True
-        return self._bucket()
+        return bucket
+
+    def _groups(self, bucket: int) -> int:
+        """R21: the groups of layers of a step that is cut."""
+        return math.ceil(self.limits.step_groups * self.buckets[bucket][0] / self.limits.tokens)
 
     def _bucket(self) -> int:
         """R15: the smallest that holds the step."""

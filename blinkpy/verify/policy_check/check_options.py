@@ -3,11 +3,14 @@
 from dataclasses import dataclass, fields
 
 from blinkpy.config import (
+    CLASS_SIZES,
     CUT_STEP_TOKENS,
     MOST_GROUPS,
     STEP_SIZES,
     SUSPEND_STEPS,
+    YIELD_STEPS,
     ConfigError,
+    check_class_sizes,
     check_step_sizes,
     check_value,
     option,
@@ -31,9 +34,14 @@ class CheckOptions:
     mixed_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
     burst_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
     burst_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 24)
+    yield_steps: int = option(YIELD_STEPS, "as the server's option of this name", low=0, high=1 << 20)
+    best_effort_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
+    sensitive_step_tokens: int = option(0, "as the server's option of this name", low=0, high=1 << 20)
+    best_effort_pages: float = option(1.0, "as the server's option of this name", low=0.001, high=1.0)
     step_groups: int = option(1, "as the server's option of this name", low=1, high=MOST_GROUPS)
     cut_step_tokens: int = option(CUT_STEP_TOKENS, "as the server's option of this name", low=0, high=1 << 20)
     suspend_steps: int = option(SUSPEND_STEPS, "as the server's option of this name", low=0, high=1 << 20)
+    border_us: float = option(18.0, "time of the turn between two groups of a step, us", low=0, high=1e6)
     page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
     num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
     step_us: float = option(4500.0, "time of an empty step, us", low=0, high=1e7)
@@ -52,6 +60,7 @@ class CheckOptions:
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
         check_step_sizes(*(getattr(self, name) for name in STEP_SIZES))
+        check_class_sizes(*(getattr(self, name) for name in CLASS_SIZES))
         self._check_fleet()
         if self.step_us + self.row_us + self.token_us <= 0:
             raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")

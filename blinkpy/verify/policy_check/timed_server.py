@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.config import ConfigError
+from blinkpy.config import YIELD_STEPS, ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
@@ -67,7 +67,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerModel:
-    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns."""
+    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns. border_us: of
+    the turn between two groups of a step that is cut."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -79,9 +80,14 @@ class ServerModel:
     mixed_step_tokens: int = 0
     burst_step_tokens: int = 0
     burst_tokens: int = 0
+    yield_steps: int = YIELD_STEPS
+    best_effort_step_tokens: int = 0
+    best_effort_pages: float = 1.0
+    sensitive_step_tokens: int = 0
     step_groups: int = 1
     cut_step_tokens: int = 0
     suspend_steps: int = 0
+    border_us: float = 0.0
 
     def step_ns(self, work: Work) -> int:
         """step_us + row_us for each decoding row + token_us for each token of a prompt."""
@@ -167,6 +173,7 @@ class TimedSimulation:
         self._views = engine_views(memory, layout)
         step_sizes = (
             *("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens"),
+            *("yield_steps", "best_effort_step_tokens", "sensitive_step_tokens", "best_effort_pages"),
             *("step_groups", "cut_step_tokens", "suspend_steps"),
         )
         options: dict[str, Any] = {name: getattr(machine, name) for name in step_sizes}
@@ -249,6 +256,8 @@ class TimedSimulation:
         duration = machine.step_ns(self._work(bucket, rows, tokens, decoding))
         group, groups = int(batch.counts[S.GROUP]), int(batch.counts[S.GROUPS])
         duration = duration * (group + 1) // groups - duration * group // groups
+        if group + 1 < groups:
+            duration += int(1000 * machine.border_us)
         self.now += duration
         self.durations.append(duration)
         self.decoding.append(decoding if group + 1 == groups else 0)

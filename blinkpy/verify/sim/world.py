@@ -183,6 +183,7 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
         "burst_tokens": draw.choice((1, 8, 24, 0)),
         "yield_steps": (4, 1, 2, 0)[pages % 4],
         "best_effort_step_tokens": (0, 2 * rows, rows + tokens // 2)[context % 3] if 2 * rows <= tokens else 0,
+        "sensitive_step_tokens": (0, 1, 3)[(rows + context) % 3] if tokens > 3 else 0,
         "best_effort_pages": (1.0, 0.5, 0.25)[tokens % 3],
         "step_groups": (1, 2, 3, 1, 5)[(pages + context) % 5],
         "cut_step_tokens": (0, 2, rows)[slots % 3],

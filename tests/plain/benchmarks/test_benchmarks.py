@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 KEYS = {"benchmark", "commit", "date", "machine", "software", "others", "arguments", "method", "targets", "results"}
 TARGETS = {  # of a smoke run
     "tuning.capacity": 0,
+    "tuning.class_capacity": 0,
     "tuning.fleet_placement": 7,
     "parts.control_overhead": 0,
     "parts.cpu_engine": 2,
