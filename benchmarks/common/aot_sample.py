@@ -17,7 +17,7 @@ SIZES = frozenset(
     )
 )
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
-SHARE = 8  # of what brings no new choice, one in so many is compiled, too
+SHARE = 8  # of what brings no new choice, one in eight is compiled, too
 
 Fact = tuple[Any, ...]
 
