@@ -58,8 +58,8 @@ comma := ,
 # Install, and say what it takes and took. $(1): what, in words. $(2): arguments of pip. $(3): how long it may take.
 INSTALL = echo "install $(1): $(3)"; began=$$(date +%s); $(PIP) $(2) && \
   echo "  took $$(($$(date +%s) - began)) s; $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"
-# Threads of OpenMP that wait shall sleep: several tests share the cores.
-RUN := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
+# Threads of OpenMP that wait shall sleep: several tests share the cores. Byte code is kept, for the hundreds of processes that tests start.
+RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} TRITON_CACHE_DIR=$(CURDIR)/build/triton $(RUNNER)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -105,7 +105,7 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 serve: $(call STAMP,serve-$(EXTRA))
 	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-# All tests: two at a time. Those of a file are one process's, so that they share its fixtures.
+# All tests: two at a time. Those of a file are one process's, so that they share its fixtures; tests/conftest.py has their order.
 SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reorder)
 
 test: $(call STAMP,dev)

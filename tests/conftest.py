@@ -2,6 +2,8 @@
 
 import os
 import secrets
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +12,36 @@ SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) 
 os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too
 
 
+# Files that take minutes of the processor begin, the longest first, so that the processes that share the tests end together. The
+# simulator is the first to compile every policy's scheduler: those that come later load what it compiled.
+LONGEST = (
+    *("test_triton_aot.py", "test_simulator.py", "test_seeded_bugs.py", "test_triton_interpreted.py"),
+    *("test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py", "test_loop_kernel.py"),
+)
+
+
 def pytest_report_header() -> str:
     return f"random inputs: BLINKPY_SEED={SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of LONGEST go first; all others stay in their order."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests left out of this run."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, told in report.user_properties:
+            if name == "left out":
+                terminalreporter.write_line(f"{report.nodeid}: {told}")
+
+
+@pytest.fixture
+def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """To be called with what a test leaves out of this run, in words: the end of the run tells it."""
+    return partial(record_property, "left out")
 
 
 @pytest.fixture

@@ -4,9 +4,12 @@ needs.
 Whole steps are launched, and each case that a variant declares, with meta tensors (shapes, no memory) and Triton's driver
 replaced by one that only names the target: each launch is specialised exactly as the JIT would specialise it (alignment,
 arguments equal to 1) and compiled, but not started. `python -m benchmarks.common.aot_compile` prints a JSON object for each.
+With `--sample SEED` each choice is compiled, and a sample of what differs in sizes alone (aot_sample.py).
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,9 +21,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from benchmarks.common.aot_sample import AskedFor, asked_for, choose
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 from blinkpy.kernels.attention import split_plan
@@ -132,12 +137,28 @@ class Gate:
 
         def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             compiled = original(kernel, *args, grid=grid, warmup=True, **kwargs)
-            if compiled.hash not in self.variants:
+            if compiled is not None and compiled.hash not in self.variants:  # None: a hook left it out
                 self.variants[compiled.hash] = needs_of(compiled, label)
             return compiled
 
         with patch.object(JITFunction, "run", compile_only):
             launch()
+
+    def sample(self, launches: list[tuple[str, Callable[[], object]]], seed: int) -> set[str]:
+        """Keys of the kernels to compile of all that these launches ask for. Nothing is compiled here."""
+        asked: dict[str, AskedFor] = {}
+
+        def note(**info: Any) -> bool:
+            kernel = asked_for(info)
+            asked[kernel.key] = kernel
+            return True  # it is not compiled
+
+        knobs.runtime.jit_cache_hook = note
+        for label, launch in launches:
+            self.run(label, launch)
+        chosen = choose(asked, seed)
+        print(f"{len(asked) - len(chosen)} of {len(asked)} kernels left out, with seed {seed}", file=sys.stderr)
+        return chosen
 
 
 def needs_of(compiled: Any, label: str) -> Variant:
@@ -299,25 +320,35 @@ def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Call
     return partial(sample_tokens, call, name)
 
 
-def compile_all() -> list[Variant]:
-    """Compile every variant of every model and bucket. Kernels already in Triton's cache are only read."""
-    gate = Gate()
+def all_launches() -> Iterator[tuple[str, Callable[[], object]]]:
+    """(label, launch) of every model and bucket, and of all cases."""
     for name, (config, shapes) in STEPS.items():
         for shape in shapes:
             pdl_too, fp8_too = name == "Llama-3-8B" and shape == ONE, name in FP8_CACHE
             for pdl, fp8_cache in [(False, False), *[(True, False)] * pdl_too, *[(False, True)] * fp8_too]:
                 step = meta_step(config, shape, pdl, fp8_cache=fp8_cache)
                 notes = f"{' PDL' if pdl else ''}{' invariant' if shape.whole else ''}{' FP8 cache' if fp8_cache else ''}"
-                gate.run(f"{name} T={shape.tokens}{notes}", partial(step.launch, shape))
+                yield f"{name} T={shape.tokens}{notes}", partial(step.launch, shape)
     for fp8, shape in product(("rows", "blocks"), (ONE, MANY, MIXED, INVARIANT[1])):
-        gate.run(f"FP8 {fp8} T={shape.tokens}", partial(meta_step(SHAPES["llama-3-8b"], shape, True, fp8).launch, shape))
-    for label, launch in case_launches():
+        yield f"FP8 {fp8} T={shape.tokens}", partial(meta_step(SHAPES["llama-3-8b"], shape, True, fp8).launch, shape)
+    yield from case_launches()
+
+
+def compile_all(seed: int | None = None) -> list[Variant]:
+    """Compile every variant of every model and bucket. Kernels already in Triton's cache are only read. seed: of a sample of
+    those that differ in sizes alone, which are all compiled otherwise; standard error gets what is left out."""
+    gate, launches = Gate(), list(all_launches())
+    chosen = None if seed is None else gate.sample(launches, seed)
+    knobs.runtime.jit_cache_hook = None if chosen is None else lambda **info: asked_for(info).key not in chosen
+    for label, launch in launches:
         gate.run(label, launch)
     return list(gate.variants.values())
 
 
 def main() -> int:
-    variants = compile_all()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, metavar="SEED", help="each choice, and a sample of sizes")
+    variants = compile_all(parser.parse_args().sample)
     for variant in variants:
         print(json.dumps(asdict(variant) | {"problems": variant.problems()}))
     return int(any(variant.problems() for variant in variants))

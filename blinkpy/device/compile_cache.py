@@ -1,7 +1,8 @@
 """Compiled host code that outlives the process: the scheduler takes some 20 s to compile and a moment to load.
 
 Numba's own cache looks at the file of the outermost function alone, so an edit in another module would go unnoticed. Here
-each state of the sources has a folder of its own, named by a hash of all modules that device code comes from.
+each state of the sources has a folder of its own, named by a hash of all modules that device code comes from. Of processes that
+need the same code at once, one compiles it, and the others wait for it.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import os
 import platform
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +28,8 @@ from numba.core.sigutils import normalize_signature
 from blinkpy.sources import DEVICE_CODE, source_digest
 
 KEPT = 8  # states of the sources; the ones used longest ago go first
+WAIT_S = 120.0  # for what another process compiles; some machines take a minute for the scheduler
+LOOK_S = 0.05
 
 
 def _number_functions_apart() -> None:
@@ -65,6 +69,11 @@ class _SharedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
         super().__init__(function)
         self._key = key
+        self._compiling: dict[Any, int] = {}  # by signature: files, locked, of what this process is about to compile
+
+    def __del__(self) -> None:
+        for lock in self._compiling.values():  # of what did not compile
+            os.close(lock)
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         if self._key is None:
@@ -74,15 +83,48 @@ class _SharedCache(FunctionCache):
     def _save_overload(self, signature: Any, data: Any) -> None:
         # Numba looks for a free number, then takes it: two processes would take the same one, and one's code be loaded for the
         # other's.
-        with open(Path(self.cache_path) / "lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            super()._save_overload(signature, data)
+        try:
+            with open(Path(self.cache_path) / "lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                super()._save_overload(signature, data)
+        finally:
+            self._release(signature)
 
     def _load_overload(self, signature: Any, target: Any) -> Any:
+        found = self._kept(signature, target)
+        if found is None:  # this process compiles it next, unless another one does so now
+            self._acquire(signature)
+            found = self._kept(signature, target)
+        if found is not None:
+            self._release(signature)
+        return found
+
+    def _kept(self, signature: Any, target: Any) -> Any:
         try:
             return super()._load_overload(signature, target)
         except Exception:  # whatever a damaged file leads to; it is compiled again, and overwritten
             return None
+
+    def _acquire(self, signature: Any) -> None:
+        """Wait until no other process compiles this, at most WAIT_S. A process that ends gives its locks back."""
+        if signature in self._compiling:  # compiling it failed before
+            return
+        name = hashlib.sha256(repr((self._py_func.__qualname__, signature, self._key)).encode()).hexdigest()[:16]
+        end = time.monotonic() + WAIT_S
+        Path(self.cache_path).mkdir(parents=True, exist_ok=True)
+        self._compiling[signature] = lock = os.open(Path(self.cache_path) / f"{name}.compiling", os.O_RDWR | os.O_CREAT, 0o600)
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(LOOK_S)
+
+    def _release(self, signature: Any) -> None:
+        lock = self._compiling.pop(signature, None)
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # for children of a fork, too, who have the file open
+            os.close(lock)
 
 
 def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | None) -> Any:

@@ -12,6 +12,7 @@ from support.hunts import found_by_properties, found_by_simulator, hunt
 from support.import_graph import importers_of
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS, Bug, patched_source, planted
 
+from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.simulation import simulate
 
 BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
@@ -20,7 +21,8 @@ BUGS = (*SCHEDULER_BUGS, *FRONT_BUGS)
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
     """What is found of each bug, in two processes that inherit the compiled checks."""
-    simulate(1, 1, mode="python")
+    for policy in SHIPPED.values():  # whose records are repeated by compiled schedulers
+        simulate(1, 1, policy, mode="python", records=True)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         return dict(zip((bug.what for bug in BUGS), pool.map(hunt, BUGS), strict=True))
 

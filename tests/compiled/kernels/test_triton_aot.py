@@ -1,14 +1,20 @@
-"""Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's driver)."""
+"""Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's driver).
+
+Every choice of code is compiled, and a fresh sample of what differs in sizes alone; with BLINKPY_PROFILE=nightly all of it.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.common.aot_sample import SHARE, AskedFor, choose
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
 ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sample_tokens")
@@ -16,11 +22,13 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(920)
-def test_every_variant_compiles_within_the_limits() -> None:
+def test_every_variant_compiles_within_the_limits(seed: int, left_out: Callable[[str], None]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.common.aot_compile"]
+    command += [] if os.environ.get("BLINKPY_PROFILE") == "nightly" else ["--sample", str(seed)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.stdout, done.stderr[-4000:]
+    left_out(done.stderr.strip().rpartition("\n")[2])
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     registries = [import_module(f"blinkpy.kernels.{name}").VARIANTS for name in ENTRIES]
     registered = [variant for variants in registries for variant in variants.values()]
@@ -31,6 +39,15 @@ def test_every_variant_compiles_within_the_limits() -> None:
     problems = {f"{v['kernel']} {v['label']}": v["problems"] for v in variants if v["problems"]}
     assert not problems
     assert done.returncode == 0
+
+
+def test_a_sample_has_each_choice_and_a_fresh_share_of_the_others(seed: int, rng: np.random.Generator) -> None:
+    asked = {key: AskedFor(key, frozenset((int(n),) for n in rng.integers(0, 40, 3))) for key in map(str, range(300))}
+    chosen = choose(asked, seed)
+    facts = [asked[key].facts for key in chosen]
+    assert frozenset().union(*facts) == frozenset().union(*(kernel.facts for kernel in asked.values()))
+    assert 260 // SHARE <= len(chosen) <= 40 + 300 // SHARE + 1
+    assert choose(asked, seed) == chosen != choose(asked, seed + 1)
 
 
 def test_the_gate_rejects_an_oversized_tile() -> None:

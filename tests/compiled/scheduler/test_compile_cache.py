@@ -1,8 +1,10 @@
 """The cache of compiled host code: processes that fill it at once don't get each other's code, and damage is mended."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 COMPILE = """
@@ -34,9 +36,9 @@ def start(script: Path, cache: Path, *constants: int) -> subprocess.Popen[str]:
     return subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def results(script: Path, cache: Path) -> list[str]:
-    """What processes print that compile different closures of one function at the same time, each of its number."""
-    running = [start(script, cache, constant) for constant in range(PROCESSES)]
+def results(script: Path, cache: Path, constants: Sequence[int] = range(PROCESSES)) -> list[str]:
+    """What processes print that compile closures of one function at the same time, each that of its constant."""
+    running = [start(script, cache, constant) for constant in constants]
     for process in running:
         assert process.stdout.readline() == "ready\n"
     found = []
@@ -52,14 +54,38 @@ def test_processes_that_compile_at_once_and_damaged_files(tmp_path: Path) -> Non
     script = tmp_path / "compile.py"
     script.write_text(COMPILE)
     fresh = [f"{1 + CALLS * constant} 0\n" for constant in range(PROCESSES)]
-    loaded = [f"{1 + CALLS * constant} 1\n" for constant in range(PROCESSES)]
+    loaded = "ready\n" + "".join(line.replace(" 0", " 1") for line in fresh)
+
+    def load_all() -> str:
+        """What one process prints that loads the code of all others."""
+        return start(script, tmp_path, *range(PROCESSES)).communicate("go\n", timeout=120)[0]
+
     assert results(script, tmp_path) == fresh
-    assert results(script, tmp_path) == loaded
-    both = start(script, tmp_path, 0, 1)  # code of two processes in one
-    assert both.communicate("go\n", timeout=120)[0] == f"ready\n1 1\n{1 + CALLS} 1\n"
+    assert load_all() == loaded
     files = list(tmp_path.rglob("*.nbc"))
     assert len(files) == PROCESSES
     for path in files:
         path.write_bytes(path.read_bytes()[:100])
     assert results(script, tmp_path) == fresh
-    assert results(script, tmp_path) == loaded
+    assert load_all() == loaded
+
+
+def test_of_processes_that_need_the_same_code_one_compiles_it(tmp_path: Path) -> None:
+    script = tmp_path / "compile.py"
+    script.write_text(COMPILE)
+    found = sorted(results(script, tmp_path, [3] * 3))
+    assert found == [f"{1 + CALLS * 3} 0\n", *[f"{1 + CALLS * 3} 1\n"] * 2]
+
+
+def test_a_process_that_holds_on_to_what_it_compiles_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "compile.py"
+    script.write_text(f"import blinkpy.device.compile_cache as c\nc.WAIT_S = 0.5\n{COMPILE}")
+    fresh = [f"{1 + CALLS * 3} 0\n"]
+    assert results(script, tmp_path, [3]) == fresh
+    for kept in tmp_path.rglob("*.nb?"):
+        kept.unlink()
+    (path,) = tmp_path.rglob("*.compiling")
+    with open(path) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert results(script, tmp_path, [3]) == fresh
+    assert results(script, tmp_path, [3]) == [f"{1 + CALLS * 3} 1\n"]

@@ -7,7 +7,8 @@ What is wrong in Triton 3.6 and mended here by `install()`:
 - float32 -> float8e4nv rounds ties away from zero, cuts small numbers off and wraps large ones around, where the GPU
   (cvt.rn.satfinite) rounds to nearest even and takes the largest number: torch's conversion of clamped numbers does that;
 - `tl.dot` and `*` of bfloat16 multiply the bit patterns as integers: operands are widened to float32 first.
-What Triton looks up and makes anew at each call of a function is kept: that is two thirds of the time otherwise.
+What Triton looks up and makes anew at each call of a function is kept: that is two thirds of the time otherwise. So is what it
+finds out about two operands of one type; and sums are not tested for overflow, of which it would tell nobody.
 `tl.sort` along the last dimension is replaced by NumPy's, because its network of exchanges takes seconds there.
 Other element-wise arithmetic on bfloat16 stays wrong there: kernels convert to float32 before it.
 Programs run one after another, so a kernel must not wait for another program.
@@ -69,6 +70,7 @@ def install() -> None:
     interpreter._patch_lang_tensor = patch_tensor
     _patch_language_once()
     _share_shapes()
+    _combine_equal_types_at_once()
     interpreter._convert_float = convert_float
     builder.create_dot = create_dot
     builder.create_fmul = create_fmul
@@ -114,6 +116,28 @@ def _share_shapes() -> None:
 
     core.block_type.__init__, core.tensor.__init__ = share_type, share_tensor
     interpreter._get_np_dtype = share_numpy_type
+
+
+def _combine_equal_types_at_once() -> None:
+    """Two tensors of one type and shape are operands as they are. Triton asks what they would be converted to and repeated as,
+    and, for a sum of integers, whether it leaves their range; that is for its device_assert, which does nothing here."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+    from triton.language.semantic import TritonSemantic
+
+    check = TritonSemantic.binary_op_type_checking_impl
+    as_they_are = {"fp32", "fp64", "int1", "int32", "uint32", "int64", "uint64"}
+
+    def check_once(self: Any, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
+        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
+            its_type = lhs.type
+            if its_type.name == rhs.type.name and its_type.scalar.name in as_they_are:
+                return lhs, rhs
+        return check(self, lhs, rhs, *options, **named)
+
+    assert not interpreter.interpreter_builder.options.debug
+    TritonSemantic.binary_op_type_checking_impl = check_once
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda self, lhs, rhs, operation: None
 
 
 def stay_inside(monkeypatch: pytest.MonkeyPatch) -> None:

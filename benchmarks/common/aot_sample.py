@@ -1,0 +1,60 @@
+"""Which kernels are compiled, of all that launches ask for, where not all of them are.
+
+A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. Sizes of a model's
+layers do so seldom. Chosen are kernels that have, taken together, each choice, and each pair of a kernel's flags; then a share
+of the others, which differ from those in sizes and in how choices meet.
+"""
+
+import random
+from itertools import combinations
+from typing import Any, NamedTuple
+
+# Constants that a model gives to any kernel: whether one is 0 is a choice, and nothing else of it. Others are choices.
+SIZES = frozenset(
+    (
+        *("N", "K", "E", "H", "KVH", "D", "HIDDEN", "WIDTH", "OUT_STRIDE", "ROTARY", "WINDOW"),
+        *("ALPHA", "FACTOR", "LIMIT", "SOFTCAP"),
+    )
+)
+TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
+SHARE = 8  # of what brings no new choice, one in eight is compiled, too
+
+Fact = tuple[Any, ...]
+
+
+class AskedFor(NamedTuple):
+    """A kernel that a launch asks for. key: tells it from all others. facts: its choices."""
+
+    key: str
+    facts: frozenset[Fact]
+
+
+def asked_for(info: dict[str, Any]) -> AskedFor:
+    """info: the arguments of Triton's jit_cache_hook, which is called before a kernel is compiled."""
+    name, described = info["fn"].jit_function.__name__, info["compile"]
+    types, parameters = described["signature"], [*described["signature"]]
+    constants = {(parameters[place[0]], *place[1:]): value for place, value in described["constants"].items()}
+    options = [(option, described[option]) for option in ("num_warps", "num_stages", "num_ctas")]
+    tile = [(constant, value) for constant, value in constants.items() if constant[0] in TILE]
+    flags = [
+        (constant, bool(value) if constant[0] in SIZES else value)
+        for constant, value in constants.items()
+        if constant[0] in SIZES or isinstance(value, bool)
+    ]
+    others = [(constant, str(value)) for constant, value in constants.items() if constant[0] not in SIZES]
+    together = [("types", *types.values()), ("tile", *options, *tile), *combinations(flags, 2)]
+    return AskedFor(f"{name} {info['key']}", frozenset((name, *fact) for fact in (*together, *flags, *others)))
+
+
+def choose(asked: dict[str, AskedFor], seed: int) -> set[str]:
+    """The keys of those to compile. Who brings most new choices is next, in a random order where several bring as many."""
+    order = sorted(asked)
+    random.Random(seed).shuffle(order)
+    new, chosen = {key: set(asked[key].facts) for key in order}, set[str]()
+    while order and new[best := max(order, key=lambda key: len(new[key]))]:
+        chosen.add(best)
+        covered = set(new[best])
+        for facts in new.values():
+            facts -= covered
+    rest = [key for key in order if key not in chosen]
+    return chosen | set(rest[: -(-len(rest) // SHARE)])
