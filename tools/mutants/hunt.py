@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from support.endless_calls import EndlessCallError
 
@@ -21,6 +22,7 @@ HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes l
 FIRST_S = 1.0  # of the processor, of tests that go before the stages
 KILLERS = 6  # of neighbours, that go before all
 STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
+BROKEN, BROKEN_SHARE = 8, 0.05  # more processes, also of all, that die without their mutant: the machine, or a tool, is broken
 TESTS = "tests"
 
 Stage = tuple[str, list[str]]  # its name, and which tests
@@ -59,6 +61,7 @@ class Hunted:
     seconds: dict[str, float] = field(default_factory=dict)
     forks: bool = True  # from the process that has collected all tests
     claim: Verdict | None = None  # of a test that must not fail without the mutant
+    broken: bool = False  # a process died without the mutant, too: it gets no verdict
 
     def verdict(self, stage: str = "", said: str = "", died: bool = False, tests: Iterable[str] = ()) -> Verdict:
         """stage: that noticed it, "" for none. said: what it said, or what its process died of. tests: that it ran."""
@@ -68,20 +71,21 @@ class Hunted:
 
 
 class Hunt:
-    """Hunts mutants, as many at a time as `processes` has room for. collected: path of the process that has all tests. folder:
-    for what the tests write."""
+    """Hunts mutants, as many at a time as `processes` has room for. collected: paths of the processes that have all tests, which
+    take turns. folder: for what the tests write."""
 
-    def __init__(self, processes: Processes, reach: Reach, killers: Killers, collected: str, seed: int, folder: str) -> None:
-        self._processes, self._reach, self._killers, self._collected = processes, reach, killers, collected
-        self._seed, self._folder = seed, folder
+    def __init__(
+        self, processes: Processes, reach: Reach, killers: Killers, collected: Sequence[str], seed: int, folder: str
+    ) -> None:
+        self._processes, self._reach, self._killers, self._collected = processes, reach, killers, cycle(collected)
+        self._seed, self._folder, self._broken = seed, folder, 0
+        self._over = 0  # processes
         self._fit, self._unfit = set[str](), set[str]()  # tests that were tried in such a process without a mutant
 
     def verdicts(self, mutants: list[Hunted], until: float) -> Iterator[Verdict]:
-        """What became of each, as it comes. until: time.monotonic() after which none begins."""
+        """What became of each, as it comes. until: time.monotonic() at the end: who is hunted then gets no verdict."""
         waiting = mutants[::-1]
-        while waiting or self._processes:
-            if time.monotonic() > until:
-                waiting.clear()
+        while (waiting or self._processes) and time.monotonic() < until:
             while waiting and self._processes.has_room:
                 hunted = waiting.pop()
                 self._plan(hunted)
@@ -91,18 +95,20 @@ class Hunt:
                 if verdict := self._judge(ended):
                     self._killers.add(verdict.name, verdict.by)
                     yield verdict
-                elif not self._begin(ended.key):
+                elif not ended.key.broken and not self._begin(ended.key):
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
         """What a process says about a mutant. Where it is a test's first kill, others had the processor, or the process died, the
-        same is tried without the mutant. Raises SystemExit when a process dies even so: the machine, or a tool, is broken."""
+        same is tried without the mutant. Raises SystemExit when processes die even so: the machine, or a tool, is broken."""
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
+        self._over += 1
         stage, tests = hunted.stages.pop(0)
         if claim:
             test = claim.by if claim.by in tests else hunted.verdict(stage, said, tests=tests).by
             if said and test not in tests:
-                raise SystemExit(f"without {claim.name}, too, {stage}: {said}")
+                self._break(hunted, f"without {claim.name}, too, {stage}: {said}")
+                return None
             (self._unfit if said else self._fit).add(test)
             hunted.claim = None
             hunted.stages.insert(0, (stage, tests))
@@ -119,6 +125,12 @@ class Hunt:
             hunted.claim = verdict
             hunted.stages.insert(0, (stage, tests))
         return None
+
+    def _break(self, hunted: Hunted, said: str) -> None:
+        print(said, flush=True)
+        hunted.broken, self._broken = True, self._broken + 1
+        if self._broken > BROKEN + BROKEN_SHARE * self._over:
+            raise SystemExit(said)
 
     def _plan(self, hunted: Hunted) -> None:
         """A stage that kills the neighbours; quick tests, and those that do; the other stages and tests, quickest first."""
@@ -159,7 +171,7 @@ class Hunt:
         seconds = {test: TEST_START_S + HANGS * self._reach.seconds[test] for test in tests}
         most = START_S + 2 * TEST_START_S + HANGS * sum(self._reach.seconds[test] for test in tests)
         if hunted.forks:
-            self._processes.start(hunted, most, self._collected, run_collected, seconds, change, mutant.function)
+            self._processes.start(hunted, most, next(self._collected), run_collected, seconds, change, mutant.function)
         else:
             self._processes.start(hunted, most, FRESH, run_tests, seconds, change, self._seed, self._folder)
         return True

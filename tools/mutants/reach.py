@@ -1,4 +1,7 @@
-"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants."""
+"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants.
+
+What is kept holds wherever the sources and the file of tests have the same text: another machine may get a copy of build/mutants.
+"""
 
 import json
 import re
@@ -76,7 +79,7 @@ def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> R
         found.seconds.update(reached.seconds)
         found.left_out.update(reached.left_out)
         for path, line, tests in reached.lines:
-            found.lines[Path(path).relative_to(PACKAGE).as_posix()][str(line)] += tests
+            found.lines[path][str(line)] += tests
     return found
 
 
@@ -104,6 +107,8 @@ def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -
             (kept, name), left = ended.key, left - 1
             reached = ended.answer or Reached({}, {name: ended.died_of}, [])
             print(f"{left} files to trace; {name}: {ended.seconds:.0f} s, {len(reached.left_out)} left out", flush=True)
+            below = [(Path(path).relative_to(PACKAGE).as_posix(), line, tests) for path, line, tests in reached.lines]
+            reached = reached._replace(lines=below)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(reached))
             yield reached

@@ -136,7 +136,7 @@ def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[st
     mutants = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[: nth + 1]
     reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching for mutant in mutants} for mutant in mutants})
     neighbours = [(f"{mutants[0].file}::{mutants[0].function}: {text}", by) for text, by in killed]
-    hunt = Hunt(processes, reach, Killers(neighbours), "path", 1, "folder")  # type: ignore[arg-type]
+    hunt = Hunt(processes, reach, Killers(neighbours), ["path"], 1, "folder")  # type: ignore[arg-type]
     return list(hunt.verdicts([Hunted(mutant, "kv") for mutant in mutants], float("inf")))[-1]
 
 
@@ -194,11 +194,14 @@ def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
 
 
 @pytest.mark.parametrize("reached", ["simulator", "a.py"])
-def test_who_dies_without_the_mutant_too_is_broken(reached: str) -> None:
+def test_who_dies_without_the_mutant_too_is_broken(reached: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
     mutants_die = Nobody(lambda origin, function, tests, source: DIED if source != whole else "")
     verdict = hunted({"a.py::one": 0.1}, [reached], [], mutants_die)
     assert (verdict.by, verdict.how) == ("tests" if reached == "a.py" else reached, "a timeout")
+    with pytest.raises(IndexError):  # no verdict
+        hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED), nth=7)
+    monkeypatch.setattr("mutants.hunt.BROKEN", 0)
     with pytest.raises(SystemExit, match=DIED):
         hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED))
 
@@ -297,6 +300,7 @@ def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
     processes, path = Processes(1), str(tmp_path / "path")
     with closing(processes):
         processes.serve(path, serve_tests, [LAYOUT_TESTS], 1, str(tmp_path))
+        processes.served()
         yield processes, path
 
 
