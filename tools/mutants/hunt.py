@@ -19,8 +19,8 @@ from mutants.stages import MACHINE_S, STAGE_S, STAGES
 START_S = 20.0  # of the processor, at most, for pytest to begin
 TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: for fixtures that another one had before
 HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
-FIRST_S = 1.0  # of the processor, of tests that go before the stages
-KILLERS = 6  # of neighbours, that go before all
+FIRST_S = 2.5  # of the processor, of tests that go before the stages
+KILLERS = 6  # of each kind of neighbours, that go before all
 STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
 BROKEN, BROKEN_SHARE = 8, 0.05  # more processes, also of all, that die without their mutant: the machine, or a tool, is broken
 TESTS = "tests"
@@ -29,7 +29,7 @@ Stage = tuple[str, list[str]]  # its name, and which tests
 
 
 class Killers:
-    """Who killed mutants of the same function, or else of the same file: they are likely to kill the next one, too."""
+    """Who killed mutants of the same function, with the same change, or of the same file: likely to kill the next one, too."""
 
     def __init__(self, killed: Iterable[tuple[str, str]] = ()) -> None:
         """killed: names of mutants, and who noticed them."""
@@ -44,11 +44,12 @@ class Killers:
     def likely(self, mutant: str) -> list[str]:
         """The likeliest first."""
         found = [by for place in self._places(mutant) for by, _ in self._of[place].most_common(KILLERS)]
-        return list(dict.fromkeys(found))[:KILLERS]
+        return list(dict.fromkeys(found))
 
     def _places(self, mutant: str) -> list[str]:
         file, _, rest = mutant.partition("::")
-        return [f"{file}::{rest.partition(':')[0]}", file]
+        function, _, change = rest.rpartition(" [")[0].partition(": ")
+        return [f"{file}::{function}", change, file]
 
 
 @dataclass(eq=False)
