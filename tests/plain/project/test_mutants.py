@@ -78,10 +78,25 @@ def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
     before, at = ["c.py::other"], ["simulator", "a.py::slow", "a.py::quick", "b.py", "d.py::endless"]
     lines = {str(mutant.line - 2): before, str(mutant.line - 1): at, str(mutant.line + 1): before}
     tests = ["a.py::quick", "a.py::slow", "b.py::one"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False)
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False, [])
     lines[str(mutant.line)] = ["import b.py"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True)
-    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False)
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True, [])
+    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False, [])
+
+
+def test_tests_whose_text_is_like_the_mutant_are_among_the_chosen_and_look_early(tmp_path: Path) -> None:
+    from mutants.likeness import Likeness
+    from mutants.mutations import mutants_of
+    from mutants.reach import CHOSEN_S, Reach
+
+    mutant = next(m for m in mutants_of(PACKAGE / "kv" / "page_allocator.py") if m.function == "compact_ring")
+    texts = {"quick": "make_case()", "slow": "the_ring_is_compacted()", "slower": "rings()", "other": "make_case()"}
+    (tmp_path / "a.py").write_text("".join(f"def {name}():\n    {text}\n" for name, text in texts.items()))
+    seconds = {"a.py::quick": 0.1, "a.py::other": CHOSEN_S - 3, "a.py::slow": 4.0, "a.py::slower": 2.0}
+    lines = {mutant.file: {str(mutant.line): list(seconds)}}
+    found = Reach(seconds, {}, lines, Likeness(["a.py"], tmp_path).alike).of(mutant)
+    assert found.alike == ["a.py::slower"] or found.alike == ["a.py::slow"], "as many as there is time for"
+    assert found.tests[0] == "a.py::quick" and set(found.alike) < set(found.tests) and "a.py::other" not in found.tests
 
 
 def test_each_function_of_tests_comes_before_more_parameters() -> None:
