@@ -39,7 +39,7 @@ def test_positions_of_an_arena_move_on_by_whole_rings() -> None:
 def test_a_queue_pair_is_looked_at_before_it_is_claimed(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     done: list[str] = []
     transport = SimpleNamespace(close=lambda: done.append("close"))
-    pair = SimpleNamespace(attach=lambda timeout_s: done.append("attach"))
+    pair: Any = SimpleNamespace(attach=lambda timeout_s: done.append("attach"))
     config: Any = SimpleNamespace(queue=SimpleNamespace(engine_timeout_ms=500))
     monkeypatch.setattr(connectors, "connect", lambda config, worker: transport)
     monkeypatch.setattr(connectors, "QueuePair", lambda transport, timeout_s: pair)
