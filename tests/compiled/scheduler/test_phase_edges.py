@@ -106,6 +106,26 @@ def test_a_list_has_each_slot_once_and_a_status_is_one_of_four() -> None:
         assert (R.check_lists(SimpleNamespace(slots=1, rows=1), state, [0]) == 0) == fine, status
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_record_has_the_tokens_of_a_step_that_has_ended_and_no_others(groups: int) -> None:
+    """Between two groups of a step nothing was sampled."""
+    cut = {"step_groups": groups, "cut_step_tokens": 8} if groups > 1 else {}
+    case = make_case(lanes=1, pairs=1, slots=4, tokens=24, pages=60, max_model_len=64, record_turns=64, **cut)
+    case.submit(tokens(40), 3, best_effort=1)
+    case.submit(tokens(5, 3), 6)
+    recorder, batch, seen = case.state.recorder, case.state.batch, list[tuple[int, int]]()
+    for _ in range(14):
+        position, ended = int(recorder.cursor[S.POSITION]), batch.counts[S.GROUP] + 1 >= batch.counts[S.GROUPS]
+        expected = int(batch.counts[S.ROWS]) if ended else 0
+        case.turn()
+        case.read(0)
+        if recorder.cursor[S.POSITION] > position:
+            seen.append((expected, int(recorder.words[position + 4 & case.limits.record_words - 1]) & 0xFFFFFFFF))
+    case.finish()
+    assert all(expected == recorded for expected, recorded in seen), seen
+    assert {0, 2} <= {expected for expected, _ in seen}
+
+
 REQUEST = RequestFields(*range(5, 5 + len(RequestFields._fields)))
 OF_A_LIBRARY = "import statistics\nimport textwrap\n\n\n"
 
