@@ -100,8 +100,9 @@ class Hunt:
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
-        """What a process says about a mutant. Where it is a test's first kill, others had the processor, or the process died, the
-        same is tried without the mutant. Raises SystemExit when processes die even so: the machine, or a tool, is broken."""
+        """What a process says about a mutant. Where it is a test's first kill, a call seems endless, others had the processor,
+        or the process died, the same is tried without the mutant. Raises SystemExit when processes die even so: the machine, or
+        a tool, is broken."""
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
         self._over += 1
         stage, tests = hunted.stages.pop(0)
@@ -110,22 +111,27 @@ class Hunt:
             if said and test not in tests:
                 self._break(hunted, f"without {claim.name}, too, {stage}: {said}")
                 return None
-            (self._unfit if said else self._fit).add(test)
+            slow = claim.how == HOW[1] and test in tests and ended.seconds > self._limit(test) / 2  # alone it needs as much
+            (self._unfit if said or slow else self._fit).add(test)
             hunted.claim = None
             hunted.stages.insert(0, (stage, tests))
-            return None if said else claim
+            return None if said or slow else claim
         hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
         if said == UNCHANGED:
             hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
             hunted.stages = [(TESTS, tests + later), *(other for other in hunted.stages if other[0] != TESTS)]
         elif said:
             verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of), tests)
-            tried = verdict.by in self._fit and ended.starved_s < STARVED_S
+            tried = verdict.by in self._fit and ended.starved_s < STARVED_S and verdict.how != HOW[1]
             if not ended.died_of and (verdict.by not in tests or tried):
                 return verdict
             hunted.claim = verdict
             hunted.stages.insert(0, (stage, tests))
         return None
+
+    def _limit(self, test: str) -> float:
+        """Seconds of the processor that a test may take."""
+        return TEST_START_S + HANGS * self._reach.seconds[test]
 
     def _break(self, hunted: Hunted, said: str) -> None:
         print(said, flush=True)
@@ -170,7 +176,7 @@ class Hunt:
         if stage != TESTS:
             self._processes.start(hunted, HANGS * STAGE_S, HERE, STAGES[stage], change, self._seed)
             return True
-        seconds = {test: TEST_START_S + HANGS * self._reach.seconds[test] for test in tests}
+        seconds = {test: self._limit(test) for test in tests}
         most = START_S + 2 * TEST_START_S + HANGS * sum(self._reach.seconds[test] for test in tests)
         if hunted.forks:
             self._processes.start(hunted, most, next(self._collected), run_collected, seconds, change, mutant.function)

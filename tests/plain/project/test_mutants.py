@@ -234,6 +234,18 @@ def test_where_others_have_the_processor_each_kill_is_tried_without_the_mutant(s
     assert verdict.by == "a.py::good" and sources.count(whole) == tried and len(sources) == 3 + tried
 
 
+@pytest.mark.parametrize(("slow", "by"), [(False, "a.py::late"), (True, "b.py::sure")])
+def test_a_call_that_is_as_long_without_the_mutant_is_not_endless(monkeypatch: pytest.MonkeyPatch, slow: bool, by: str) -> None:
+    monkeypatch.setattr("mutants.hunt.TEST_START_S", 0.5 if slow else 15.0)
+    whole, endless = (PACKAGE / "kv" / "prefix_cache.py").read_text(), "a.py::late: EndlessCallError: takes too much"
+
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        return "" if source == whole else endless if "a.py::late" in tests else "b.py::sure: wrong"
+
+    seconds = {"a.py::late": 0.1, "b.py::sure": 0.2}  # each process takes one second
+    assert hunted(seconds, list(seconds), [], Nobody(say)).by == by
+
+
 # ---- processes ----------------------------------------------------------------------------------------------------------
 
 
