@@ -45,6 +45,7 @@ GROUPS = {
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""
+FORKS_EACH = 6  # processes at a time of one that has collected all tests: it forks them one after the other
 MUST_DIE, MUST_DIE_EACH = 0.95, 0.90  # shares of the mutants, of all and, with --all, of each module
 
 
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ledger", type=Path, default=LEDGER, help="where verdicts are kept [benchmarks/results/mutants.jsonl]")
     made.add_argument("--seed", type=int, default=0, help="of the choice and of all that is random [a fresh one]")
     made.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="mutants at a time [all cores]")
-    made.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after so long [no limit]")
+    made.add_argument("--seconds", type=float, default=float("inf"), help="end after so long [no limit]")
     return made
 
 
@@ -88,24 +89,25 @@ def chosen(arguments: argparse.Namespace, seed: int) -> tuple[list[Hunted], Coun
     return random.Random(seed).sample(every, many), counts
 
 
-def hunted_down(waiting: list[Hunted], known: list[Verdict], jobs: int, seed: int, seconds: float) -> Iterator[Verdict]:
-    """Hunt them for so long. known: verdicts of others, which say who is likely to kill."""
-    until = time.monotonic() + seconds
+def hunted_down(waiting: list[Hunted], killers: Killers, jobs: int, seed: int, until: float) -> Iterator[Verdict]:
+    """Hunt them. killers: those of earlier runs. until: time.monotonic() at the end."""
     traced = [path for parts in GROUPS.values() for path in source_files(parts)]
     processes = Processes(jobs)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, closing(processes):
         reached = reach(processes, traced, seed, folder)
-        for path in (path for path in traced if path.name == "page_allocator.py"):  # compile once, for all children
+        collected = [str(Path(folder) / f"collected-{n}") for n in range(1 + (jobs - 1) // FORKS_EACH)]
+        for path in collected:
+            processes.serve(path, serve_tests, test_files(), seed, folder)
+        for file in (file for file in traced if file.name == "page_allocator.py"):  # compile once, for all children
             for stage in STAGES.values():
-                stage(Change("blinkpy.kv.page_allocator", path, path.read_text()), seed, 2.0)
-        collected = str(Path(folder) / "collected")
-        processes.serve(collected, serve_tests, test_files(), seed, folder)
-        hunt = Hunt(processes, reached, Killers((v.name, v.by) for v in known if v.by), collected, seed, folder)
-        yield from hunt.verdicts(waiting, until)
+                stage(Change("blinkpy.kv.page_allocator", file, file.read_text()), seed, 2.0)
+        processes.served()
+        yield from Hunt(processes, reached, killers, collected, seed, folder).verdicts(waiting, until)
 
 
 def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Hunt what was chosen and has no verdict yet; figures of all that have one."""
+    until = time.monotonic() + arguments.seconds
     mutants, unchanging = chosen(arguments, seed)
     ledger, verdicts = Ledger(arguments.ledger), dict[str, Verdict]()
     for hunted in mutants if arguments.resume else []:
@@ -116,8 +118,8 @@ def hunt_all(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
         waiting = [h for h in mutants if h.mutant.name in verdicts and not verdicts[h.mutant.name].by] + waiting
     print(f"seed {seed}: {len(waiting)} of {len(mutants)} mutants, {arguments.jobs} at a time", flush=True)
     if waiting and arguments.seconds > 0:
-        found = hunted_down(waiting, list(verdicts.values()), arguments.jobs, seed, arguments.seconds)
-        for number, verdict in enumerate(found, 1):
+        known = Killers((hunted.mutant.name, by) for hunted in mutants if (by := ledger.killer(hunted.mutant)))
+        for number, verdict in enumerate(hunted_down(waiting, known, arguments.jobs, seed, until), 1):
             verdicts[verdict.name] = verdict
             print(f"[{number}/{len(waiting)}] {verdict}", flush=True)
             if arguments.resume:

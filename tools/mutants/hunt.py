@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from support.endless_calls import EndlessCallError
 
@@ -18,16 +19,17 @@ from mutants.stages import MACHINE_S, STAGE_S, STAGES
 START_S = 20.0  # of the processor, at most, for pytest to begin
 TEST_START_S = 15.0  # of it, for a test, beside a multiple of its usual time: for fixtures that another one had before
 HANGS = 8  # a multiple of the usual time of a stage or a test: one that takes longer met an endless loop
-FIRST_S = 1.0  # of the processor, of tests that go before the stages
-KILLERS = 6  # of neighbours, that go before all
+FIRST_S = 2.5  # of the processor, of tests that go before the stages
+KILLERS = 6  # of each kind of neighbours, that go before all
 STARVED_S = 1.0  # a test that had to wait longer for a processor may fail for that
+BROKEN, BROKEN_SHARE = 8, 0.05  # more processes, also of all, that die without their mutant: the machine, or a tool, is broken
 TESTS = "tests"
 
 Stage = tuple[str, list[str]]  # its name, and which tests
 
 
 class Killers:
-    """Who killed mutants of the same function, or else of the same file: they are likely to kill the next one, too."""
+    """Who killed mutants of the same function, with the same change, or of the same file: likely to kill the next one, too."""
 
     def __init__(self, killed: Iterable[tuple[str, str]] = ()) -> None:
         """killed: names of mutants, and who noticed them."""
@@ -42,11 +44,12 @@ class Killers:
     def likely(self, mutant: str) -> list[str]:
         """The likeliest first."""
         found = [by for place in self._places(mutant) for by, _ in self._of[place].most_common(KILLERS)]
-        return list(dict.fromkeys(found))[:KILLERS]
+        return list(dict.fromkeys(found))
 
     def _places(self, mutant: str) -> list[str]:
         file, _, rest = mutant.partition("::")
-        return [f"{file}::{rest.partition(':')[0]}", file]
+        function, _, change = rest.rpartition(" [")[0].partition(": ")
+        return [f"{file}::{function}", change, file]
 
 
 @dataclass(eq=False)
@@ -59,6 +62,7 @@ class Hunted:
     seconds: dict[str, float] = field(default_factory=dict)
     forks: bool = True  # from the process that has collected all tests
     claim: Verdict | None = None  # of a test that must not fail without the mutant
+    broken: bool = False  # a process died without the mutant, too: it gets no verdict
 
     def verdict(self, stage: str = "", said: str = "", died: bool = False, tests: Iterable[str] = ()) -> Verdict:
         """stage: that noticed it, "" for none. said: what it said, or what its process died of. tests: that it ran."""
@@ -68,20 +72,21 @@ class Hunted:
 
 
 class Hunt:
-    """Hunts mutants, as many at a time as `processes` has room for. collected: path of the process that has all tests. folder:
-    for what the tests write."""
+    """Hunts mutants, as many at a time as `processes` has room for. collected: paths of the processes that have all tests, which
+    take turns. folder: for what the tests write."""
 
-    def __init__(self, processes: Processes, reach: Reach, killers: Killers, collected: str, seed: int, folder: str) -> None:
-        self._processes, self._reach, self._killers, self._collected = processes, reach, killers, collected
-        self._seed, self._folder = seed, folder
+    def __init__(
+        self, processes: Processes, reach: Reach, killers: Killers, collected: Sequence[str], seed: int, folder: str
+    ) -> None:
+        self._processes, self._reach, self._killers, self._collected = processes, reach, killers, cycle(collected)
+        self._seed, self._folder, self._broken = seed, folder, 0
+        self._over = 0  # processes
         self._fit, self._unfit = set[str](), set[str]()  # tests that were tried in such a process without a mutant
 
     def verdicts(self, mutants: list[Hunted], until: float) -> Iterator[Verdict]:
-        """What became of each, as it comes. until: time.monotonic() after which none begins."""
+        """What became of each, as it comes. until: time.monotonic() at the end: who is hunted then gets no verdict."""
         waiting = mutants[::-1]
-        while waiting or self._processes:
-            if time.monotonic() > until:
-                waiting.clear()
+        while (waiting or self._processes) and time.monotonic() < until:
             while waiting and self._processes.has_room:
                 hunted = waiting.pop()
                 self._plan(hunted)
@@ -91,43 +96,58 @@ class Hunt:
                 if verdict := self._judge(ended):
                     self._killers.add(verdict.name, verdict.by)
                     yield verdict
-                elif not self._begin(ended.key):
+                elif not ended.key.broken and not self._begin(ended.key):
                     yield ended.key.verdict()
 
     def _judge(self, ended: Ended) -> Verdict | None:
-        """What a process says about a mutant. Where it is a test's first kill, others had the processor, or the process died, the
-        same is tried without the mutant. Raises SystemExit when a process dies even so: the machine, or a tool, is broken."""
+        """What a process says about a mutant. Where it is a test's first kill, a call seems endless, others had the processor,
+        or the process died, the same is tried without the mutant. Raises SystemExit when processes die even so: the machine, or
+        a tool, is broken."""
         hunted, said, claim = ended.key, ended.answer or ended.died_of, ended.key.claim
+        self._over += 1
         stage, tests = hunted.stages.pop(0)
         if claim:
             test = claim.by if claim.by in tests else hunted.verdict(stage, said, tests=tests).by
             if said and test not in tests:
-                raise SystemExit(f"without {claim.name}, too, {stage}: {said}")
-            (self._unfit if said else self._fit).add(test)
+                self._break(hunted, f"without {claim.name}, too, {stage}: {said}")
+                return None
+            slow = claim.how == HOW[1] and test in tests and ended.seconds > self._limit(test) / 2  # alone it needs as much
+            (self._unfit if said or slow else self._fit).add(test)
             hunted.claim = None
             hunted.stages.insert(0, (stage, tests))
-            return None if said else claim
+            return None if said or slow else claim
         hunted.seconds[stage] = hunted.seconds.get(stage, 0.0) + ended.seconds
         if said == UNCHANGED:
             hunted.forks, later = False, [t for name, some in hunted.stages if name == TESTS for t in some]
             hunted.stages = [(TESTS, tests + later), *(other for other in hunted.stages if other[0] != TESTS)]
         elif said:
             verdict: Verdict = hunted.verdict(stage, said, bool(ended.died_of), tests)
-            tried = verdict.by in self._fit and ended.starved_s < STARVED_S
+            tried = verdict.by in self._fit and ended.starved_s < STARVED_S and verdict.how != HOW[1]
             if not ended.died_of and (verdict.by not in tests or tried):
                 return verdict
             hunted.claim = verdict
             hunted.stages.insert(0, (stage, tests))
         return None
 
+    def _limit(self, test: str) -> float:
+        """Seconds of the processor that a test may take."""
+        return TEST_START_S + HANGS * self._reach.seconds[test]
+
+    def _break(self, hunted: Hunted, said: str) -> None:
+        print(said, flush=True)
+        hunted.broken, self._broken = True, self._broken + 1
+        if self._broken > BROKEN + BROKEN_SHARE * self._over:
+            raise SystemExit(said)
+
     def _plan(self, hunted: Hunted) -> None:
-        """A stage that kills the neighbours; quick tests, and those that do; the other stages and tests, quickest first."""
-        stages, tests, at_import = self._reach.of(hunted.mutant)
+        """A stage that kills the neighbours; tests that do, whose text is like the mutant, or that are quick; the other stages
+        and tests, quickest first."""
+        stages, tests, at_import, alike = self._reach.of(hunted.mutant)
         likely = self._killers.likely(hunted.mutant.name)
         seconds, files = self._reach.seconds, defaultdict[str, float](float)
         for test in tests:
             files[file_of(test)] += seconds[test]
-        known = [test for test in likely if test in tests]
+        known = list(dict.fromkeys(test for test in [*likely, *alike] if test in tests))
         others = sorted(set(tests) - set(known), key=lambda t: (files[file_of(t)], file_of(t), seconds[t], t))
         first, left = list(known), FIRST_S
         for test in others:
@@ -156,10 +176,10 @@ class Hunt:
         if stage != TESTS:
             self._processes.start(hunted, HANGS * STAGE_S, HERE, STAGES[stage], change, self._seed)
             return True
-        seconds = {test: TEST_START_S + HANGS * self._reach.seconds[test] for test in tests}
+        seconds = {test: self._limit(test) for test in tests}
         most = START_S + 2 * TEST_START_S + HANGS * sum(self._reach.seconds[test] for test in tests)
         if hunted.forks:
-            self._processes.start(hunted, most, self._collected, run_collected, seconds, change, mutant.function)
+            self._processes.start(hunted, most, next(self._collected), run_collected, seconds, change, mutant.function)
         else:
             self._processes.start(hunted, most, FRESH, run_tests, seconds, change, self._seed, self._folder)
         return True

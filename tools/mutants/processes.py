@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MEMORY_BYTES = 16 << 30
+MEMORY_BYTES = 16 << 30  # beside what a process has when it begins
 SLEEP_SHARE = 3  # a multiple of its processor time: a process that sleeps longer waits for what never comes
 SLEEP_LOOK_S = 1.0  # between looks at who sleeps
 READY_S = 3600.0  # for a server to be ready
@@ -51,7 +51,7 @@ class Processes:
     """At most `most` of them at a time."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._running, self._servers = most, dict[Connection, _Running](), list[BaseProcess]()
+        self._most, self._running, self._servers = most, dict[Connection, _Running](), dict[str, BaseProcess]()
         self._large = multiprocessing.get_context("forkserver")
         self._large.set_forkserver_preload(PRELOADED)
 
@@ -63,16 +63,19 @@ class Processes:
         return len(self._running) < self._most
 
     def serve(self, path: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Start a process in which a function prepares something and calls forks(path), and wait for that. Raises SystemExit when
-        it ends instead."""
+        """Start a process in which a function prepares something and calls forks(path); served() waits for that."""
         server = self._large.Process(target=_silent, args=(function, (path, *arguments)))
         server.start()
-        self._servers.append(server)
+        self._servers[path] = server
+
+    def served(self) -> None:
+        """Wait until all servers are ready. Raises SystemExit when one ends instead."""
         until = time.monotonic() + READY_S
-        while not Path(path).exists():
-            if not server.is_alive() or time.monotonic() > until:
-                raise SystemExit(f"{function.__name__} does not come to its end")
-            time.sleep(0.1)
+        for path, server in self._servers.items():
+            while not Path(path).exists():
+                if not server.is_alive() or time.monotonic() > until:
+                    raise SystemExit(f"the process that prepares {path} does not come to its end")
+                time.sleep(0.1)
 
     def start(self, key: Any, cpu_s: float, origin: str, function: Callable[..., Any], *arguments: Any) -> None:
         """Let a process call the function; it is killed after so much of the processor. origin: HERE, FRESH, or a server's
@@ -123,7 +126,7 @@ class Processes:
     def close(self) -> None:
         for pipe in list(self._running):
             self._kill(pipe)
-        for server in self._servers:
+        for server in self._servers.values():
             server.kill()
             server.join()
 
@@ -178,7 +181,8 @@ def _lead(pipe: Connection, cpu_s: float, function: Callable[..., Any], argument
 
 def _call(pipe: Connection, cpu_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Die when it takes too much."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    most = MEMORY_BYTES + int(_text(Path("/proc/self/statm")).split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s) + 1, int(cpu_s) + 5))
     answer = function(*arguments)
     pipe.send((answer, time.process_time(), starved_s(), None))

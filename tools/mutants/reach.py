@@ -1,13 +1,17 @@
-"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants."""
+"""Which tests and stages reach a line: measured once for each file of tests, and kept in build/mutants.
+
+What is kept holds wherever the sources and the file of tests have the same text: another machine may get a copy of build/mutants.
+"""
 
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from blinkpy.sources import PACKAGE, source_digest
+from mutants.likeness import Likeness
 from mutants.mutations import Mutant
 from mutants.processes import FRESH, HERE, Processes
 from mutants.session import IMPORTS, Change, Reached, trace_tests, tracer
@@ -24,24 +28,32 @@ LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start proce
 FILE_S = 600.0  # of the processor, for all tests of a file, while their lines are noted
 LOOK_S = 4.0  # of the simulator and the state machine, to see what they reach
 CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
+ALIKE, ALIKE_S = 10, 5.0  # of those whose text is like it, that go first: functions, and seconds of the processor
 
 
 class Reaching(NamedTuple):
-    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests."""
+    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests. alike:
+    those of the tests whose text is like the mutant."""
 
     stages: list[str]
     tests: list[str]
     at_import: bool
+    alike: list[str]
+
+
+def _none_alike(mutant: Mutant, tests: Iterable[str]) -> list[str]:
+    return []
 
 
 class Reach(NamedTuple):
     """seconds: of the processor, for each test that plain Python runs. left_out: the other tests, and why. lines: of each file
     below the package, line -> stages, tests, files whose tests share a fixture that reaches it, and files that reach it when
-    they are imported."""
+    they are imported. alike: of some tests, which text is like a mutant; the likeliest first."""
 
     seconds: dict[str, float]
     left_out: dict[str, str]
     lines: dict[str, dict[str, list[str]]]
+    alike: Callable[[Mutant, Iterable[str]], list[str]] = _none_alike
 
     def of(self, mutant: Mutant) -> Reaching:
         """As many tests as there is time for. Of a line that begins nothing, as inside of an expression, the one before it
@@ -58,11 +70,24 @@ class Reach(NamedTuple):
         for test in some:
             functions[function := test.partition("[")[0]] += 1
             nth[test] = functions[function]
-        for test in sorted(some, key=lambda test: (test not in reached, nth[test], self.seconds[test])):
+        ordered = sorted(some, key=lambda test: (test not in reached, nth[test], self.seconds[test]))
+        alike = self._alike(mutant, ordered)
+        for test in [*alike, *(test for test in ordered if test not in alike)]:
             if self.seconds[test] <= left:
                 left -= self.seconds[test]
                 tests.append(test)
-        return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported))
+        tests.sort(key=ordered.index)
+        return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported), alike)
+
+    def _alike(self, mutant: Mutant, tests: list[str]) -> list[str]:
+        found, functions, left = list[str](), set[str](), ALIKE_S
+        for test in self.alike(mutant, tests):
+            function = test.partition("[")[0]
+            if len(functions) < ALIKE and function not in functions and self.seconds[test] <= left:
+                functions.add(function)
+                left -= self.seconds[test]
+                found.append(test)
+        return found
 
 
 def file_of(test: str) -> str:
@@ -71,12 +96,12 @@ def file_of(test: str) -> str:
 
 def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> Reach:
     """As measured before, or now: some minutes for all. traced: the files of which lines are asked."""
-    found = Reach({}, {}, defaultdict(lambda: defaultdict(list)))
+    found = Reach({}, {}, defaultdict(lambda: defaultdict(list)), Likeness(test_files(), ROOT).alike)
     for reached in _measured(processes, [str(path) for path in traced], seed, folder):
         found.seconds.update(reached.seconds)
         found.left_out.update(reached.left_out)
         for path, line, tests in reached.lines:
-            found.lines[Path(path).relative_to(PACKAGE).as_posix()][str(line)] += tests
+            found.lines[path][str(line)] += tests
     return found
 
 
@@ -104,6 +129,8 @@ def _measured(processes: Processes, traced: list[str], seed: int, folder: str) -
             (kept, name), left = ended.key, left - 1
             reached = ended.answer or Reached({}, {name: ended.died_of}, [])
             print(f"{left} files to trace; {name}: {ended.seconds:.0f} s, {len(reached.left_out)} left out", flush=True)
+            below = [(Path(path).relative_to(PACKAGE).as_posix(), line, tests) for path, line, tests in reached.lines]
+            reached = reached._replace(lines=below)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(reached))
             yield reached

@@ -52,17 +52,22 @@ class Ledger:
     """The verdicts of earlier runs, in a file, and those that come."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known, self._began = path, dict[tuple[str, str], Any](), False
+        self._path, self._known, self._began, self._killers = path, dict[tuple[str, str], Any](), False, dict[str, str]()
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         for line in text.split("\n")[:-1]:  # a last one that was cut off does not count
             found = json.loads(line)
             if "id" in found:
                 self._known[found["id"], found["text"]] = found
+                self._killers[found["id"]] = found["by"]
 
     def of(self, mutant: Mutant, group: str) -> Verdict | None:
         """Its verdict, if there is one of this text of its function."""
         found = self._known.get((mutant.id, mutant.text))
         return Verdict.of(mutant, group, found["by"], found["how"], found["seconds"]) if found else None
+
+    def killer(self, mutant: Mutant) -> str:
+        """Who killed it last, also with another text of its function; "" when nobody did."""
+        return self._killers.get(mutant.id, "")
 
     def add(self, verdict: Verdict) -> None:
         lines = [] if self._began else [{"run": origin()}]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from support.invariant_reference import wrong
 
 from blinkpy.device.array_trees import as_memoryviews, named_arrays
@@ -40,6 +41,7 @@ CHECKED_WORDS = (  # of an entry, whose others nothing checks
     E.WORD_BEST_EFFORT,
 )
 STATES, MOST_STATES, DAMAGES = 120, 6000, 60  # states until which, and by which, all codes were seen; damages of each
+FEW_STATES, MOST_LOOKED = 6, 40  # and of how many one is taken in any case
 
 
 def check_in_python(limits: Limits, state: State) -> Callable[[], int]:
@@ -283,6 +285,28 @@ def test_damage_is_found(seed: int) -> None:
         if number >= STATES and found > set(NAMES):
             return
     raise AssertionError(f"never seen: {[NAMES[code] for code in set(NAMES) - found]}")
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_damage_of_a_few_states_is_found(seed: int, part: int) -> None:
+    """As above, within what `make mutants` has time for: every second state has a suspended step."""
+    draw = random.Random(f"{seed} {part}")
+    some, looked = 0, 0
+    for limits, state in states(draw):
+        looked += 1
+        if some % 2 and not state.suspended.counts[S.ROWS] and looked < MOST_LOOKED:
+            continue
+        some, looked = some + 1, 0
+        check, before = check_in_python(limits, state), snapshot(state)
+        arrays = [(name, array) for name, array in named_arrays(state) if name.startswith(DAMAGED) and name not in UNCHECKED]
+        for damage in (*CRAFTED, *[partial(one_word, arrays)] * DAMAGES):
+            damage(draw, limits, state)
+            code, place = next(wrong(limits, state), (0, 0))
+            assert check() == fault_at(code, place), f"{NAMES.get(code)} {place}: {differences(snapshot(state), before)}"
+            for name, array in arrays:
+                array[...] = before[name]
+        if some == FEW_STATES:
+            return
 
 
 def test_messages_name_the_place(seed: int) -> None:

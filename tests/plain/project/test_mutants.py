@@ -78,10 +78,25 @@ def test_tests_that_reach_the_line_are_chosen_quickest_first() -> None:
     before, at = ["c.py::other"], ["simulator", "a.py::slow", "a.py::quick", "b.py", "d.py::endless"]
     lines = {str(mutant.line - 2): before, str(mutant.line - 1): at, str(mutant.line + 1): before}
     tests = ["a.py::quick", "a.py::slow", "b.py::one"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False)
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == (["simulator"], tests, False, [])
     lines[str(mutant.line)] = ["import b.py"]
-    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True)
-    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False)
+    assert Reach(seconds, {}, {mutant.file: lines}).of(mutant) == ([], ["b.py::one"], True, [])
+    assert Reach(seconds, {}, {}).of(mutant) == ([], [], False, [])
+
+
+def test_tests_whose_text_is_like_the_mutant_are_among_the_chosen_and_look_early(tmp_path: Path) -> None:
+    from mutants.likeness import Likeness
+    from mutants.mutations import mutants_of
+    from mutants.reach import CHOSEN_S, Reach
+
+    mutant = next(m for m in mutants_of(PACKAGE / "kv" / "page_allocator.py") if m.function == "compact_ring")
+    texts = {"quick": "make_case()", "slow": "the_ring_is_compacted()", "slower": "rings()", "other": "make_case()"}
+    (tmp_path / "a.py").write_text("".join(f"def {name}():\n    {text}\n" for name, text in texts.items()))
+    seconds = {"a.py::quick": 0.1, "a.py::other": CHOSEN_S - 3, "a.py::slow": 4.0, "a.py::slower": 2.0}
+    lines = {mutant.file: {str(mutant.line): list(seconds)}}
+    found = Reach(seconds, {}, lines, Likeness(["a.py"], tmp_path).alike).of(mutant)
+    assert found.alike == ["a.py::slower"] or found.alike == ["a.py::slow"], "as many as there is time for"
+    assert found.tests[0] == "a.py::quick" and set(found.alike) < set(found.tests) and "a.py::other" not in found.tests
 
 
 def test_each_function_of_tests_comes_before_more_parameters() -> None:
@@ -136,11 +151,11 @@ def hunted(seconds: dict[str, float], reaching: list[str], killed: list[tuple[st
     mutants = mutants_of(PACKAGE / "kv" / "prefix_cache.py")[: nth + 1]
     reach = Reach(seconds, {}, {mutant.file: {str(mutant.line): reaching for mutant in mutants} for mutant in mutants})
     neighbours = [(f"{mutants[0].file}::{mutants[0].function}: {text}", by) for text, by in killed]
-    hunt = Hunt(processes, reach, Killers(neighbours), "path", 1, "folder")  # type: ignore[arg-type]
+    hunt = Hunt(processes, reach, Killers(neighbours), ["path"], 1, "folder")  # type: ignore[arg-type]
     return list(hunt.verdicts([Hunted(mutant, "kv") for mutant in mutants], float("inf")))[-1]
 
 
-@pytest.mark.parametrize(("slow", "last"), [(2.0, ["run_collected", "exercised"]), (9.0, ["exercised", "run_collected"])])
+@pytest.mark.parametrize(("slow", "last"), [(2.6, ["run_collected", "exercised"]), (9.0, ["exercised", "run_collected"])])
 def test_who_takes_long_looks_last(slow: float, last: list[str]) -> None:
     nobody = Nobody()
     seconds = {"a.py::quick": 0.1, "a.py::slow": slow, "b.py::other": 0.1}
@@ -194,11 +209,14 @@ def test_a_test_that_fails_without_a_mutant_kills_none() -> None:
 
 
 @pytest.mark.parametrize("reached", ["simulator", "a.py"])
-def test_who_dies_without_the_mutant_too_is_broken(reached: str) -> None:
+def test_who_dies_without_the_mutant_too_is_broken(reached: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = (PACKAGE / "kv" / "prefix_cache.py").read_text()
     mutants_die = Nobody(lambda origin, function, tests, source: DIED if source != whole else "")
     verdict = hunted({"a.py::one": 0.1}, [reached], [], mutants_die)
     assert (verdict.by, verdict.how) == ("tests" if reached == "a.py" else reached, "a timeout")
+    with pytest.raises(IndexError):  # no verdict
+        hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED), nth=7)
+    monkeypatch.setattr("mutants.hunt.BROKEN", 0)
     with pytest.raises(SystemExit, match=DIED):
         hunted({"a.py::one": 0.1}, [reached], [], Nobody(lambda *started: DIED))
 
@@ -214,6 +232,18 @@ def test_where_others_have_the_processor_each_kill_is_tried_without_the_mutant(s
 
     verdict = hunted({"a.py::good": 0.1}, ["a.py"], [], Nobody(say, starved_s), nth=2)
     assert verdict.by == "a.py::good" and sources.count(whole) == tried and len(sources) == 3 + tried
+
+
+@pytest.mark.parametrize(("slow", "by"), [(False, "a.py::late"), (True, "b.py::sure")])
+def test_a_call_that_is_as_long_without_the_mutant_is_not_endless(monkeypatch: pytest.MonkeyPatch, slow: bool, by: str) -> None:
+    monkeypatch.setattr("mutants.hunt.TEST_START_S", 0.5 if slow else 15.0)
+    whole, endless = (PACKAGE / "kv" / "prefix_cache.py").read_text(), "a.py::late: EndlessCallError: takes too much"
+
+    def say(origin: str, function: str, tests: list[str], source: str) -> str:
+        return "" if source == whole else endless if "a.py::late" in tests else "b.py::sure: wrong"
+
+    seconds = {"a.py::late": 0.1, "b.py::sure": 0.2}  # each process takes one second
+    assert hunted(seconds, list(seconds), [], Nobody(say)).by == by
 
 
 # ---- processes ----------------------------------------------------------------------------------------------------------
@@ -297,6 +327,7 @@ def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
     processes, path = Processes(1), str(tmp_path / "path")
     with closing(processes):
         processes.serve(path, serve_tests, [LAYOUT_TESTS], 1, str(tmp_path))
+        processes.served()
         yield processes, path
 
 
