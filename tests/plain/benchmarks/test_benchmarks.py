@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[3]
 KEYS = {"benchmark", "commit", "date", "machine", "software", "others", "arguments", "method", "targets", "results"}
 TARGETS = {  # of a smoke run
     "tuning.capacity": 0,
-    "tuning.fleet_placement": 7,
+    "tuning.fleet_placement": 6,
     "parts.control_overhead": 0,
     "parts.cpu_engine": 2,
     "parts.front_end_cpu": 1,
     "parts.grammar_compile": 1,
     "parts.quantised_perplexity": 2,
+    "parts.placement_choice": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
     "parts.window_cache": 1,
