@@ -139,9 +139,7 @@ def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) 
     ("change", "message"),
     [({"workers": 3}, "has 2 workers, not 3"), ({"port": 1}, "listens on .*, and these options ask for 1")],
 )
-def test_a_successor_of_another_kind_is_refused(
-    change: dict[str, Any], message: str, folder: Path, tmp_path: Path
-) -> None:
+def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
     with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
         first = start(options(engine, tmp_path / "door"), folder)
         assert first.ready.wait(20)
