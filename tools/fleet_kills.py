@@ -3,9 +3,9 @@
 Two engines of the CPU (float32, batch-invariant), a front end, and streams of all kinds: log probabilities, stop strings, several
 choices and prompts, penalties, biases, echoes, grammars. Each set of streams is first played undisturbed; then a random engine
 gets a signal after a random number of the streams' events, and each client must get exactly the text, the log probabilities and
-the ends of the undisturbed run (tests/support/fleet_kills.py). The engine is started again, and the next one is killed. At the end
-no process, segment, slot or stray completion may be left. A pause is the longest silence of any stream, from which the time until
-the front end must notice is taken (0.1 s for a process that is gone, --engine-timeout-ms for one that is stopped), and the longest
+the ends of the undisturbed run (tests/support/fleet_kills.py). The engine is started again, and the next one is killed. At the
+end no process, segment, slot or stray completion may be left. A pause is the longest silence of any stream, less the time until
+the front end must notice (0.1 s for a process that is gone, --engine-timeout-ms for one that is stopped), and less the longest
 silence of the undisturbed run, which the model's own work makes.
 
 --processes plays several such fleets beside each other, each on cores of its own where there are enough.

@@ -138,9 +138,8 @@ class Fleet:
     def finish(self) -> None:
         """All is at rest and whole; then end everything in order, and see that nothing is left behind."""
         text = httpx.get(f"{self.url}/metrics", timeout=20).text
-        left = re.findall(
-            r"^(blinkpy_(?:requests_in_flight|stray_completions_total|moves_refused_total)\S*) ([1-9]\d*)", text, re.M
-        )
+        counts = "requests_in_flight|stray_completions_total|moves_refused_total"
+        left = re.findall(rf"^blinkpy_(?:{counts})\S* [1-9].*", text, re.M)
         assert not left, left
         processes = {pid for command in (self.front, *self.engines) for pid in (command.process.pid, *tree(command.process.pid))}
         for command in (self.front, *self.engines):
