@@ -3,11 +3,11 @@
     python -m benchmarks.serving.fleet_throughput
 
 Each engine runs the real scheduler over its own queues and makes tokens up, a step every --step-ms for up to --slots streams:
-what one can give is slots / step. The clients keep all slots of all engines busy, each stream with one answer of TOKENS tokens after
-the other. `paced`: one engine is far below what the worker can do, and N must give N times as much. `fast`: steps of
---fast-step-ms, with which several engines offer more than one worker can take: there the worker's core is full, and what it
-delivers is the front end's own limit. The worker has a core for itself where there are enough; engines and clients share the
-others. Tokens are counted at the clients, within a window in which all streams run; every answer that has ended must be whole.
+what one can give is slots / step. The clients keep all slots of all engines busy, each stream with one answer after the other.
+`paced`: one engine is far below what the worker can do, and N must give N times as much. `fast`: steps of --fast-step-ms, with
+which several engines offer more than one worker can take: there the worker's core is full, and what it delivers is the front
+end's own limit. The worker has a core for itself where there are enough; engines and clients share the others. Tokens are
+counted at the clients, within a window in which all streams run; every answer that has ended must be whole.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ CORES = sorted(os.sched_getaffinity(0))
 CLIENTS = max(1, min(4, len(CORES) // 4))  # processes
 FRONT_CORE, OTHER_CORES = CORES[0], CORES[1 : len(CORES) - CLIENTS] or CORES[-1:]
 CLIENT_CORES = CORES[-CLIENTS:]
-TOKENS, LEAD_S, LATE_S, START_S, STOP_S = 200, 2.0, 1.5, 600.0, 20.0
+LEAST_TOKENS, MOST_TOKENS = 16, 400  # of an answer, which takes a second between these
+LEAD_S, LATE_S, START_S, STOP_S = 2.0, 1.5, 600.0, 20.0
 UP = re.compile(rb"_each_engine_up\{[^}]*\} 1")
 CUT = {"unfinished", "not sent"}  # of answers that were under way, or not begun, when the window had ended
 ADDS_UP, LIMIT_SHARE = 0.95, 0.9
@@ -84,7 +85,8 @@ def front_end(config: Config, names: list[str], report: ProgressCallback) -> Ite
 def throughput(port: int, pid: int, streams: int, seconds: float, per_s: float, seed: int) -> dict[str, Any]:
     """Token events a second of so many streams. per_s: tokens a second of one of them at most."""
     rng = random.Random(seed)
-    rounds = int(1.5 * (seconds + 2 * LEAD_S) * per_s / TOKENS) + 2
+    tokens = max(LEAST_TOKENS, min(MOST_TOKENS, int(per_s)))
+    rounds = int(1.5 * (seconds + 2 * LEAD_S) * per_s / tokens) + 2
     prompts = [" ".join(rng.choice(WORDS) for _ in range(8)) for _ in range(streams * rounds)]
     marks: list[tuple[float, float]] = []  # (seconds since the start, CPU seconds) at both ends of the window
 
@@ -92,7 +94,7 @@ def throughput(port: int, pid: int, streams: int, seconds: float, per_s: float, 
         if (not marks and now >= LEAD_S) or (len(marks) == 1 and now >= marks[0][0] + seconds):
             marks.append((now, cpu_s(pid)))
 
-    requests = [Request(0.0, prompt, TOKENS) for prompt in prompts]
+    requests = [Request(0.0, prompt, tokens) for prompt in prompts]
     result = offer(Target("127.0.0.1", port, "demo"), requests, streams, CLIENTS, CLIENT_CORES, LEAD_S + seconds + LATE_S, tick)
     check(len(marks) == 2, "the answers ended before the window did")
     (opened, cpu_then), (closed, cpu_now) = marks
