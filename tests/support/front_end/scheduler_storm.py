@@ -91,7 +91,7 @@ class SchedulerStorm(Storm):
         case = self._cases[0]
         self.fleet.pieces = lambda: case.pieces
         # The simulator's model takes small seeds. The storm patches this module, and mends it at the end.
-        self.modules["fleet.fleet"].secrets = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
+        vars(self.modules["fleet.fleet"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
 
     def _attach(self, link: Any) -> None:
         case = self._cases.get(link.index)
