@@ -19,6 +19,7 @@ import secrets
 import signal
 import statistics
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -41,8 +42,9 @@ def play(number: int, cores: set[int], options: argparse.Namespace, kills: int) 
     def tell(kill: int, moves: int) -> None:
         print(f"fleet {number}: {kill + 1} of {kills}, {moves} requests moved", flush=True)
 
-    draw = random.Random(options.seed * 1000 + number)
-    return survive(draw, kills, options.streams, options.tokens, signals, repeats=options.repeats, on_kill=tell)
+    draw, deadline = random.Random(options.seed * 1000 + number), time.monotonic() + (options.seconds or float("inf"))
+    chosen = kills, options.streams, options.tokens, signals
+    return survive(draw, *chosen, repeats=options.repeats, on_kill=tell, deadline=deadline)
 
 
 def shares(processes: int) -> list[set[int]]:
@@ -100,6 +102,7 @@ if __name__ == "__main__":
         tokens=Flag(60, "of a stream"),
         repeats=Flag(4, "kills for each drawn set of streams"),
         processes=Flag(1, "fleets beside each other"),
+        seconds=Flag(0.0, "after which no kill begins; 0: no limit"),
         seed=Flag(0, "of all; 0: a random one"),
     )
     arguments.add_argument("--stops", action="store_true", help="SIGSTOP and SIGTERM, too, not SIGKILL alone")

@@ -182,13 +182,16 @@ def survive(
     moments: tuple[float, float] = (0.0, 1.0),
     repeats: int = 1,
     on_kill: Callable[[int, int], None] = lambda number, moves: None,
+    deadline: float = float("inf"),
 ) -> tuple[list[Kill], int]:
     """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
-    called after each, with its number and all moves so far. Raises AssertionError for an answer that is another than undisturbed,
+    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. Raises AssertionError for an answer that is another than undisturbed,
     and for what is left behind. Returns the kills, and how many requests moved."""
     done = list[Kill]()
     with running(draw) as fleet:
         for number in range(kills):
+            if time.monotonic() > deadline:
+                break
             if number % repeats == 0:
                 asked = bodies(draw, streams, tokens)
                 expected, calm, events = fleet.play(asked)
