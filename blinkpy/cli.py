@@ -175,7 +175,6 @@ def load_choices() -> None:
     import_module("blinkpy.dpu.admission.admission_options")
     import_module("blinkpy.dpu.link.connectors")
     import_module("blinkpy.dpu.fleet.fleet_options")
-    import_module("blinkpy.dpu.handover")
     import_module("blinkpy.engine.link.listeners")
 
 

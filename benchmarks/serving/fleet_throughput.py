@@ -43,7 +43,7 @@ WORDS = ("the", "king", "ship", "of", "and", "a", "sea", "old", "house", "night"
 
 @contextlib.contextmanager
 def engines(count: int, slots: int, step_us: int, report: ProgressCallback) -> Iterator[tuple[Config, list[str]]]:
-    """So many, which start at the same time; gives the config that they share, and their names."""
+    """`count` of them, which start at the same time; gives the config that they share, and their names."""
     values = {"model": "demo", "device": "null", "load_format": "dummy", "slots": slots, "null_step_us": step_us}
     config = find_model(Config().with_options({**values, "max_num_seqs": slots, "log_level": "warning"}), report)
     names = [f"throughput-{os.getpid()}-{secrets.token_hex(4)}" for _ in range(count)]
@@ -83,7 +83,7 @@ def front_end(config: Config, names: list[str], report: ProgressCallback) -> Ite
 
 
 def throughput(port: int, pid: int, streams: int, seconds: float, per_s: float, seed: int) -> dict[str, Any]:
-    """Token events a second of so many streams. per_s: tokens a second of one of them at most."""
+    """Token events a second of that number of streams. per_s: tokens a second of one of them at most."""
     rng = random.Random(seed)
     tokens = max(LEAST_TOKENS, min(MOST_TOKENS, int(per_s)))
     rounds = int(1.5 * (seconds + 2 * LEAD_S) * per_s / tokens) + 2

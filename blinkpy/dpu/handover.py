@@ -1,7 +1,7 @@
 """A front end hands its listening sockets over to the one that follows it, so that no connection is refused or lost.
 
 The one that serves has a door: a Unix socket at a path of the operator's. One that is started with the same path knocks, gets the
-sockets, and starts its workers on them. Once these serve it says so; then the one before accepts nothing more, finishes what it
+sockets, and starts its workers on them. Once these serve, it tells; then the one before accepts nothing more, finishes what it
 has, and ends. What waits on the sockets to be accepted waits on, as they stay open. The door is then the successor's.
 """
 
@@ -15,28 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blinkpy.config import Config, ConfigError, extends, option
+from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.unix_socket import check_unix
 
 SERVES = b"serves"
 HELLO_BYTES = 4096
 MOST_SOCKETS = 64
 WAIT_S = 10.0  # for the other end to say what it must
-
-
-@extends("frontend")
-@dataclass(frozen=True)
-class HandoverOptions:
-    """How a front end is replaced by another one without a failed request."""
-
-    handover: str = option(
-        "",
-        "Unix socket where a front end that is started with the same options takes over the address of the one that serves",
-        commands="frontend",
-    )
-    handover_s: int = option(
-        600, "seconds that running requests of the one before get then", low=1, high=86_400, commands="frontend"
-    )
 
 
 def _owner_of(connection: socket.socket) -> int:
@@ -68,7 +53,7 @@ class Inheritance:
 def inherit(config: Config) -> Inheritance | None:
     """The sockets of the front end that serves at the door; None where nobody does, or no door is asked for. Raises ConfigError
     where these options don't fit it."""
-    path = config.extension(HandoverOptions).handover
+    path = config.frontend.handover
     if not path or not os.path.lexists(path) or not stat.S_ISSOCK(os.lstat(path).st_mode):
         return None
     line = socket.socket(socket.AF_UNIX)
@@ -161,6 +146,6 @@ class Door:
 
 def check_door(config: Config) -> None:
     """Raise ConfigError unless there can be a door."""
-    path = config.extension(HandoverOptions).handover
+    path = config.frontend.handover
     if path:
         check_unix(path, "handover")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
-from blinkpy.dpu.handover import Door, HandoverOptions, Inheritance
+from blinkpy.dpu.handover import Door, Inheritance
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
@@ -181,8 +181,7 @@ class Supervisor:
             self._sockets = listen(options.host, options.port, options.workers)
         self.host: str = self._uds or self._sockets[0].getsockname()[0]
         self.port: int = 0 if self._uds else self._sockets[0].getsockname()[1]
-        self._handover = config.extension(HandoverOptions)
-        door = self._handover.handover
+        door = options.handover
         self._door = Door(door, self._sockets) if door and inherited is None else None
         self._handed_over = False
         self._memory_fd = os.memfd_create("blinkpy-workers")  # the metrics of all workers, and behind them their tenants
@@ -246,7 +245,7 @@ class Supervisor:
             )
             inherited.refuse()
             return False
-        self._door, self._inherited = Door(self._handover.handover, self._sockets), None
+        self._door, self._inherited = Door(self.config.frontend.handover, self._sockets), None
         inherited.accept()
         return True
 
@@ -257,7 +256,7 @@ class Supervisor:
         logger.warning("another front end serves now: this one accepts nothing more, and ends with its last request")
         for worker in self.workers:
             worker.leave()
-        deadline = time.monotonic() + self._handover.handover_s
+        deadline = time.monotonic() + self.config.frontend.handover_s
         while not self._stops and time.monotonic() < deadline:
             ended = [worker.has_ended() for worker in self.workers]
             if all(ended):

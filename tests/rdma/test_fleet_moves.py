@@ -20,9 +20,9 @@ from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.null_step import synthetic_token
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 STREAMS, TOKENS = 8, 120
-ENGINE = ("--device", "null", "--null-step-us", "30000", "--max-model-len", "512", "--shutdown-s", "0", "--log-level", "warning")
+ENGINE = ("--device", "null", "--null-step-us", "30000", "--max-model-len", "512", "--shutdown-s", "0", "--lease-ms", "60000")
 
 
 def streamed(url: str, body: dict[str, Any], events: list[int]) -> tuple[str, str]:
@@ -73,11 +73,11 @@ def test_streams_survive_engines_that_are_stopped_and_killed(rng: np.random.Gene
     ]
     addresses = [free_address() for _ in range(2)]
     names = (word for address in addresses for word in ("--engine", address))
-    quick = ("--engine-timeout-ms", "4000", "--log-level", "warning", "--no-access-log")
+    quick = ("--engine-timeout-ms", "10000", "--no-access-log")
     with (
         engine(*ENGINE, listen=addresses[0], wait=False) as (first, _),
         engine(*ENGINE, listen=addresses[1], wait=False) as (second, _),
-        frontends(1, "--transport", "rdma", *names, *quick) as ((_, client),),
+        frontends(1, "--transport", "rdma", *names, *quick) as ((front, client),),
     ):
         url = str(client.base_url).rstrip("/")
 
@@ -88,14 +88,17 @@ def test_streams_survive_engines_that_are_stopped_and_killed(rng: np.random.Gene
         def both() -> bool:
             return metric("each_engine_up") == [1, 1]
 
-        wait_for(both, START_S, "both engines")
+        def said() -> str:
+            return "".join(line for command in (front, first, second) for line in command.said[-20:])
+
+        wait_for(both, 1.5 * START_S, said)
         calm = play(url, bodies)
         assert [(text.rstrip("\ufffd"), end) for text, end in calm] == [(text.rstrip("\ufffd"), end) for text, end in expected]
         assert play(url, bodies, lambda: first.send(signal.SIGSTOP)) == calm
         after_stop = metric("moves_total")
         assert sum(after_stop) > 0, "nothing was there to move"
         first.send(signal.SIGCONT)
-        wait_for(both, START_S, "the engine that goes on")
+        wait_for(both, START_S, said)
         assert play(url, bodies, second.kill) == calm
         assert sum(metric("moves_total")) > sum(after_stop), "nothing was there to move"
         assert metric("moves_refused_total") in ([], [0])

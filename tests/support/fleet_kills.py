@@ -186,7 +186,8 @@ def survive(
 ) -> tuple[list[Kill], int]:
     """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
     called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. Raises
-    AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how many requests moved."""
+    AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how many
+    requests moved."""
     done = list[Kill]()
     with running(draw) as fleet:
         for number in range(kills):
