@@ -299,7 +299,7 @@ def between(counts: dict[str, Any]) -> str:
 
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    if name in ("fuzz_schemas", "fuzz_http", "fuzz_hostile", "soak", "mutants"):
+    if name in ("fuzz_schemas", "fuzz_http", "fuzz_hostile", "soak", "mutants", "rolling_upgrade", "fleet_kills"):
         return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]

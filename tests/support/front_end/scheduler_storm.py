@@ -75,11 +75,11 @@ class WorldClient(Client):
 
 
 class SchedulerStorm(Storm):
-    """See the module. turns: of all schedulers."""
+    """See the module. cuts: links that were lost while their engines lived on."""
 
     def __init__(self, seed: int):
         super().__init__(seed)
-        self.turns, self.cuts = 0, 0
+        self.cuts = 0
         self.policy = SHIPPED[self.draw.choice(sorted(SHIPPED))]
         self._turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(self.policy)
         self._cases: dict[int, Case] = {}
