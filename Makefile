@@ -13,6 +13,7 @@
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make fuzz-http  a server under a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
 #   make fleet-kills  an engine of two is killed under streams, again and again: each client gets what it should
+#   make rolling-upgrade  all engines and front ends are replaced under load, one by one: no request of ten thousand fails
 #   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
@@ -63,7 +64,7 @@ RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills mutants coverage
+.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills rolling-upgrade mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -175,6 +176,9 @@ soak: $(call STAMP,dev)
 
 fleet-kills: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills.py $(ARGS)
+
+rolling-upgrade: $(call STAMP,dev)
+	@PYTHONPATH=.:tests:tools $(RUN) tools/rolling_upgrade.py $(ARGS)
 
 mutants: $(VENV)/.dev
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)

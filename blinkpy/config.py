@@ -289,6 +289,14 @@ class FrontendOptions:
     grammar_compile_ms: int = option(2000, "CPU time to compile a request's grammar", low=10, high=60_000)
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
+    handover: str = option(
+        "",
+        "Unix socket where a front end that is started with the same options takes over the address of the one that serves",
+        commands="frontend",
+    )
+    handover_s: int = option(
+        600, "seconds that running requests of the one before get then", low=1, high=86_400, commands="frontend"
+    )
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"), commands=ALL)
 
 

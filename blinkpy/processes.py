@@ -150,6 +150,10 @@ class Child:
         """Hand SIGHUP on; not before it is ready."""
         self._process.send_signal(signal.SIGHUP)
 
+    def leave(self) -> None:
+        """Send SIGUSR1, which asks it to end with what it has; not before it is ready."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def wait(self, timeout: float) -> int | None:
         """Exit code, or None when it still runs after timeout seconds."""
         try:

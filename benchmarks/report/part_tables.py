@@ -234,7 +234,9 @@ def fleet(results: Results) -> dict[str, Any]:
             times = [f"{1000 * its[key]:.0f}" for key in ("ttft_p50", "ttft_p99")]
             rows.append([workload, name, *times, percent(its["hit_rate"], 1)])
     head = ["workload", "placement", "TTFT P50, ms", "P99", "prefix hits"]
-    return {"head": head, "rows": rows, "found": found}
+    choices = results.read("placement_choice").get("results", {}).get("choices", [])
+    medians = [row["us"]["p50"]["value"] for row in choices if (row["engines"], row["prompt_tokens"]) == (4, 1000)]
+    return {"head": head, "rows": rows, "found": found, "choice": number(medians[0], "us") if medians else ""}
 
 
 def quantised(results: Results) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def between(counts: dict[str, Any]) -> str:
 
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    if name in ("fuzz_schemas", "fuzz_http", "fuzz_hostile", "soak", "mutants"):
+    if name in ("fuzz_schemas", "fuzz_http", "fuzz_hostile", "soak", "mutants", "rolling_upgrade", "fleet_kills"):
         return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]

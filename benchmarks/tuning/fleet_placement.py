@@ -1,19 +1,14 @@
-"""Where a fleet's requests go: placements compared, and what a choice costs.
+"""Where a fleet's requests go: placements compared.
 
 The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/fleet_check/fleet_simulation.py), and so is
 the placement; only the clock is synthetic: a step takes step_us, row_us for each decoding row and token_us for each token of a
-prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all. The cost of a choice is
-that of choose() and sent() together, for prompts of 1,000 tokens that begin like others, on this machine.
+prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all.
 """
 
 import statistics
-import time
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
-from blinkpy.dpu.fleet.placement import EngineLoad, Placement
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.fleet_check.fleet_comparison import ONE_ENGINE, FleetFigures, compare
@@ -31,25 +26,6 @@ MACHINE: dict[str, Any] = {
     "token_us": 27.0,
 }
 FIGURES = ("ttft_p50", "ttft_p99", "hit_rate", "balance")
-CHOICES, WARM, STARTS, START_TOKENS, PROMPT_TOKENS = 6000, 1000, 256, 768, 1000
-
-
-def choice_us(engines: int, seed: int) -> float:
-    """Median time of a choice and its record."""
-    rng, placement = np.random.default_rng(seed), Placement(engines, MACHINE["page_size"], seed=seed)
-    starts = rng.integers(0, 1 << 16, (STARTS, START_TOKENS), dtype=np.int32)
-    rests = rng.integers(0, 1 << 16, (CHOICES, PROMPT_TOKENS - START_TOKENS), dtype=np.int32)
-    prompts = [np.concatenate((starts[rng.integers(STARTS)], rest)) for rest in rests]
-    loads = [EngineLoad(i, 99, 0, 9, 9, int(rng.integers(5000)), True) for i in range(engines)]
-    times, clock = [], time.perf_counter_ns
-    for prompt in prompts:
-        began = clock()
-        chosen = placement.choose(prompt, 1, loads)
-        assert chosen is not None
-        placement.sent(chosen, prompt, 1)
-        times.append(clock() - began)
-    check(placement.faults == 0, "the rule failed")
-    return statistics.median(times[WARM:]) / 1000
 
 
 def simulate(run: Run) -> dict[str, dict[str, dict[str, float]]]:
@@ -73,7 +49,6 @@ def simulate(run: Run) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def benchmark(run: Run) -> None:
-    costs = {str(engines): round(choice_us(engines, 1), 2) for engines in (2, 4, 8)}
     workloads = simulate(run)
     better = 0
     for name, rows in workloads.items():
@@ -84,9 +59,8 @@ def benchmark(run: Run) -> None:
     shared = workloads["shared-prefix"]
     lost = 1 - shared[DEFAULT]["hit_rate"] / shared[ONE_ENGINE]["hit_rate"]
     run.target("shared-prefix: share of one engine's hits that the fleet loses", lost, 0.05, "")
-    run.target("choice and record, 4 engines, median", costs["4"], 5.0, "us")
     results: dict[str, Any] = {"engines": run.options.engines, "rate": run.options.rate, "requests": run.options.requests}
-    run.write(__doc__, {**results, "model": MACHINE, "choice_us": costs, "workloads": workloads})
+    run.write(__doc__, {**results, "model": MACHINE, "workloads": workloads})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
+from blinkpy.dpu.handover import Door, Inheritance
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
@@ -62,6 +63,7 @@ class WorkerProcess:
     ):
         self.index, self._config, self._sock = index, config, sock
         self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
+        self.attached = False  # to an engine, when it was ready
         self.error = ""
         self._fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)
         self._orders = {
@@ -97,6 +99,7 @@ class WorkerProcess:
             return None
         code = process.exit_code()
         for report in process.reports(timeout_s):
+            self.attached = report.get("ready", {}).get("attached", self.attached)
             self.ready = self.ready or "ready" in report
             self.served = self.served or self.ready
             self.drained = self.drained or "drained" in report
@@ -123,6 +126,14 @@ class WorkerProcess:
             self._hang_ups = count
             self._process.hang_up()
 
+    def leave(self) -> None:
+        """Another front end serves on its socket: ask it to accept nothing more and to end when it has nothing left."""
+        self._sock.close()
+        if self._process is not None and self.ready:
+            self._process.leave()
+        else:
+            self.terminate()
+
     def terminate(self) -> None:
         """Ask it to shut down."""
         if self._process is not None:
@@ -147,19 +158,32 @@ class WorkerProcess:
 class Supervisor:
     """Runs config.frontend.workers workers. folder: the model's, which must be local; clients see
     config.model.served_model_name. on_ready: called with host and port once every worker listens; the engine may come later.
-    starts_fd: of EngineStarts, -1 where nobody here starts the engine. Raises ConfigError."""
+    starts_fd: of EngineStarts, -1 where nobody here starts the engine. inherited: from the front end before. Raises
+    ConfigError."""
 
-    def __init__(self, config: Config, folder: Path, on_ready: Callable[[str, int], None] | None = None, starts_fd: int = -1):
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        on_ready: Callable[[str, int], None] | None = None,
+        starts_fd: int = -1,
+        inherited: Inheritance | None = None,
+    ):
         self.config, self._on_ready = config, on_ready
         options = config.frontend
         self._stops = self._hang_ups = 0
-        self._uds = config.access.uds
-        if self._uds:
+        self._uds, self._inherited = config.access.uds, inherited
+        if inherited is not None:
+            self._sockets = inherited.sockets
+        elif self._uds:
             self._sockets = listen_unix(self._uds, options.workers, BACKLOG)
-            self.host, self.port = self._uds, 0
         else:
             self._sockets = listen(options.host, options.port, options.workers)
-            self.host, self.port = self._sockets[0].getsockname()[:2]
+        self.host: str = self._uds or self._sockets[0].getsockname()[0]
+        self.port: int = 0 if self._uds else self._sockets[0].getsockname()[1]
+        door = options.handover
+        self._door = Door(door, self._sockets) if door and inherited is None else None
+        self._handed_over = False
         self._memory_fd = os.memfd_create("blinkpy-workers")  # the metrics of all workers, and behind them their tenants
         os.ftruncate(self._memory_fd, options.workers * (BLOCK_BYTES + TABLE_BYTES))
         orders = self._memory_fd, starts_fd, secrets.token_bytes(32)
@@ -178,10 +202,11 @@ class Supervisor:
         try:
             for worker in self.workers:
                 worker.start()
-            while not self._stops:
+            while not self._stops and not self._handed_over:
                 code = self._step()
                 if code is not None:
                     return code
+            self._leave()
             return 0
         finally:
             self._end()
@@ -200,9 +225,43 @@ class Supervisor:
             worker.restart_if_due()
             worker.hang_up(self._hang_ups)
         if self._on_ready is not None and all(worker.ready for worker in self.workers):
+            if self._inherited is not None and not self._take_over(self._inherited):
+                return 1
             on_ready, self._on_ready = self._on_ready, None
-            on_ready(str(self.host), int(self.port))
+            on_ready(self.host, self.port)
+        if self._door is not None and self._door.look():
+            self._handed_over = True
+            self._door.close(handed_over=True)
+            self._door = None
         return None
+
+    def _take_over(self, inherited: Inheritance) -> bool:
+        """All workers serve: the front end before may leave. Not where they have no engine, and it has."""
+        without = [worker.index for worker in self.workers if not worker.attached]
+        if without:
+            logger.error(
+                "worker %d has no engine, and the front end that serves goes on: engines need queue pairs (--workers) for both",
+                without[0],
+            )
+            inherited.refuse()
+            return False
+        self._door, self._inherited = Door(self.config.frontend.handover, self._sockets), None
+        inherited.accept()
+        return True
+
+    def _leave(self) -> None:
+        """If another front end serves now: let the workers finish what they have."""
+        if not self._handed_over:
+            return
+        logger.warning("another front end serves now: this one accepts nothing more, and ends with its last request")
+        for worker in self.workers:
+            worker.leave()
+        deadline = time.monotonic() + self.config.frontend.handover_s
+        while not self._stops and time.monotonic() < deadline:
+            ended = [worker.has_ended() for worker in self.workers]
+            if all(ended):
+                break
+            time.sleep(POLL_S)
 
     def _end(self) -> None:
         """End the workers, in order: each answers 503 to all that is new until the last request of the last one has ended."""
@@ -222,6 +281,8 @@ class Supervisor:
             worker.end()
         for sock in self._sockets:
             sock.close()
-        if self._uds:
+        if self._door is not None:
+            self._door.close()
+        if self._uds and not self._handed_over and self._inherited is None:
             Path(self._uds).unlink(missing_ok=True)
         os.close(self._memory_fd)

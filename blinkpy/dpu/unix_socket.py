@@ -25,15 +25,15 @@ def listen_unix(path: str, count: int, backlog: int) -> list[socket.socket]:
         raise ConfigError(f"can't listen on {path}: {error.strerror or error}") from error
 
 
-def check_unix(path: str) -> None:
-    """Raise ConfigError unless a Unix socket can be made at a path."""
+def check_unix(path: str, option: str = "uds") -> None:
+    """Raise ConfigError unless a Unix socket can be made at a path, which an option names."""
     if len(os.fsencode(path)) > PATH_BYTES:
-        raise ConfigError(f"uds: a path has at most {PATH_BYTES} bytes")
+        raise ConfigError(f"{option}: a path has at most {PATH_BYTES} bytes")
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigError(f"uds: {path} is there, and is no socket")
+            raise ConfigError(f"{option}: {path} is there, and is no socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
-                raise ConfigError(f"uds: somebody listens on {path} already")
+                raise ConfigError(f"{option}: somebody listens on {path} already")
     if not os.access(Path(path).absolute().parent, os.W_OK):
-        raise ConfigError(f"uds: can't write into {Path(path).absolute().parent}")
+        raise ConfigError(f"{option}: can't write into {Path(path).absolute().parent}")

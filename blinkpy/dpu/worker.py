@@ -89,6 +89,29 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit
             self.should_exit = self.app.draining = True
 
+    def leave(self) -> None:
+        """SIGUSR1: another front end serves on the listening socket. Accept nothing more, and end when nothing is left; in a
+        signal handler, once the server runs."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_to_leave)
+
+    def _begin_to_leave(self) -> None:
+        if self._room.leaving:
+            return
+        for server in self.servers:
+            server.close()
+        self._room.leaving = True
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).leave()
+        self._watched.start("the watch over the last connections", self._end_with_the_last())
+
+    async def _end_with_the_last(self) -> None:
+        """Idle connections end as they always do: their clients may be about to ask."""
+        while self.server_state.connections or self.app.running:
+            await asyncio.sleep(END_POLL_S)
+        self.should_exit = True
+        await asyncio.Event().wait()  # a watched task must not end
+
     def hang_up(self) -> None:
         """SIGHUP: read the keys again; in any thread, and in a signal handler."""
         if self._loop is not None:
@@ -139,7 +162,7 @@ class Server(uvicorn.Server):
         try:
             deadline = time.monotonic() + app.options.shutdown_s
             await self._wait_until(deadline, lambda: not app.running or self.force_exit)
-            if self._on_drained is not None and not self.force_exit:
+            if self._on_drained is not None and not self.force_exit and not self._room.leaving:
                 self._on_drained()
                 await self._wait_until(deadline, lambda: self.force_exit)
             app.service.end_preparations()
@@ -238,11 +261,16 @@ def serve_worker(
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
+
+    def ready() -> None:
+        reporter.ready(attached=server.app.service.engine.pair is not None)
+
     with socket.socket(fileno=listen_fd) as sock:
         memory = memoryview(mmap.mmap(memory_fd, 0))
         starts = [] if starts_fd < 0 else [map_starts(starts_fd, engine) for engine in range(len(engine_configs(config)))]
-        server = make_server(config, pair, Path(folder), memory, reporter.ready, owner, reporter.drained, starts, secret)
+        server = make_server(config, pair, Path(folder), memory, ready, owner, reporter.drained, starts, secret)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
+        signal.signal(signal.SIGUSR1, lambda *_: server.leave())
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
         server.run(sockets=[sock])
         if energy is not None:

@@ -9,21 +9,24 @@ from pathlib import Path
 
 from blinkpy.config import AccessOptions, Config, ConfigError
 from blinkpy.dpu.admission.keys_file import keys_of
+from blinkpy.dpu.handover import check_door
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.unix_socket import check_unix
 from blinkpy.packages import require_packages
 
 
-def check_access(config: Config) -> None:
-    """Notice an address, a certificate, a chat template, keys or a missing package before minutes go into loading a model. Raises
-    ConfigError."""
+def check_access(config: Config, inherited: bool = False) -> None:
+    """Notice an address, a certificate, a chat template, keys or a missing package before minutes go into loading a model.
+    inherited: sockets are there already. Raises ConfigError."""
     keys_of(config).read()
     if config.model.chat_template:
         load_template(Path(), {}, config.model.chat_template, max_characters=1)
-    if config.access.uds:
-        check_unix(config.access.uds)
-    else:
-        check_address(config.frontend.host, config.frontend.port)
+    if not inherited:
+        if config.access.uds:
+            check_unix(config.access.uds)
+        else:
+            check_address(config.frontend.host, config.frontend.port)
+        check_door(config)
     check_certificates(config.access)
     if config.watch.otlp_traces_endpoint:
         require_packages("otlp_traces_endpoint", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", extra="otel")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from blinkpy.config import Config
 from blinkpy.dpu.fleet.engine_list import check_engines
+from blinkpy.dpu.handover import Inheritance, inherit
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals
@@ -24,9 +25,10 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     """
     require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
     check_engines(config, given)
-    check_access(config)
+    inherited = inherit(config)
+    check_access(config, inherited is not None)
     config = find_model(config, Progress(), weights=False)
-    return run_front(config, lambda host, port: print_ready(config, port))
+    return run_front(config, lambda host, port: print_ready(config, port), inherited=inherited)
 
 
 def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
@@ -34,13 +36,19 @@ def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> i
     return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)
 
 
-def run_front(config: Config, on_ready: Callable[[str, int], None], quiet: bool = False, starts_fd: int = -1) -> int:
+def run_front(
+    config: Config,
+    on_ready: Callable[[str, int], None],
+    quiet: bool = False,
+    starts_fd: int = -1,
+    inherited: Inheritance | None = None,
+) -> int:
     """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
-    what a second signal does."""
+    what a second signal does. inherited: from the front end before."""
     from blinkpy.dpu.supervisor import Supervisor
     from blinkpy.dpu.watch.log_output import start_logging
 
     start_logging("frontend", config.frontend.log_level, config.watch.log_format)
-    supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd)
+    supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd, inherited)
     with Signals(lambda count: supervisor.stop(), quiet, supervisor.hang_up).caught():
         return supervisor.run()

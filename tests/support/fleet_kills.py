@@ -9,13 +9,16 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 from support.commands import START_S, Command
 from support.waiting import wait_for
 
+from benchmarks.serving.systems import alive, tree
 from blinkpy.transport.segment import unlink_stale
 
 ENGINE = (
@@ -132,6 +135,19 @@ class Fleet:
         self.engines[number].find(READY)
         self.both()
 
+    def finish(self) -> None:
+        """All is at rest and whole; then end everything in order, and see that nothing is left behind."""
+        text = httpx.get(f"{self.url}/metrics", timeout=20).text
+        counts = "requests_in_flight|stray_completions_total|moves_refused_total"
+        left = re.findall(rf"^blinkpy_(?:{counts})\S* [1-9].*", text, re.M)
+        assert not left, left
+        processes = {pid for command in (self.front, *self.engines) for pid in (command.process.pid, *tree(command.process.pid))}
+        for command in (self.front, *self.engines):
+            assert command.end() == 0, "".join(command.said[-20:])
+        assert not any(map(alive, processes))
+        segments = [path.name for path in Path("/dev/shm").glob("blinkpy*") if any(name in path.name for name in self._names)]
+        assert not segments
+
     def close(self) -> None:
         for command in (self.front, *self.engines):
             command.kill()
@@ -148,6 +164,15 @@ def running(draw: random.Random) -> Iterator[Fleet]:
         fleet.close()
 
 
+@dataclass(frozen=True)
+class Kill:
+    """What became of one. how: the signal's name; silence_s: the longest of a stream; calm_s: the same undisturbed."""
+
+    how: str
+    silence_s: float
+    calm_s: float
+
+
 def survive(
     draw: random.Random,
     kills: int,
@@ -155,22 +180,32 @@ def survive(
     tokens: int,
     signals: Sequence[int] = (signal.SIGKILL,),
     moments: tuple[float, float] = (0.0, 1.0),
-) -> dict[str, Any]:
-    """moments: between which shares of all events an engine is killed. Raises AssertionError for an answer that is another than
-    undisturbed. Returns what happened."""
-    silences = list[float]()
+    repeats: int = 1,
+    on_kill: Callable[[int, int], None] = lambda number, moves: None,
+    deadline: float = float("inf"),
+) -> tuple[list[Kill], int]:
+    """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
+    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. Raises
+    AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how many
+    requests moved."""
+    done = list[Kill]()
     with running(draw) as fleet:
         for number in range(kills):
-            asked = bodies(draw, streams, tokens)
-            expected, calm, events = fleet.play(asked)
-            assert all(len(answer) == 3 for answer in expected), expected
+            if time.monotonic() > deadline:
+                break
+            if number % repeats == 0:
+                asked = bodies(draw, streams, tokens)
+                expected, calm, events = fleet.play(asked)
+                assert all(len(answer) == 3 for answer in expected), expected
             victim, how, moment = draw.randrange(2), draw.choice(signals), int(draw.uniform(*moments) * events)
             found, silence, _ = fleet.play(asked, (victim, how, moment))
             for body, answer, wanted in zip(asked, found, expected, strict=True):
                 assert answer == wanted, (
                     f"kill {number}, after {moment} of {events} events: {body}\n{answer}\nin place of\n{wanted}"
                 )
-            silences.append(silence - calm)
-            if number < kills - 1:
-                fleet.replace(victim)
-        return {"kills": kills, "streams": streams, "moves": fleet.moves(), "longest_pause_s": round(max(silences), 3)}
+            done.append(Kill(signal.Signals(how).name, silence, calm))
+            fleet.replace(victim)
+            on_kill(number, fleet.moves())
+        moves = fleet.moves()
+        fleet.finish()
+        return done, moves

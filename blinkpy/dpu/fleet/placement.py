@@ -40,7 +40,7 @@ class Placement:
     ):
         self._rule, self._page_size, self._clock = rule, page_size, clock
         self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
-        self._published = [(-1, -1, -1)] * engines  # what each told last
+        self._seen: list[EngineLoad | None] = [None] * engines  # what each published last
         self._unseen = [0] * engines  # tokens of prompts that were sent since then
         self._draws = random.Random(seed)
         self._last: Int32 | None = None
@@ -54,15 +54,9 @@ class Placement:
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
             return able[0].index if able else None
-        length, page = len(prompt), self._page_size
-        text, key = self._named(prompt, salt)
-        usable = text if length % page else text[: -page * ITEM_BYTES]  # an engine computes one token at least
-        cached = [record.match(usable, key) * page for record in self._records]
-        for load in able:
-            published = load.waiting_tokens, load.running, load.free_pages
-            if published != self._published[load.index]:
-                self._published[load.index], self._unseen[load.index] = published, 0
-        request = PlacedRequest(self._number, length, cached, self._unseen.copy(), salt, self._draws.getrandbits(32))
+        request = PlacedRequest(
+            self._number, len(prompt), self._cached(prompt, salt), self._unseen_now(able), salt, self._draws.getrandbits(32)
+        )
         self._number += 1
         try:
             chosen = self._rule(request, able)
@@ -84,6 +78,23 @@ class Placement:
     def forget(self, engine: int) -> None:
         """An engine was started again: its prefix cache is empty."""
         self._records[engine].clear()
+
+    def _cached(self, prompt: Int32, salt: int) -> list[int]:
+        """Tokens of a prompt that each engine probably has. Most engines know nothing of a prompt: one look, and no call."""
+        page, (text, key) = self._page_size, self._named(prompt, salt)
+        usable = (len(prompt) - 1) // page * page * ITEM_BYTES  # an engine computes one token at least
+        return [record.match(text, key, usable) * page if key in record.first_keys else 0 for record in self._records]
+
+    def _unseen_now(self, loads: Sequence[EngineLoad]) -> list[int]:
+        """Tokens that were sent to each engine since it published anything new."""
+        seen, unseen = self._seen, self._unseen
+        for load in loads:
+            before = seen[load.index]
+            if load is not before:
+                if before is None or not load.published_as(before):
+                    unseen[load.index] = 0
+                seen[load.index] = load
+        return unseen.copy()
 
     def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:
         """A prompt as the records take it, and its key; those of choose() are kept for sent()."""

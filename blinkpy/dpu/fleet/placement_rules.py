@@ -7,8 +7,8 @@ import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.fleet.engine_load import EngineLoad
@@ -20,7 +20,8 @@ EXTRA_TOKENS = 32768
 """What an engine with a prompt's pages may have more to do than the least loaded one."""
 
 
-class PlacedRequest(NamedTuple):
+@dataclass(slots=True, eq=False)
+class PlacedRequest:
     """What a rule may look at. cached: for each engine, by its index, tokens at the start of the prompt that are probably in its
     prefix cache; unseen: tokens of the prompts that this worker sent there since the engine published anything new."""
 
@@ -42,25 +43,26 @@ def work(engine: EngineLoad) -> int:
 
 def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the least work; equal ones take turns."""
-    if len(engines) == 1:
-        return engines[0]
-    works = [work(engine) for engine in engines]
+    works = [each.tokens_in_flight + each.waiting_tokens + ROW_TOKENS * each.running for each in engines]  # work(), with no call
     least = min(works)
-    if works.count(least) == 1:
+    if (equal := works.count(least)) == 1:
         return engines[works.index(least)]
-    equal = [engine for engine, its in zip(engines, works, strict=True) if its == least]
-    return equal[request.number % len(equal)]
+    turn = request.number % equal
+    return [engine for engine, its in zip(engines, works, strict=True) if its == least][turn]
 
 
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
     more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
     least, cached = least_loaded(request, engines), request.cached
+    if cached[least.index] == max(cached):
+        return least
     most = max([cached[engine.index] for engine in engines])
     saved = most - cached[least.index]
     if saved == 0:
         return least
-    best = least_loaded(request, [engine for engine in engines if cached[engine.index] == most])
+    homes = [engine for engine in engines if cached[engine.index] == most]
+    best = homes[0] if len(homes) == 1 else least_loaded(request, homes)
     if work(best) - work(least) > EXTRA_TOKENS:
         return least
     later = best.waiting_tokens + request.unseen[best.index] - least.waiting_tokens - request.unseen[least.index]

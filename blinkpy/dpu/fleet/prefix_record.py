@@ -9,6 +9,7 @@ means equal: no prompt can be made that is taken for another one.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 SALT_BYTES = 8
 ITEM_BYTES = 4  # of a token
@@ -44,32 +45,41 @@ class PrefixRecord:
         """Forget everything."""
         self.pages = 0
         self._root = _Node(b"", b"", None)
+        self.first_keys: Mapping[bytes, object] = self._root.children  # a prompt whose first page is not there matches nothing
         self._used: OrderedDict[_Node, None] = OrderedDict()  # all nodes, the one used longest ago first
+        self._found: tuple[bytes, bytes, _Node, int, bytes] | None = None  # prompt, its key; where match ended, and the key there
 
     def __len__(self) -> int:
         """Nodes of the tree, at most as many as pages."""
         return len(self._used)
 
-    def match(self, prompt: bytes, key: bytes) -> int:
-        """Pages at the start of a prompt that are known. Uses none. key: see first_key."""
-        page, at, end = self._page, 0, len(prompt)
-        children = self._root.children
-        while at + page <= end and (node := children.get(key)) is not None:
-            edge = node.edge
-            if not prompt.startswith(edge, at):
-                return at // page + self._common(edge, prompt, at)
-            at += len(edge)
-            key, children = prompt[at : at + page], node.children
-        return at // page
+    def match(self, prompt: bytes, key: bytes, end: int | None = None) -> int:
+        """Pages at the start of a prompt that are known. Uses none. key: see first_key. end: bytes of the prompt to look at."""
+        page, at, node, first = self._page, 0, self._root, key
+        end = len(prompt) if end is None else end
+        more, last = 0, end - page
+        while at <= last and (child := node.children.get(key)) is not None:
+            edge = child.edge
+            if at + len(edge) > end or not prompt.startswith(edge, at):
+                more = self._common(edge, prompt, at, end)
+                break
+            node, at = child, at + len(edge)
+            key = prompt[at : at + page]
+        self._found = prompt, first, node, at, key
+        return at // page + more
 
     def add(self, prompt: bytes, key: bytes) -> None:
-        """Note that a prompt was sent; the tokens behind its last full page are left out. key: see first_key."""
+        """Note that a prompt was sent; the tokens behind its last full page are left out. key: see first_key. It is cheaper where
+        match was called with the same objects, and nothing was added since then."""
         page, at, node, used = self._page, 0, self._root, self._used.move_to_end
         end = len(prompt) // page * page
+        found, self._found = self._found, None
+        if found is not None and found[0] is prompt and found[1] is key:
+            _, _, node, at, key = found
         while at < end and (child := node.children.get(key)) is not None:
             edge, node = child.edge, child
             if not prompt.startswith(edge, at):
-                common = self._common(edge, prompt, at) * page
+                common = self._common(edge, prompt, at, end) * page
                 node = self._split(child, common)
                 at += common
                 key = prompt[at : at + page]
@@ -89,10 +99,10 @@ class PrefixRecord:
         while self.pages > self._most:
             self._cut()
 
-    def _common(self, edge: bytes, prompt: bytes, at: int) -> int:
-        """Pages at the start of an edge that the prompt has from a place on: one at least, the key."""
+    def _common(self, edge: bytes, prompt: bytes, at: int, end: int) -> int:
+        """Pages at the start of an edge that the prompt has from a place on, and up to its end: one at least, the key."""
         page = self._page
-        equal, most = 1, min(len(edge), len(prompt) - at) // page
+        equal, most = 1, min(len(edge), end - at) // page
         while equal < most:
             tried = (equal + most + 1) // 2
             if edge[equal * page : tried * page] == prompt[at + equal * page : at + tried * page]:

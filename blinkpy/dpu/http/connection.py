@@ -40,13 +40,15 @@ class ConnectionRoom:
     """Room for connections: when there is none, the one that has waited longest for a request goes.
 
     allowed: connections that are served. A few more are kept, so that they hear why they are not. bodies, unread: bytes of bodies
-    that arrive, and of answers that clients leave unread. on_refused: called with the status of an invalid request."""
+    that arrive, and of answers that clients leave unread. on_refused: called with the status of an invalid request. leaving: each
+    connection ends with its next answer, which tells so."""
 
     def __init__(self, allowed: int, body_bytes: int, unread_bytes: int, on_refused: Callable[[int], object] = lambda _: None):
         self.allowed, self.on_refused = allowed, on_refused
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
         self.bodies, self.unread = ByteRoom(body_bytes, too_many_bodies), ByteRoom(unread_bytes, too_much_unread)
         self.pace = BytePace(BODY_BYTES_PER_S, BODY_BURST)
+        self.leaving = False
 
     def enter(self, connection: "Connection", others: int) -> bool:
         """Whether a new connection may stay beside `others`."""
@@ -128,6 +130,8 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
+        if self.room.leaving:
+            self.cycle.keep_alive = False
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -161,6 +165,12 @@ class Connection(HttpToolsProtocol):
         unread = self.transport.get_write_buffer_size()
         if unread:
             self.room.unread.hold(self, unread, lambda error: self.abort())
+
+    def leave(self) -> None:
+        """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""
+        for cycle in self._cycles[-1:]:
+            if not cycle.response_started:
+                cycle.keep_alive = False
 
     def end_if_stuck(self, now: float) -> None:
         """Abort a connection whose client takes nothing of the rest of an answer. now: of the loop's clock; call it often."""

@@ -92,6 +92,7 @@ def _tokens(generations: list[Generation], phases: list[RequestPhases]) -> dict[
         "choices": len(generations),
         "ended": ",".join(sorted({ending_of(generation) for generation in generations})),
         "engine_request": _engine_id(first),
+        **({"moves": moves} if (moves := sum(one.flight.moves for one in generations if one.flight is not None)) else {}),
         **{f"{name}_ms": round(seconds * 1e3, 1) for name, seconds in times if seconds is not None},
     }
 

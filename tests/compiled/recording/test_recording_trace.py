@@ -49,6 +49,16 @@ def test_a_trace_says_why() -> None:
     assert sum(event.kind == "finished" for event in events) == 4
 
 
+def test_a_trace_says_what_moved_here() -> None:
+    case = RecordedCase(record=256, pairs=1)
+    for output_tokens in (0, 3):
+        case.submit([1, 2, 3, 4, 5], 4, output_tokens=output_tokens)
+    case.finish()
+    first, second = (texts(told(case.recording), request, "accepted")[0] for request in (0, 1))
+    assert "moved" not in first
+    assert second.endswith(", moved here from another engine with 3 tokens of output, at the end of its prompt")
+
+
 def test_a_trace_says_what_best_effort_lacks() -> None:
     """Pages, its part of a step, and the next step itself. Who is latency-sensitive goes past it, and waits for a row at most."""
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 16, "pages": 40, "page_size": 4, "max_model_len": 40}

@@ -15,14 +15,17 @@ from benchmarks.common.harness import to_json
 ROOT = Path(__file__).parents[3]
 KEYS = {"benchmark", "commit", "date", "machine", "software", "others", "arguments", "method", "targets", "results"}
 TARGETS = {  # of a smoke run
+    "serving.fleet_throughput": 2,
     "tuning.capacity": 0,
     "tuning.class_capacity": 0,
     "tuning.fleet_placement": 7,
+    "tuning.fleet_placement": 6,
     "parts.control_overhead": 0,
     "parts.cpu_engine": 2,
     "parts.front_end_cpu": 1,
     "parts.grammar_compile": 1,
     "parts.quantised_perplexity": 2,
+    "parts.placement_choice": 1,
     "parts.queue_round_trip": 1,
     "parts.rdma_cpu": 4,
     "parts.window_cache": 1,
@@ -32,7 +35,7 @@ TARGETS = {  # of a smoke run
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_smoke(name: str, tmp_path: Path) -> None:
-    if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip"):
+    if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip", "serving.fleet_throughput"):
         pytest.skip("two processes that poll need two cores")
     output = tmp_path / "result.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--output", str(output)]

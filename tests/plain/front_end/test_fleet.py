@@ -22,6 +22,7 @@ from blinkpy.dpu.fleet.continuation import started_at
 from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
 from blinkpy.dpu.fleet.identity import IdentityCheck
 from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.dpu.watch.log_output import FIELDS
 from blinkpy.engine.model_digest import model_digest
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import COUNTER
@@ -208,7 +209,9 @@ def both(*engines: FakeEngine) -> str:
     return ",".join(engine.segment_name for engine in engines)
 
 
-def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
+def test_a_whole_answer_moves_and_metrics_and_log_tell(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    caplog.set_level(logging.INFO, "blinkpy.access")
     pauses, wanted = list[str](), {"prompt": [7, 8, 9], "max_tokens": 100, "seed": 5, "ignore_eos": True}
     with (
         PlaceEngine(pauses) as first,
@@ -229,6 +232,8 @@ def test_a_whole_answer_moves_and_metrics_tell(folder: Path) -> None:
         continued = stays.submitted[-1]
         assert continued.prompt[:3] == [7, 8, 9] and len(continued.prompt) > 8
         assert continued.entry["max_tokens"] == 103 - len(continued.prompt)
+        told = [getattr(record, FIELDS).get("moves") for record in list(caplog.records) if record.name == "blinkpy.access"]
+        assert told == [None, 1], "the access log tells of the second request's move"
         text = server.client.get("/metrics").text
         assert f'blinkpy_each_engine_up{{engine="{gone.segment_name}"}} 0\n' in text
         assert f'blinkpy_each_engine_up{{engine="{stays.segment_name}"}} 1\n' in text

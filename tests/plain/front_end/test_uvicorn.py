@@ -35,7 +35,10 @@ def parameters(function: Callable[..., object]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "added"),
-    [(Connection, HttpToolsProtocol, {"abort", "hold_unread", "end_if_stuck"}), (Server, uvicorn.Server, {"hang_up"})],
+    [
+        (Connection, HttpToolsProtocol, {"abort", "hold_unread", "end_if_stuck", "leave"}),
+        (Server, uvicorn.Server, {"hang_up", "leave"}),
+    ],
 )
 def test_methods_still_override(ours: type, theirs: type, added: set[str]) -> None:
     """Each public method of the subclasses, but those that it adds, has its counterpart with the same parameters."""

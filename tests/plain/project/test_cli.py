@@ -52,13 +52,14 @@ def test_prefix_caching_can_be_switched_both_ways() -> None:
 
 
 def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> None:
-    """Of serve, but for those that connect the halves when they are started by themselves."""
+    """Of serve, but for those that connect the halves when they are started by themselves, and those of a front end alone."""
     commands = next(a for a in cli.make_parser()._actions if a.dest == "command").choices
     texts = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
     for section, item in options():
-        text = texts["engine"] + texts["frontend"] if section == "transport" else texts["serve"]
+        alone = section == "transport" or item.metadata["commands"] == "frontend"
+        text = texts["engine"] + texts["frontend"] if alone else texts["serve"]
         assert cli.flag(item) in text
-        assert section != "transport" or f"{cli.flag(item)} " not in texts["serve"]
+        assert not alone or f"{cli.flag(item)} " not in texts["serve"]
         if item.metadata["low"] is not None:
             assert f"[{item.metadata['low']} to {item.metadata['high']}; default: {item.default}]" in text
         for choice in item.metadata["choices"]:
@@ -154,7 +155,8 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 def test_numbers_at_the_bounds_are_accepted() -> None:
     together = ("ssl_cert_reqs", "slots", "sq_entries", "cq_entries", "page_size", *STEP_SIZES)
     for section, item in options():
-        command = (item.metadata["commands"] or "engine").split()[0] if section == "transport" else "serve"
+        commands = item.metadata["commands"]
+        command = (commands or "engine").split()[0] if section == "transport" or commands == "frontend" else "serve"
         for bound in (item.metadata["low"], item.metadata["high"]):
             if bound is None or item.name in together:  # those are checked against each other as well
                 continue

@@ -110,8 +110,9 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
         if placement.faults:
             return f"call {call}: the rule failed"
         if chosen is not None:
-            placement.sent(chosen, prompt, salt)
-            plain.sent(chosen, prompt, salt)
+            for _ in range(int(rng.integers(1, 3))):
+                placement.sent(chosen, prompt, salt)
+                plain.sent(chosen, prompt, salt)
             sent.append(prompt)
         if rng.random() < 0.01:
             lost = int(rng.integers(engines))

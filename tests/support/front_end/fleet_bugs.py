@@ -1,6 +1,6 @@
 """Bugs on purpose in what moves choices from one engine to another: the storm of support.front_end.fleet_storm must find each."""
 
-from support.seeded_bugs import Bug
+from support.seeded_bugs import SCHEDULER_BUGS, Bug
 
 # fmt: off
 PATCHES: dict[str, list[tuple[str, str, str]]] = {
@@ -42,3 +42,26 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
 }
 # fmt: on
 FLEET_BUGS = tuple(Bug(what, module, *patch) for module, patches in PATCHES.items() for what, *patch in patches)
+
+_BETWEEN_SCHEDULERS = (
+    *("max_tokens begins anew", "min_tokens begins anew", "the last token is computed twice", "a grammar begins anew"),
+    *(
+        "a grammar leads back",
+        "penalties and banned sequences count a token",
+        "tokens stay outstanding",
+        "each engine draws a seed",
+    ),
+    *("moves are not counted", "who finds no engine"),
+)
+WORLD_BUGS = (
+    *(bug for bug in FLEET_BUGS if bug.what.startswith(_BETWEEN_SCHEDULERS)),
+    Bug("what a lost engine had goes nowhere", "engine_link",
+        "self._give_up([request.owner for request in lost] + self._take_held(), failure)",
+        "self._give_up(self._take_held(), failure)"),
+    Bug("a new owner begins before the completions of its own epoch", "queue_pair",
+        "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, max(0, words.cq_tail - 1))"),
+    *(bug for bug in SCHEDULER_BUGS
+      if bug.what in ("a head of an earlier epoch is accepted", "a grant begins at the wrong completion",
+                      "a claim of any epoch is granted")),
+)  # fmt: skip
+"""What tests/support/front_end/scheduler_storm.py must find, in the fleet and in what it relies on."""

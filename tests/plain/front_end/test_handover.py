@@ -1,0 +1,165 @@
+"""A front end that takes the listening sockets of another one over: no request fails, and nobody else gets them."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.config import Config, ConfigError
+from blinkpy.dpu import handover
+from blinkpy.dpu.handover import inherit
+from blinkpy.dpu.supervisor import Supervisor
+from blinkpy.queues.layout import QueueSizes
+
+BOTH = QueueSizes(4, 8, 8, 64, 512, 128)  # queue pairs for two front ends of two workers
+ONE = QueueSizes(2, 8, 8, 64, 512, 128)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def options(engine: FakeEngine, door: Path, **more: Any) -> Config:
+    values = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 1, "log_level": "error", "keep_alive_s": 1}
+    return Config().with_options({"name": engine.segment_name, "handover": str(door), **values, **more})
+
+
+@dataclass
+class Running:
+    supervisor: Supervisor
+    code: Future[int]
+    ready: threading.Event
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.supervisor.port}"
+
+
+@contextlib.contextmanager
+def front_ends() -> Iterator[Any]:
+    """Gives start(config, folder), which returns before it is ready; all are stopped at the end."""
+    running: list[Running] = []
+    with ThreadPoolExecutor(4) as pool:
+
+        def start(config: Config, folder: Path) -> Running:
+            ready = threading.Event()
+            supervisor = Supervisor(config, folder, lambda host, port: ready.set(), inherited=inherit(config))
+            running.append(Running(supervisor, pool.submit(supervisor.run), ready))
+            return running[-1]
+
+        try:
+            yield start
+        finally:
+            for one in running:
+                one.supervisor.stop()
+
+
+def complete(client: httpx.Client, tokens: int = 2) -> httpx.Response:
+    return client.post("/v1/completions", json={"prompt": [7], "max_tokens": tokens})
+
+
+def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_path: Path) -> None:
+    stop, statuses, told = threading.Event(), list[int](), list[str]()
+
+    def ask(url: str, keeps: bool) -> None:
+        with httpx.Client(base_url=url, timeout=20) as client:
+            while not stop.is_set():
+                if keeps:
+                    answer = complete(client)
+                    told.append(answer.headers.get("connection", ""))
+                else:
+                    answer = httpx.post(f"{url}/v1/completions", json={"prompt": [7], "max_tokens": 2}, timeout=20)
+                statuses.append(answer.status_code)
+
+    door = tmp_path / "door"
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start, ThreadPoolExecutor(5) as clients:
+        first = start(options(engine, door), folder)
+        assert first.ready.wait(20)
+        engine.hold = True
+        begun = clients.submit(httpx.post, f"{first.url}/v1/completions", json={"prompt": [9], "max_tokens": 5, "stream": True})
+        wait_for(lambda: engine.submitted)
+        engine.hold = False
+        asking = [clients.submit(ask, first.url, keeps) for keeps in (True, True, False, False)]
+        second = start(options(engine, door), folder)
+        assert second.supervisor.port == first.supervisor.port
+        assert second.ready.wait(20)
+        assert first.code.result(20) == 0
+        count = len(statuses)
+        wait_for(lambda: len(statuses) > count + 50)
+        stop.set()
+        for one in asking:
+            one.result(20)
+        assert begun.result(20).text.endswith("data: [DONE]\n\n")
+        assert set(statuses) == {200}
+        assert "close" in told, "kept connections were not told to end"
+        assert door.is_socket()
+        second.supervisor.stop()
+        assert second.code.result(20) == 0
+        assert not door.exists()
+
+
+def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    """As all queue pairs are the first one's."""
+    with FakeEngine(sizes=ONE) as engine, front_ends() as start:
+        first = start(options(engine, tmp_path / "door"), folder)
+        assert first.ready.wait(20)
+        wait_for(lambda: all(pair.attached for pair in engine.pairs), 20)
+        second = start(options(engine, tmp_path / "door"), folder)
+        assert second.code.result(30) == 1
+        assert not second.ready.is_set()
+        for _ in range(10):
+            assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+        assert (tmp_path / "door").is_socket()
+
+
+def test_one_that_knocks_and_goes_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
+        config = options(engine, tmp_path / "door")
+        first = start(config, folder)
+        assert first.ready.wait(20)
+        for _ in range(3):
+            given = inherit(config)
+            assert given is not None
+            given.refuse()
+        assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"workers": 3}, "has 2 workers, not 3"), ({"port": 1}, "listens on .*, and these options ask for 1")],
+)
+def test_a_successor_of_another_kind_is_refused(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
+        first = start(options(engine, tmp_path / "door"), folder)
+        assert first.ready.wait(20)
+        with pytest.raises(ConfigError, match=f"handover: the front end that serves {message}"):
+            inherit(options(engine, tmp_path / "door", **change))
+        assert httpx.get(f"{first.url}/health", timeout=10).status_code == 200
+
+
+def test_another_users_processes_get_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_owner_of", lambda line: 12345)
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
+        first = start(options(engine, tmp_path / "door"), folder)
+        assert first.ready.wait(20)
+        with pytest.raises(ConfigError, match="gives no sockets"):
+            inherit(options(engine, tmp_path / "door"))
+
+
+def test_who_is_first_finds_nobody(tmp_path: Path) -> None:
+    config = Config().with_options({"handover": str(tmp_path / "door")})
+    assert inherit(config) is inherit(Config()) is None
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "door"))
+    assert inherit(config) is None, "nobody listens at the door that was left behind"

@@ -1,0 +1,193 @@
+"""The storm of fleet_storm over worlds of the simulator: each engine is a real scheduler behind a real queue pair, with the
+simulator's model and its checks after each turn.
+
+Engines are killed and begin anew, drain, and lose their link: then the old owner's requests go on in a scheduler that lives, and
+what it still writes must reach nobody. The next token is a hash of all cache entries that a request's page table leads to, so a
+continuation that is wrong in any token, position or page gives another text than the undisturbed one.
+"""
+
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from support.expected_request import ExpectedRequest
+from support.front_end.fleet_storm import STEP_S, Client, Storm, Texts
+from support.scheduler_cases import Case, case_sizes
+
+from blinkpy.queues import completion as C
+from blinkpy.queues import words as W
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.header import HEADER
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.token_rules import TokenRules
+from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.verify.sim.rule_supply import RULES
+from blinkpy.verify.sim.world import make_world
+
+ENGINE_SLOTS, CONTEXT, PAGE, PAGES = 4, 40, 4, 28
+KILLED_SHARE = 0.6  # of the losses; else the link is cut, and the engine lives
+LONGEST_PROMPT = 16
+CALM_STEPS = 900
+
+
+class ScheduledPair:
+    """What the storm asks of a queue pair, beside what QueuePair has. Mixed into the module's own class, which may have a bug."""
+
+    case: Case
+    transport: Any
+    live: Any
+
+    @property
+    def state(self) -> int:
+        return int(self.case.views.engine[W.ENGINE_STATE])
+
+    @state.setter
+    def state(self, state: int) -> None:
+        self.case.views.engine[W.ENGINE_STATE] = state
+        self.case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN if state == W.STATE_DRAINING else W.COMMAND_RUN
+
+    @property
+    def requests(self) -> list[Any]:
+        return list(self.live())
+
+    def turn(self) -> None:
+        self.case.turn()
+
+    def submit(self, prompt: Any, sampling: Any, owner: Any = None, **more: Any) -> Any:
+        request = super().submit(prompt, sampling, owner, **more)  # type: ignore[misc]
+        owner.sink.homes += 1
+        return request
+
+
+class WorldClient(Client):
+    """One whose engines are schedulers of the simulator. sent: what an undisturbed engine gives."""
+
+    def __init__(self, sent: ExpectedRequest):
+        super().__init__(sent, ())  # type: ignore[arg-type]
+        self.sent = sent
+
+    def expected(self) -> tuple[str, list[float], str]:
+        stopped = self.sent.finish == C.FINISH_STOP
+        text = "".join(f"<{token}>" for token in (self.sent.expected[:-1] if stopped else self.sent.expected))
+        return text, [], "length" if self.sent.finish == C.FINISH_LENGTH else "stop"
+
+
+class SchedulerStorm(Storm):
+    """See the module. cuts: links that were lost while their engines lived on."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.cuts = 0
+        self.policy = SHIPPED[self.draw.choice(sorted(SHIPPED))]
+        self._turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn(self.policy)
+        self._cases: dict[int, Case] = {}
+
+    def _open(self) -> None:
+        module = self.modules["link.queue_pair"]
+        self.pair_class = type("ScheduledPair", (ScheduledPair, module.QueuePair), {})
+        super()._open()
+        case = self._cases[0]
+        self.fleet.pieces = lambda: case.pieces
+        # The simulator's model takes small seeds. The storm patches this module, and mends it at the end.
+        vars(self.modules["fleet.fleet"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
+
+    def _attach(self, link: Any) -> None:
+        case = self._cases.get(link.index)
+        if case is None:
+            case = self._cases[link.index] = self._world()
+        link.pair = case.clients[0] = case.attach(0)
+        link.pair.case = case
+
+    def _world(self) -> Case:
+        """An engine that has just been started; all have the same sizes and tokens."""
+        sizes = case_sizes(
+            pairs=1, slots=ENGINE_SLOTS, page_size=PAGE, pages=PAGES, max_model_len=CONTEXT, lease_ms=1000, share=2
+        )  # fmt: skip
+        world = make_world(self.seed, 1, chosen=sizes)
+        world = world._replace(limits=world.limits._replace(claim_ns=0))
+        np.ndarray((1,), HEADER, world.segment)["instance"] = next(self._instances)
+        return Case(world, self._turn, self.policy, self.pair_class)
+
+    def _lose(self, link: Any) -> None:
+        if link.pair is None:
+            return
+        if link.pair.state != W.STATE_READY or self.draw.random() < KILLED_SHARE:
+            case = self._cases.pop(link.index)
+        else:
+            case, self.cuts = self._cases[link.index], self.cuts + 1
+        case.clients[0] = None
+        super()._lose(link)
+
+    def _step(self) -> None:
+        super()._step()
+        for link in self.fleet.links:
+            if link.pair is None and link.index in self._cases:  # an engine that nobody reaches goes on
+                self._cases[link.index].turn()
+
+    def _submit(self) -> None:
+        draw, case = self.draw, self._cases.get(0) or next(iter(self._cases.values()), None)
+        if case is None:
+            return
+        supply, rules = case.world.sim.grammars, case.world.sim.rules
+        prompt = [draw.randrange(case.limits.vocab_size) for _ in range(draw.randint(1, LONGEST_PROMPT))]
+        sampling = RequestParameters(
+            max_tokens=draw.randint(1, CONTEXT - len(prompt)), min_tokens=draw.choice((0, 4)), seed=draw.getrandbits(31),
+            priority=draw.randint(-1, 1), best_effort=draw.choice((0, 0, 1)), cache_salt=draw.choice((0, 0, 9)),
+            stop_ids=tuple(draw.randrange(case.limits.vocab_size) for _ in range(draw.randint(0, 2))),
+        )  # fmt: skip
+        grammar, token_rules = None, None
+        if draw.random() < 0.3:
+            number = draw.randrange(len(supply.following))
+            grammar = ByteAutomaton.of_words(supply.words[number][: supply.length[number]])
+        elif draw.random() < 0.2:
+            number = draw.randrange(RULES)
+            token_rules = TokenRules.of_words(rules.words[number][: rules.length[number]], case.limits.vocab_size)
+        sent = ExpectedRequest(case.limits, prompt, sampling, grammar, token_rules, case.pieces)
+        if sent.finish == C.FINISH_ERROR:
+            return
+        drawn = grammar is None and draw.random() < 0.3
+        if drawn:  # the fleet draws a seed, which all engines must get
+            sampling = replace(sampling, seed=None)
+        client, module = WorldClient(sent), self.modules["generation"]
+        made = module.Generation(0, len(prompt), Texts(), (), self.now, client, sampling.logprobs, None)
+        made.grammar, made.rules, client.generation = grammar, token_rules, made
+        if self.fleet.room() < 1:
+            return
+        try:
+            self.fleet.submit([(made, np.array(prompt, np.int32), sampling)])
+        except Exception as error:
+            self.require(getattr(error, "status", 0) in (429, 503), f"{error!r}")
+            made.open = False
+            return
+        if drawn:
+            sampling = replace(sampling, seed=made.flight.sampling.seed)
+            client.sent = ExpectedRequest(case.limits, prompt, sampling, grammar, token_rules, case.pieces)
+        self.clients.append(client)
+
+    def _finish(self) -> None:
+        """Everybody behaves: all requests end, and every page comes back."""
+        for _ in range(CALM_STEPS):
+            for link in self.fleet.links:
+                if link.pair is not None and link.pair.state != W.STATE_READY:
+                    self._lose(link)
+                if link.pair is None:
+                    self._attach(link)
+                link.pair.turn()
+            self._pass(STEP_S)
+            if not any(client.generation.open and client.generation.finish_reason is None for client in self.clients):
+                break
+        for _ in range(50):
+            for link in self.fleet.links:
+                link.pair.turn()
+            self._pass(STEP_S)
+        self.moved = sum(client.generation.flight.moves > 0 for client in self.clients)
+        self.whole = 0
+        for client in self.clients:
+            self._judge(client)
+        for link in self.fleet.links:
+            self.require(not link.pair.requests and not link._held, "something is left behind")
+            self.require(link.load().tokens_in_flight == 0, "tokens are outstanding for ever")
+            self.require(link.pair.stray_completions == 0, "a completion has no request")
+            self.require(not self._cases[link.index].state.pages.refcount.any(), "pages are held for nobody")

@@ -1,0 +1,40 @@
+"""Moves between engines that are worlds of the simulator: real fleet, real queue pairs, real schedulers."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from support.front_end.fleet_bugs import WORLD_BUGS
+from support.front_end.scheduler_storm import SchedulerStorm
+from support.seeded_bugs import Bug, planted
+
+STEPS, STORMS, HUNTS = 160, 12, 40
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)  # thousands of losses
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_requests_move_between_schedulers_token_for_token(seed: int) -> None:
+    storms = [SchedulerStorm(seed * 1000 + number) for number in range(STORMS)]
+    for storm in storms:
+        storm.run(STEPS)
+    requests, moved = sum(len(storm.clients) for storm in storms), sum(storm.moved for storm in storms)
+    assert requests > 100 and moved > 20, "too calm to say anything"
+    assert sum(storm.cuts for storm in storms) > 5, "no engine lived on without its front end"
+    assert sum(storm.whole for storm in storms) > requests // 4
+
+
+@pytest.mark.parametrize("bug", WORLD_BUGS, ids=lambda bug: bug.what)
+def test_a_seeded_bug_is_found_between_schedulers(bug: Bug) -> None:
+    """The seeds are always the same ones."""
+    with planted(bug):
+        for seed in range(HUNTS):
+            try:
+                SchedulerStorm(seed).run(STEPS)
+            except Exception:  # whatever it is, it was noticed
+                return
+    pytest.fail(f"nobody notices that {bug.what}")
