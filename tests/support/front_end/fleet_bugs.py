@@ -26,7 +26,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "engine_places": [
         ("an engine that leaves is let go with its requests", "link.leaving and link.is_idle()", "link.leaving"),
-        ("the places of engines that left are not used again", "in self._all if link.vacant], list", "in [] if link.vacant], list"),
+        ("places of engines that left are not used again", "in self._all if link.vacant], list", "in [] if link.vacant], list"),
         ("an engine that comes back while it leaves goes on leaving",
          "link.leaving = link", "link.leaving = link.leaving or link"),
     ],
