@@ -16,6 +16,7 @@ from blinkpy.ray_fleet.fleet_plan import FleetPlan
 from blinkpy.ray_fleet.front_end_actor import FrontEndActor
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # on Linux, too: Ray has no option for it
 OBJECT_STORE_BYTES = 80 << 20  # of a cluster of our own, about the least that Ray takes: nothing large passes through it
 CALLS = 8  # of one actor at a time: each waits in a thread
 TEXT = 300  # characters of Ray's messages that the log gets
@@ -33,6 +34,8 @@ class RayCluster:
         require_packages("ray up", "ray", extra="ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to Ray's makers that nobody asked for
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        if not address or _is_loopback(address):
+            os.environ[LOOPBACK_ALONE] = "0"  # Ray listens on 127.0.0.1 then, and nowhere else; it is read by the import
         import ray
 
         self._ray, self._plan = ray, plan
@@ -42,8 +45,6 @@ class RayCluster:
         how["runtime_env"] = {"env_vars": {"PYTHONPATH": path}} if path else None
         if not address:
             how |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        if not address or _is_loopback(address):
-            how["_node_ip_address"] = LOOPBACK
         try:
             ray.init(**how)
         except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from blinkpy.config import ConfigError, check_value, meant, option
+from blinkpy.config import ConfigError, check_value, option
 
 UP = "up"
 
@@ -19,7 +19,9 @@ class RayOptions:
             check_value(item, getattr(self, item.name))
         verb, _, path = self.action.partition(" ")
         if verb != UP:
-            raise ConfigError(f"ray has no action {verb!r}{meant(verb, [UP])}" if verb else "ray needs an action: ray up CONFIG")
+            raise ConfigError(
+                f"ray has no action {verb!r}: there is ray up CONFIG" if verb else "ray needs an action: ray up CONFIG"
+            )
         if not path:
             raise ConfigError("ray up needs a file: ray up CONFIG")
 
