@@ -22,6 +22,7 @@ For users. `make docs` writes this page from the options in the code.
     blinkpy check --fleet N    check how requests are placed on the engines of a fleet
     blinkpy record [NAME]      save the last steps of a running engine
     blinkpy replay FILE        run saved steps again, and tell what happened and why
+    blinkpy ray up CONFIG      engines and front ends in a Ray cluster (docs/fleet.md)
     blinkpy top [SERVERS]      watch running servers, in a terminal
     blinkpy doctor             whether this machine is ready for --transport rdma
     blinkpy --version
