@@ -8,6 +8,7 @@ from typing import Any
 
 from blinkpy import cli
 from blinkpy.config import ALL, COMMANDS, help_text, option_type, options
+from blinkpy.serving.option_choices import load_choices
 
 HEAD = """\
 # Command line
@@ -44,7 +45,7 @@ SAME = "as the server's option of this name"
 
 
 def main() -> None:
-    cli.load_choices()
+    load_choices()
     server = {item.name: item for _, item in options()}
     print(HEAD, end="")
     for section, entries in groupby(options(), key=lambda entry: entry[0]):

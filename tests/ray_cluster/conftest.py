@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ class RayFleet(Command):
 
     def metric(self, name: str) -> list[int]:
         """Values of all labels; none where nobody answers."""
+        time.sleep(0.2)  # who waits for a value asks again and again
         with contextlib.suppress(httpx.HTTPError):
             text = httpx.get(f"{self.url}/metrics", timeout=5).text
             return [int(float(value)) for value in re.findall(rf"^blinkpy_{name}(?:{{[^}}]*}})? (\S+)$", text, re.M)]
@@ -116,7 +118,7 @@ class RayFleet(Command):
 
         space = f"blinkpy-{self.process.pid}"
         names = [one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == space]
-        found = {}
+        found = dict[str, Any]()
         for name in sorted(names):
             with contextlib.suppress(ValueError):  # it has just ended
                 found |= {name: ray.get_actor(name, space)} if name.startswith(kind) else {}
@@ -153,7 +155,7 @@ def nothing_left() -> Iterator[None]:
     before, actors, ended = folders(), set[int](), threading.Event()
 
     def look() -> None:
-        while not ended.wait(0.2):
+        while not ended.wait(1.0):
             actors.update(pid for pid, line in processes().items() if "ray::EngineActor" in line)
 
     looking = threading.Thread(target=look)

@@ -21,9 +21,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 FEW, MANY = 2, 12  # clients: for one engine, and for three
 
 
+def wait_text(server: RayFleet, pattern: str, count: int, timeout_s: float) -> float:
+    """Wait until the log has a pattern as often; the seconds that it took."""
+    return wait_for(lambda: len(re.findall(pattern, server.text)) >= count, timeout_s, lambda: server.text[-3000:])
+
+
 def wait_restart(server: RayFleet, count: int) -> float:
     """Wait until the log tells of as many restarts; the seconds that it took."""
-    return wait_for(lambda: len(re.findall(r"restart \d+ in", server.text)) >= count, 120, lambda: server.text[-3000:])
+    return wait_text(server, r"restart \d+ in", count, 120)
 
 
 def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: str, tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
             else:
                 os.kill(oldest(kind), signal.SIGKILL)
             noticed = wait_restart(server, number)
-            took = wait_for(lambda n=starts: server.text.count(" serves after ") > n, START_S, lambda: server.text[-3000:])
+            took = wait_text(server, " serves after ", starts + 1, START_S)
             print(f"{kind}: noticed after {noticed:.2f} s, another engine serves after {took:.1f} s more")
             server.wait_engines(3)
 
@@ -70,7 +75,7 @@ def test_a_front_end_whose_actor_is_killed_comes_back(cluster: str, tmp_path: Pa
             else:
                 ray.kill(next(iter(server.actors("front-end").values())))
             noticed = wait_restart(server, number + 1)
-            took = wait_for(lambda n=number: len(re.findall("front end 0 serves", server.text)) > n + 1, START_S)
+            took = wait_text(server, "front end 0 serves", number + 2, START_S)
             print(f"the front end's death noticed after {noticed:.2f} s, it listens again after {took:.1f} s more")
             server.wait_engines(1, 60)
             load = SteadyLoad(server.url, kinds=2)
