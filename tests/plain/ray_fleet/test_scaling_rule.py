@@ -50,12 +50,7 @@ def play(looks: list[tuple[float, FleetGauges]], targets: ScaleTargets, bounds: 
     return sizes
 
 
-@RELAXED
-@given(LOOKS, TARGETS, BOUNDS)
-def test_the_size_keeps_to_its_bounds_and_does_not_flap(
-    looks: list[tuple[float, FleetGauges]], targets: ScaleTargets, bounds: tuple[int, int]
-) -> None:
-    sizes = play(looks, targets, bounds)
+def check_sizes(sizes: list[tuple[float, int]], targets: ScaleTargets, bounds: tuple[int, int]) -> None:
     assert all(bounds[0] <= size <= bounds[1] for _, size in sizes)
     changed_at = -math.inf
     for (_, before), (now, size) in pairwise(sizes):
@@ -65,6 +60,23 @@ def test_the_size_keeps_to_its_bounds_and_does_not_flap(
             assert now - changed_at >= targets.down_s
         if size != before:
             changed_at = now
+
+
+@RELAXED
+@given(LOOKS, TARGETS, BOUNDS)
+def test_the_size_keeps_to_its_bounds_and_does_not_flap(
+    looks: list[tuple[float, FleetGauges]], targets: ScaleTargets, bounds: tuple[int, int]
+) -> None:
+    check_sizes(play(looks, targets, bounds), targets, bounds)
+
+
+@RELAXED
+@given(st.lists(st.integers(0, 8), min_size=10, max_size=60), st.integers(0, 4), st.integers(1, 8))
+def test_the_size_does_not_flap_under_a_load_that_comes_and_goes(loads: list[int], up_s: int, down_s: int) -> None:
+    """A look each second, and an engine for each request: many more changes than under loads without any bound."""
+    targets = ScaleTargets(1, 0, 0.0, 0, up_s=up_s, down_s=down_s)
+    looks = [(1.0, FleetGauges(0, load, 0, 0, 1.0, None)) for load in loads for _ in range(1 + load % 4)]
+    check_sizes(play(looks, targets, (1, 8)), targets, (1, 8))
 
 
 @RELAXED
