@@ -36,7 +36,7 @@ class FrontEndActor:
         self._stopping, self._idle = threading.Event(), threading.Event()
         self._idle.set()
         start_logging(f"front end {number}", self._config.frontend.log_level, self._config.watch.log_format)
-        _remove_leftovers()
+        remove_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._url = ""
 
@@ -119,8 +119,8 @@ class FrontEndActor:
             raise Stopped
 
 
-def _remove_leftovers() -> None:
-    """Of actors that were killed."""
+def remove_folders() -> None:
+    """Those of actors that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         found = re.match(rf"{PREFIX}(\d+)-", path.name)
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ from blinkpy.ray_fleet.fleet_plan import FleetPlan
 from blinkpy.ray_fleet.front_end_actor import FrontEndActor
 
 LOOPBACK = "127.0.0.1"
+AUTO = "auto"  # the address of the cluster that this machine is in
+REACH_S = 5.0  # for a connection; Ray itself would try for minutes
 LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # on Linux, too: Ray has no option for it
 OBJECT_STORE_BYTES = 80 << 20  # of a cluster of our own, about the least that Ray takes: nothing large passes through it
-CALLS = 8  # of one actor at a time: each waits in a thread
+CONCURRENT_CALLS = 8  # of one actor at a time: each waits in a thread
 TEXT = 300  # characters of Ray's messages that the log gets
 
 
@@ -45,6 +48,8 @@ class RayCluster:
         how["runtime_env"] = {"env_vars": {"PYTHONPATH": path}} if path else None
         if not address:
             how |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        if address and address != AUTO:
+            _check_reachable(address)
         try:
             ray.init(**how)
         except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
@@ -107,7 +112,7 @@ class RayCluster:
             resources={needs["resource"]: 0.001} if needs["resource"] else None,
             scheduling_strategy=strategy,
             max_restarts=0,
-            max_concurrency=CALLS,
+            max_concurrency=CONCURRENT_CALLS,
         )
         return remote.remote(*arguments)
 
@@ -131,6 +136,15 @@ def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
             f"no node of the Ray cluster has {' and '.join(needs) or 'room'}, which {plan.engines.least} engines need"
         )
     return str(max(able)[2])
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ConfigError where nobody listens."""
+    host, port = split_address(address, "address")
+    try:
+        socket.create_connection((host, port), REACH_S).close()
+    except OSError as error:
+        raise ConfigError(f"can't reach a Ray cluster at {address}: {error.strerror or error}") from error
 
 
 def _is_loopback(address: str) -> bool:

@@ -150,7 +150,7 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture
-def nothing_left() -> Iterator[None]:
+def clean_end() -> Iterator[None]:
     """Processes, queue memory and files of the fleet are gone at the end of a test."""
     before, actors, ended = folders(), set[int](), threading.Event()
 

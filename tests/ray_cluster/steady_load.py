@@ -28,7 +28,7 @@ class SteadyLoad:
         assert len(set(self.answers.values())) == self.kinds, "answers that are alike show nothing"
 
     def set_clients(self, number: int) -> None:
-        """So many clients ask from now on."""
+        """As many clients ask from now on."""
         self._wanted = number
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         for index in range(len(self._threads), number):

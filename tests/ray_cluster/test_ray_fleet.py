@@ -15,9 +15,10 @@ from support.commands import START_S
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import free_port
+from blinkpy.ray_fleet.front_end_actor import remove_folders
 from blinkpy.serving.segment_names import remove_leftovers
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("clean_end")
 FEW, MANY = 2, 12  # clients: for one engine, and for three
 
 
@@ -111,7 +112,8 @@ def test_the_end_of_the_driver_is_the_end_of_all(cluster: str, tmp_path: Path) -
         os.kill(server.process.pid, signal.SIGKILL)
         server.wait(20)
         print(f"nothing runs any more after {wait_for(lambda: not processes(), 60, lambda: f'{processes()}'):.1f} s")
-    remove_leftovers()  # as the next start does: queue memory of killed engines
+    remove_leftovers()  # as the next start does
+    remove_folders()
 
 
 def test_a_cluster_of_its_own_ends_with_control_c(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     write_plan(tmp_path / "fleet.toml", {"least": 1}, {}, port=free_port())
     command = RayFleet(tmp_path / "fleet.toml", f"127.0.0.1:{free_port()}")
     try:
-        assert command.wait(120) == 2, command.text
+        assert command.wait(60) == 2, command.text
         assert "can't reach a Ray cluster at 127.0.0.1:" in command.text
     finally:
         command.kill()
