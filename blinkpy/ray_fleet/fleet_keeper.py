@@ -28,6 +28,7 @@ PLACE_S = 30.0  # after which the log says that an actor has no place yet
 START_S = 1800.0  # longest start, with the wait for a node that an autoscaler of Ray's brings
 END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # beyond shutdown_s, before an actor that should end is killed
 HURRY_S = 3.0  # the same after a second signal
+SILENT_S = 5.0  # of all front ends, and three looks: what was seen before counts for nothing then
 LOST = 16  # segments of lost engines that are kept in mind
 
 STARTING, SERVING, ENDING, PAUSING = "starting", "serving", "ending", "pausing"
@@ -99,7 +100,7 @@ class FleetKeeper:
         self._history = ScaleHistory(plan.engines.least)
         self._lost: deque[str] = deque(maxlen=LOST)
         self._telling: list[Any] = []  # calls of set_engines
-        self._looks, self._look_at = Looks(), 0.0
+        self._looks, self._look_at, self._seen_at = Looks(), 0.0, 0.0
         self.restarts = 0
 
     # ---- the fleet ---------------------------------------------------------------------------------------------------
@@ -294,8 +295,10 @@ class FleetKeeper:
         gauges = fleet_gauges(looks.now, looks.before)
         looks.before, looks.now = {**looks.before, **looks.now}, {}
         if gauges is None:
-            self._history = self._history.interrupted()
+            if now - self._seen_at > SILENT_S + 3 * self._targets.interval_s:
+                self._history = self._history.interrupted()
             return
+        self._seen_at = now
         size = self.size
         wanted = wanted_engines(gauges, now, self._history, self._targets, self._bounds)
         self._history = self._history.after(gauges, now, wanted, self._targets)

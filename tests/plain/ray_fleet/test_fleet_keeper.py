@@ -146,10 +146,37 @@ def test_without_answers_nothing_changes(draw: random.Random, caplog: pytest.Log
     played.run(5)
     played.load = 25
     played.run(20)
+    played.load = 3
+    played.run(10)
     played.cluster.sample = lambda actor: ServerSample(played.cluster.now, problem="gone: timed out")
     played.run(200)
     assert len(played.serving()) == 3
     assert caplog.text.count("front end 0 shows gone: timed out") == 1
+    played.cluster.sample = played.sample
+    played.run(20)
+    assert len(played.serving()) == 3, "nobody knows what the load was meanwhile"
+    played.run(30)
+    assert len(played.serving()) == 1
+
+
+def test_slow_answers_are_answers(draw: random.Random) -> None:
+    """Each takes longer than it is from look to look."""
+    played = Played(draw, interval_s=0.2)
+    played.run(10)
+    call = played.cluster.call
+
+    def slow(actor: PlayActor, method: str, *arguments: Any) -> Any:
+        begun = call(actor, method, *arguments)
+        begun.due += 0.7 if method == "look" else 0.0
+        return begun
+
+    played.cluster.call = slow  # type: ignore[method-assign]
+    played.load = 25
+    played.run(20)
+    assert len(played.serving()) == 3
+    played.load = 3
+    played.run(50)
+    assert len(played.serving()) == 1
 
 
 def test_the_end_is_in_order_and_has_a_bound(draw: random.Random) -> None:
