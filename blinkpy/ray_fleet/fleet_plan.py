@@ -29,6 +29,7 @@ from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
 MOST_FRONT_ENDS = 64
+NO_GPU = ("cpu", "null")  # devices
 MOST_LOOKS = 10_000  # that a decision to have fewer engines looks back on
 # Options that name what this file places itself, with what to write instead.
 OWN_OPTIONS = {
@@ -79,7 +80,7 @@ class FleetPlan:
     @property
     def engine_gpus(self) -> float:
         """GPUs of an engine."""
-        return 0.0 if self.config.engine.device in ("cpu", "null") else self.engines.gpus
+        return 0.0 if self.config.engine.device in NO_GPU else self.engines.gpus
 
     @property
     def crosses_machines(self) -> bool:
@@ -142,8 +143,8 @@ def _check(plan: FleetPlan) -> None:
         raise ConfigError("engines.most needs a target in [scale], and all of them are 0")
     if not 1 <= plan.config.frontend.port <= 65536 - plan.front_ends.number:
         raise ConfigError(f"port must leave room for {plan.front_ends.number} front ends, not be {plan.config.frontend.port}")
-    if plan.engines.gpus == 0 and plan.config.engine.device == "cuda":
-        raise ConfigError("engines.gpus must be above 0 with device cuda")
+    if plan.engines.gpus == 0 and plan.config.engine.device not in NO_GPU:
+        raise ConfigError("engines.gpus 0 needs device cpu or null: an engine would take a GPU that Ray gives to others")
     check_placement(plan.config, MOST_ENGINES)
     rdma = plan.config.extension(RdmaOptions)
     if plan.crosses_machines and not rdma.link_key_file and not rdma.insecure_link:

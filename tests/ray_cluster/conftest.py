@@ -44,9 +44,9 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def write_plan(path: Path, engines: dict[str, Any], scale: dict[str, Any], **more: Any) -> None:
+def write_plan(path: Path, engines: dict[str, Any], scale: dict[str, Any], front_ends: int = 1, **more: Any) -> None:
     lines = [f"{name} = {toml(value)}" for name, value in {**OPTIONS, **more}.items()]
-    for table, values in {"engines": engines, "scale": scale}.items():
+    for table, values in {"engines": engines, "scale": scale, "front_ends": {"number": front_ends}}.items():
         lines += [f"[{table}]", *(f"{name} = {toml(value)}" for name, value in values.items())]
     path.write_text("\n".join(lines))
 
@@ -85,15 +85,18 @@ def segments_of(pids: set[int]) -> list[str]:
 
 
 class RayFleet(Command):
-    """A running `blinkpy ray up`. url: of its front end."""
+    """A running `blinkpy ray up`. urls: of its front ends; url: of the first one."""
 
     def __init__(self, path: Path, address: str) -> None:
         arguments = ["--address", address] if address else []
         super().__init__("ray", "up", str(path), *arguments, env={"RAY_DEDUP_LOGS": "0"})
 
-    def connect(self) -> None:
+    def connect(self, front_ends: int) -> None:
         """Wait until it serves."""
-        self.url = self.find(SERVES, START_S)[2]
+        self.find(SERVES, START_S)
+        wait_for(lambda: len(SERVES.findall(self.text)) == front_ends, 20)
+        self.urls = [url for _, url in SERVES.findall(self.text)]
+        self.url = self.urls[0]
 
     @property
     def text(self) -> str:
@@ -171,12 +174,14 @@ def clean_end() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fleet(path: Path, address: str, engines: dict[str, Any], scale: dict[str, Any] = SCALE, **more: Any) -> Iterator[RayFleet]:
+def fleet(
+    path: Path, address: str, engines: dict[str, Any], scale: dict[str, Any] = SCALE, front_ends: int = 1, **more: Any
+) -> Iterator[RayFleet]:
     """A fleet until the end of the block, which ends it in order if the test has not done so."""
-    write_plan(path, engines, scale, port=free_port(), **more)
+    write_plan(path, engines, scale, front_ends, port=free_port(), **more)
     command = RayFleet(path, address)
     try:
-        command.connect()
+        command.connect(front_ends)
         yield command
         if command.process.poll() is None:
             command.process.send_signal(signal.SIGTERM)

@@ -67,20 +67,29 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
 
 
 def test_a_front_end_whose_actor_is_killed_comes_back(cluster: str, tmp_path: Path) -> None:
-    with fleet(tmp_path / "fleet.toml", cluster, {"least": 1}) as server:
+    """On its port, while the other one serves on."""
+    with fleet(tmp_path / "fleet.toml", cluster, {"least": 1}, front_ends=2) as server:
+        assert int(server.urls[1].rpartition(":")[2]) == int(server.url.rpartition(":")[2]) + 1
         server.wait_engines(1)
         engines = server.actors("engine").keys()
+        other = SteadyLoad(server.urls[1])
+        other.learn()
+        other.set_clients(2)
         for number in range(2):
-            if number:
-                os.kill(oldest("ray::FrontEndActor"), signal.SIGKILL)
+            if number:  # what was started last is that of the first front end
+                os.kill(max(pid for pid, line in processes().items() if "ray::FrontEndActor" in line), signal.SIGKILL)
             else:
-                ray.kill(next(iter(server.actors("front-end").values())))
+                ray.kill(server.actors("front-end-0-").popitem()[1])
             noticed = wait_restart(server, number + 1)
             took = wait_text(server, "front end 0 serves", number + 2, START_S)
             print(f"the front end's death noticed after {noticed:.2f} s, it listens again after {took:.1f} s more")
             server.wait_engines(1, 60)
             load = SteadyLoad(server.url, kinds=2)
             load.learn()
+            assert load.answers == {number: other.answers[number] for number in range(2)}
+        other.end()
+        print(f"{other.asked} requests to the other front end, {len(other.failures)} failed")
+        assert other.failures == [] and other.asked > 10
         assert server.actors("engine").keys() == engines, "engines went on"
 
 

@@ -74,7 +74,7 @@ interval_s = 1
         ("[engines]\nleast = true", "engines.least must be int, not bool"),
         ("[engines]\nleast = 3\nmost = 2", r"engines.most \(2\) must be at least engines.least \(3\)"),
         ("[engines]\ngpus = 2", "engines.gpus must be 0 to 1, not 2"),
-        ("device = 'cuda'\n[engines]\ngpus = 0", "engines.gpus must be above 0 with device cuda"),
+        ("[engines]\ngpus = 0", "engines.gpus 0 needs device cpu or null"),
         ("[engines]\nmost = 2\n[scale]\nrequests = 0\nfree_pages = 0", "needs a target"),
         ("port = 0", "port must leave room for 1 front ends, not be 0"),
         ("port = 65535\n[front_ends]\nnumber = 2", "port must leave room for 2 front ends"),
