@@ -199,11 +199,12 @@ def test_gauges_are_those_of_all_front_ends() -> None:
 
     before = {0: sample({0.1: 5, 1.0: 5, math.inf: 5})}
     now = {0: sample({0.1: 15, 1.0: 15, math.inf: 15}), 1: sample({0.1: 0, 1.0: 10, math.inf: 10})}
+    now[1].values["engine_pages_held"] = 90.0  # it looked a little later
     now[2] = ServerSample(1.0, problem="gone")
     found = fleet_gauges(now, before)
     assert found is not None
     assert (found.engines, found.running, found.waiting, found.waiting_tokens) == (2, 7, 3 + 6, 900)
-    assert found.free_pages == pytest.approx(0.3)
+    assert found.free_pages == pytest.approx(30 / 120)
     assert found.ttft_s == pytest.approx(0.1 + 0.9 * 0.9), "of the slower one"
     assert fleet_gauges({2: now[2]}, {}) is None
     assert fleet_gauges({}, {}) is None
