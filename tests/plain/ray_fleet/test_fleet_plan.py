@@ -95,6 +95,14 @@ def test_a_file_that_can_not_be_is_refused(file: Path, text: str, problem: str) 
     assert str(file) in str(refusal.value) or "70000" in text
 
 
+def test_the_example_of_the_page_is_a_plan(file: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text()
+    lines = page.partition("## Ray\n")[2].partition("\n## ")[0].splitlines()
+    found = plan(file, "\n".join(line.strip() for line in lines if line.startswith("    ")))
+    assert found.most == 4 and found.front_ends.number == 1
+    assert found.scale == ScaleTargets(), "it shows the defaults"
+
+
 def test_a_missing_file_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"can't read .*fleet.toml: No such file"):
         read_plan(str(file))
