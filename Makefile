@@ -4,6 +4,7 @@
 #   make test       environment, then every test that needs neither a GPU nor RDMA
 #   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
 #   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
+#   make test-ray   a fleet in a local Ray cluster, in an environment of its own
 #   make test-browser  the live page, in a Chromium of this machine
 #   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
 #   make test-kubernetes  the manifests of deploy/kubernetes, by Kubernetes' own schemas
@@ -64,7 +65,8 @@ RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak fleet-kills rolling-upgrade mutants coverage
+.PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak
+.PHONY: fleet-kills rolling-upgrade mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -111,7 +113,7 @@ SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reor
 
 test: $(call STAMP,dev)
 	@mkdir -p build
-	@$(RUN) -m pytest $(T) $(SPREAD) $(foreach kind,gpu rdma aarch64 clients browser,--ignore=tests/$(kind))
+	@$(RUN) -m pytest $(T) $(SPREAD) $(foreach kind,gpu rdma aarch64 clients ray_cluster browser,--ignore=tests/$(kind))
 
 test-rdma: $(call STAMP,dev)
 	@PYTHONPATH=tests $(RUNNER) -m rdma.vm.suite $(if $(filter-out tests,$(T)),$(T))
@@ -128,6 +130,16 @@ build/clients/.installed: tests/clients/requirements.txt tests/clients/package-l
 
 test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
 	@BLINKPY_PYTHON=$(CURDIR)/$(RUNNER) build/clients/bin/python -m pytest -c tests/clients/pytest.ini $(if $(filter-out tests,$(T)),$(T),tests/clients)
+
+# In an environment of its own, like the clients: Ray is large.
+build/ray/.installed: pyproject.toml | $(call STAMP,serve-$(EXTRA))
+	@$(RUNNER) -m venv build/ray
+	@build/ray/bin/python -m pip install -qq --disable-pip-version-check --no-input --editable '.[cpu,ray]' \
+	  'pytest>=9,<10' 'pytest-timeout>=2.4,<3' 'httpx>=0.28,<1'
+	@touch $@
+
+test-ray: build/ray/.installed
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/tests build/ray/bin/python -m pytest -c tests/ray_cluster/pytest.ini $(if $(filter-out tests,$(T)),$(T),tests/ray_cluster)
 
 test-browser: $(call STAMP,dev)
 	@$(RUNNER) -c 'import playwright' 2>/dev/null || $(RUNNER) -m pip install -qq --disable-pip-version-check --no-input 'playwright>=1.50,<2'

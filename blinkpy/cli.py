@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.config import Config, ConfigError, check_asked, help_text, load_file, meant, option_type, options
+from blinkpy.serving.option_choices import load_choices
 from blinkpy.version import __version__
 
 ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
@@ -73,6 +74,7 @@ TOOLS = (
     Tool("check", "check a scheduling policy, or a placement, and compare it with the shipped ones", "policy?", CHECK),
     Tool("record", "save the last steps of a running engine", "name?", REPLAY),
     Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
+    Tool("ray", "place engines and front ends in a Ray cluster, watch and scale them", "action*", "ray_fleet.ray"),
     Tool("top", "watch running servers, in a terminal", "servers*", "top.top"),
 )
 
@@ -166,16 +168,6 @@ def add_command(commands: Any, command: Command | Tool, argument: str) -> argpar
         command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
     )
     return sub
-
-
-def load_choices() -> None:
-    """Make the options of admission and of all transports known to Config, and the names of all parsers."""
-    import_module("blinkpy.dpu.tools.reasoning")
-    import_module("blinkpy.dpu.tools.call_format").call_formats()
-    import_module("blinkpy.dpu.admission.admission_options")
-    import_module("blinkpy.dpu.link.connectors")
-    import_module("blinkpy.dpu.fleet.fleet_options")
-    import_module("blinkpy.engine.link.listeners")
 
 
 def section_help(section: str) -> str:

@@ -555,13 +555,22 @@ def load_file(path: str | Path) -> dict[str, Any]:
 
     Raises ConfigError when the file can't be read, is not TOML, or holds an unknown section or option.
     """
+    return option_values(read_toml(path), path)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError when it can't be read, or is not TOML."""
     try:
         with open(path, "rb") as source:
-            content = tomllib.load(source)
+            return tomllib.load(source)
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def option_values(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Options by flat name, from the content of a file. Raises ConfigError for an unknown section or option."""
     home = {item.name: section for section, item in options()}
     values: dict[str, Any] = {}
     for key, value in content.items():

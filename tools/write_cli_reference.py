@@ -8,6 +8,7 @@ from typing import Any
 
 from blinkpy import cli
 from blinkpy.config import ALL, COMMANDS, help_text, option_type, options
+from blinkpy.serving.option_choices import load_choices
 
 HEAD = """\
 # Command line
@@ -22,6 +23,7 @@ For users. `make docs` writes this page from the options in the code.
     blinkpy check --fleet N    check how requests are placed on the engines of a fleet
     blinkpy record [NAME]      save the last steps of a running engine
     blinkpy replay FILE        run saved steps again, and tell what happened and why
+    blinkpy ray up CONFIG      engines and front ends in a Ray cluster (docs/fleet.md)
     blinkpy top [SERVERS]      watch running servers, in a terminal
     blinkpy doctor             whether this machine is ready for --transport rdma
     blinkpy --version
@@ -43,7 +45,7 @@ SAME = "as the server's option of this name"
 
 
 def main() -> None:
-    cli.load_choices()
+    load_choices()
     server = {item.name: item for _, item in options()}
     print(HEAD, end="")
     for section, entries in groupby(options(), key=lambda entry: entry[0]):

@@ -25,6 +25,7 @@ from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
 LINK = "the link to the engine"  # in the log
+NOT_YET = "The engine is not connected yet."
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
@@ -44,7 +45,7 @@ class EngineLink:
         self.pair: QueuePair | None = None
         self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
-        self._problem = "The engine is not connected yet."
+        self._problem = NOT_YET
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.TimerHandle | None = None
         self._checked = 0.0  # when the queue pair was last found alive, s

@@ -23,7 +23,9 @@ from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.engine_starts import EngineStarts, map_starts
 from blinkpy.dpu.fleet.engine_list import engine_configs
-from blinkpy.dpu.fleet.fleet import EngineEntry, Fleet
+from blinkpy.dpu.fleet.engine_places import EngineEntry
+from blinkpy.dpu.fleet.engines_file import EnginesFile
+from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.fleet.fleet_options import FleetOptions
 from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.fleet.placement_rules import load_rule
@@ -207,7 +209,7 @@ def make_server(
     tenants = TenantTable(pair, workers, memory and memory[split:])
     identity = WorkerIdentity(pair, owner or new_owner())
     configs = engine_configs(config)
-    if len(configs) == 1:
+    if len(configs) == 1 and not config.extension(FleetOptions).engines_file:
         ((_, link_config),) = configs.items()
         engine: EngineLink | Fleet = EngineLink(
             lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None
@@ -235,9 +237,12 @@ def _make_fleet(
 
     each: Sequence[EngineStarts | None] = starts or [None] * len(configs)
     entries = [entry(label, link_config, own) for (label, link_config), own in zip(configs.items(), each, strict=True)]
-    options = config.extension(FleetOptions)
-    rule = load_rule(options.placement)
-    return Fleet(entries, metrics, rule=rule, most_moves=options.max_moves, move_timeout_s=options.move_timeout_s)
+    options, watch = config.extension(FleetOptions), None
+    if options.engines_file:
+        file = EnginesFile(config, lambda label, link_config: entry(label, link_config, None))
+        entries, watch = file.entries, file.watch
+    rule, moves, timeout_s = load_rule(options.placement), options.max_moves, options.move_timeout_s
+    return Fleet(entries, metrics, rule=rule, most_moves=moves, move_timeout_s=timeout_s, watch=watch)
 
 
 def may_meter(config: Config) -> bool:

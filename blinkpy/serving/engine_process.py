@@ -48,7 +48,7 @@ def engine_child(config: Config, reporter: Reporter) -> int:
     """The engine as a child of `serve` or `LLM`."""
     start_logging(ENGINE, config.frontend.log_level, config.watch.log_format)
     try:
-        return run_engine(config, reporter, lambda flags: reporter.ready())
+        return run_engine(config, reporter, lambda flags: reporter.ready(flags=flags))
     except CudaError as error:
         reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
         exit_process(1)

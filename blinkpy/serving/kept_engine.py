@@ -37,7 +37,8 @@ Tick = Callable[[], None]  # called several times a second; what it raises ends 
 
 class KeptEngine:
     """See the module. Its processes have the config's segment, one after another. hurry: whether a second signal came. called:
-    in the log; environment: of its processes, beside this one's."""
+    in the log; environment: of its processes, beside this one's. flags: what a front end is started with to reach it, once it
+    serves."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class KeptEngine:
     ):
         self._config, self._starts, self._hurry = config, starts, hurry
         self.called, self._environment = called, environment
+        self.flags = ""
         self._child: Child | None = None
         self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
         self._life: EngineLife | None = None
@@ -59,7 +61,7 @@ class KeptEngine:
         """Start a process, and wait until it serves. Raises ChildError, and what on_tick raises."""
         began, self._ready_at = time.monotonic(), None
         self._child = Child("engine", self._config, environment=self._environment)
-        self._child.wait_ready(START_SILENCE_S, on_progress, on_tick)
+        self.flags = str(self._child.wait_ready(START_SILENCE_S, on_progress, on_tick).get("flags", ""))
         with contextlib.suppress(OSError):  # it is gone already: that is found out next
             self._life = EngineLife(self._config.engine.name)
         if self._config.engine.record_steps:
@@ -118,9 +120,10 @@ class KeptEngine:
             logger.warning("%s serves again after %.1f s", self.called, self._start_s)
             return
 
-    def end(self) -> None:
-        """End the process: in order if it serves. Its segment is gone then."""
-        self._clear(ENGINE_STOP_S if self._ready_at is not None else START_STOP_S)
+    def end(self, drain_s: float = 0.0) -> None:
+        """End the process: in order if it serves. Its segment is gone then. drain_s: that requests get, where front ends are
+        there that have some."""
+        self._clear(drain_s + ENGINE_STOP_S if self._ready_at is not None else START_STOP_S)
 
     def _clear(self, stop_s: float = 0.0) -> None:
         """End the process, if it still runs, and what it started; remove what it left."""

@@ -1,54 +1,85 @@
 """The engines of a front end, from its options."""
 
 from dataclasses import fields
+from pathlib import Path
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
-from blinkpy.dpu.fleet.fleet_options import check_placement
+from blinkpy.dpu.fleet.fleet_options import FleetOptions, check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.segment import segment_path
 from blinkpy.transport.transport_kinds import check_end, chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
+MOST_BYTES = 1 << 16  # of a file of engines
 SHM = "shm:"  # before a name, where the others are addresses
 
 
 def engine_configs(config: Config) -> dict[str, Config]:
     """A config for the link to each engine, by what the engine is called. Raises ConfigError."""
+    file = config.extension(FleetOptions).engines_file
+    if file:
+        return {entry: one for entry, one in _link_configs(config, engines_in(Path(file)), f"{file}:").items() if _checked(one)}
     entries = [entry.strip() for entry in config.extension(RdmaOptions).engine.split(",") if entry.strip()]
-    if not entries:
-        return {config.engine.name: config}
+    return _link_configs(config, entries, "--engine") if entries else {config.engine.name: config}
+
+
+def engines_in(path: Path) -> list[str]:
+    """The engines of a file of --engines-file, which may have none. Raises ConfigError where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        lines = content.decode().splitlines()
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{path} has more than {MOST_BYTES} bytes")
+    entries = (line.partition("#")[0].strip() for line in lines)
+    return [entry for entry in entries if entry]
+
+
+def _link_configs(config: Config, entries: list[str], source: str) -> dict[str, Config]:
     if len(entries) > MOST_ENGINES:
-        raise ConfigError(f"--engine can name at most {MOST_ENGINES} engines, not {len(entries)}")
+        raise ConfigError(f"{source} can name at most {MOST_ENGINES} engines, not {len(entries)}")
     if twice := next((entry for entry in entries if entries.count(entry) > 1), None):
-        raise ConfigError(f"--engine names {twice!r} twice")
+        raise ConfigError(f"{source} names {twice!r} twice")
     crosses = chosen_end(ENDS, config).crosses_machines
-    return {entry: _link_config(config, entry, crosses) for entry in entries}
+    return {entry: _link_config(config, entry, crosses, source) for entry in entries}
 
 
-def _link_config(config: Config, entry: str, crosses_machines: bool) -> Config:
+def _link_config(config: Config, entry: str, crosses_machines: bool, source: str) -> Config:
     if crosses_machines and not entry.startswith(SHM):
         return config.with_options({"engine": entry})
     name = entry.removeprefix(SHM)
     if ":" in name:
-        raise ConfigError(f"--engine {entry} needs --transport rdma")
+        raise ConfigError(f"{source} {entry} needs --transport rdma")
     try:
         segment_path(name)
     except TransportError as error:
-        raise ConfigError(f"--engine {entry}: {error}") from error
+        raise ConfigError(f"{source} {entry}: {error}") from error
     transport = "shm" if crosses_machines else config.transport.transport
     return config.with_options({"transport": transport, "name": name, "engine": ""})
+
+
+def _checked(config: Config) -> bool:
+    chosen_end(ENDS, config).check(config, frozenset())
+    return True
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
     """Raise ConfigError when options of the transports don't fit each other, or for a wrong placement. given: names of
     the options that somebody set."""
+    file = config.extension(FleetOptions).engines_file
+    if file and given & {"engine", "name"}:
+        raise ConfigError("--engines-file names the engines: leave out --engine and --name")
     configs = engine_configs(config)
-    check_placement(config, len(configs))
-    several = any(chosen_end(ENDS, one).crosses_machines for one in configs.values())
+    check_placement(config, MOST_ENGINES if file else len(configs))
+    several = bool(file) or any(chosen_end(ENDS, one).crosses_machines for one in configs.values())
     for one in configs.values():
         end, mine = chosen_end(ENDS, one), given
-        if "engine" in given and not end.crosses_machines:
+        if given & {"engine", "engines_file"} and not end.crosses_machines:
             if "name" in given:
                 raise ConfigError("--engine names the engines: leave out --name")
             mine = given - {"engine"}

@@ -10,14 +10,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
 from blinkpy.dpu.engine_link import CONNECT_POLL_S, Submission
-from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.fleet.continuation import NoContinuationError, Pieces, continuation
+from blinkpy.dpu.fleet.engine_places import EngineEntry, EnginePlaces
 from blinkpy.dpu.fleet.fleet_link import FleetLink
 from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
@@ -31,18 +32,11 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, STATE_DRAINING, STATE_READY, STATE_STARTING
 
 MOVE_POLL_S = 0.02  # between two looks for an engine that takes what has lost its own
-MOVES = "the moves between engines"  # in the log
+MOVES, WATCH = "the moves between engines", "the watch over the list of engines"  # in the log
 
 logger = logging.getLogger("blinkpy.frontend")
 
-
-@dataclass(frozen=True)
-class EngineEntry:
-    """One engine of a fleet. connect: as of EngineLink."""
-
-    label: str
-    connect: Callable[[], QueuePair]
-    starts: EngineStarts | None = None
+Watch = Callable[[Callable[[Sequence[EngineEntry]], None]], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +51,8 @@ class Move:
 
 class Fleet:
     """See the module. It has the methods of EngineLink that a worker uses. pieces: see continuation. most_moves: of one
-    generation; move_timeout_s: the longest that all of its pauses together may take. rule: of the placement."""
+    generation; move_timeout_s: the longest that all of its pauses together may take. rule: of the placement. watch: where the
+    engines may change, what calls the function that it gets with those that there are now; it never ends."""
 
     def __init__(
         self,
@@ -67,21 +62,23 @@ class Fleet:
         most_moves: int = 3,
         move_timeout_s: float = 30.0,
         rule: Rule = prefix,
+        watch: Watch | None = None,
     ):
-        self._metrics, self.pieces, self._rule = metrics, pieces, rule
+        self._metrics, self.pieces, self._rule, self._watch = metrics, pieces, rule, watch
         self._most_moves, self._move_timeout_s = most_moves, move_timeout_s
-        self.links = [
-            FleetLink(index, one.label, one.connect, metrics, one.starts, self._on_lost, self._on_gauge)
-            for index, one in enumerate(engines)
-        ]
         self.on_room: Callable[[], None] = lambda: None
         self.on_failure: Callable[[ApiError], None] = lambda error: None
-        self._gauges: dict[str, list[float]] = {}
+        self._gauges: dict[str, dict[int, float]] = {}
         self._moving: list[Move] = []  # in order
         self._move_timer: asyncio.TimerHandle | None = None
         self._instances = [0] * len(engines)
-        for link in self.links:
-            link.on_room, link.on_failure = self._room_came, self._link_failed
+        self._places = EnginePlaces(self._link, engines)
+        self.links = self._places.links
+
+    def _link(self, index: int, one: EngineEntry) -> FleetLink:
+        link = FleetLink(index, one.label, one.connect, self._metrics, one.starts, self._on_lost, self._on_gauge)
+        link.on_room, link.on_failure = self._room_came, self._link_failed
+        return link
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
@@ -90,6 +87,22 @@ class Fleet:
         self._loop, self._watched = asyncio.get_running_loop(), watched
         for link in self.links:
             link.start(watched)
+        if self._watch is not None:
+            watched.start(WATCH, self._watch(self.set_engines))
+
+    def set_engines(self, engines: Sequence[EngineEntry]) -> None:
+        """These are the engines from now on, by their labels; again and again, for one that leaves is let go later."""
+        made, gone = self._places.put(engines)
+        for link in made:
+            self._instances.append(0)
+            if self._has_placement():
+                self._placement.grow(len(self._places))
+            link.start(self._watched)
+        for index, label in gone.items():
+            logger.info("engine %s has left", label)
+            self._instances[index] = 0
+            if self._has_placement():
+                self._placement.forget(index)
 
     async def connected(self, timeout_s: float) -> bool:
         """Wait until all engines have granted their queue pairs. False when none did within timeout_s seconds."""
@@ -123,11 +136,11 @@ class Fleet:
         if None in problems:
             return None
         told = dict.fromkeys(problem for problem in problems if problem is not None)
-        return f"None of {len(problems)} engines serves. {' '.join(told)}"
+        return f"None of {len(problems)} engines serves. {' '.join(told)}".strip()
 
     def unavailable(self, problem: str) -> ApiError:
         """A 503 with the time until the first engine is expected."""
-        return unavailable(problem, min(link.unavailable(problem).retry_s for link in self.links))
+        return unavailable(problem, min((link.unavailable(problem).retry_s for link in self.links), default=1))
 
     def restarts(self) -> int | None:
         """Times that engines were started again; None where nobody here does so."""
@@ -210,7 +223,7 @@ class Fleet:
             tokens, free = load.tokens_in_flight + len(prompt) + sampling.max_tokens, load.free_slots - 1
             loads[engine] = replace(load, free_slots=free, tokens_in_flight=tokens, accepts=free > 0)
             parts.setdefault(engine, []).append(submission)
-        return [(self.links[engine], part) for engine, part in parts.items()]
+        return [(self._places[engine], part) for engine, part in parts.items()]
 
     def _loads(self) -> dict[int, EngineLoad]:
         loads = dict[int, EngineLoad]()
@@ -225,11 +238,14 @@ class Fleet:
             loads[link.index] = link.load()
         return loads
 
+    def _has_placement(self) -> bool:
+        return "_placement" in vars(self)
+
     @cached_property
     def _placement(self) -> Placement:
         facts = self.require().facts
         return Placement(
-            len(self.links),
+            max(len(self._places), 1 if self._watch is None else 2),  # what the first one has counts once there is a second
             facts.page_size,
             rule=self._rule,
             record_pages=facts.num_pages,
@@ -240,7 +256,7 @@ class Fleet:
         """Ask its engine to end it. Between two engines it has nothing to end: it is not moved on."""
         flight = generation.flight
         if flight is not None and flight.engine >= 0:
-            self.links[flight.engine].cancel(generation)
+            self._places[flight.engine].cancel(generation)
 
     def fail_all(self, error: ApiError) -> None:
         """End everything in flight with an error, and tell the engines."""
@@ -310,7 +326,7 @@ class Fleet:
             return False
         generation.grammar = move.grammar
         try:
-            self.links[engine].submit([work])
+            self._places[engine].submit([work])
         except ApiError:  # lost at this moment
             return False
         except ValueError as never:
@@ -337,6 +353,6 @@ class Fleet:
             self.on_failure(error)
 
     def _on_gauge(self, index: int, name: str, value: float) -> None:
-        values = self._gauges.setdefault(name, [0.0] * len(self.links))
+        values = self._gauges.setdefault(name, {})
         values[index] = value
-        self._metrics.gauge(name, sum(values))
+        self._metrics.gauge(name, sum(values.values()))

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.engine_link import EngineLink, Submission
+from blinkpy.dpu.engine_link import NOT_YET, EngineLink, Submission
 from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.fleet.placement import EngineLoad
 from blinkpy.dpu.generation import Generation
-from blinkpy.dpu.link.queue_pair import CompletionEvent, QueuePair
+from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.layout import BLOCK_WORDS
@@ -16,13 +16,16 @@ from blinkpy.queues.words import COUNTER, GAUGE
 
 LOAD_S = 0.01  # for which gauges count as new
 
+LEAVES = "The engine is leaving."
+
 GaugeChange = Callable[[int, str, float], None]
 Lost = Callable[[Sequence[Generation], ApiError], None]
 
 
 class FleetLink(EngineLink):
     """index: of the engine, which is called label. on_lost: who gets generations that this engine can't go on with; on_gauge:
-    who hears of this link's gauges."""
+    who hears of this link's gauges. leaving: nothing is submitted, and nobody connects, any more; vacant: nor is there an
+    engine."""
 
     def __init__(
         self,
@@ -36,9 +39,47 @@ class FleetLink(EngineLink):
     ):
         super().__init__(connect, metrics, starts, f"engine {label}")
         self.index, self.label = index, label
+        self.leaving = self.vacant = False
         self._on_lost, self._on_gauge = on_lost, on_gauge
         self._words, self._read_at = [0] * BLOCK_WORDS, 0.0  # the engine's block, and when it was read, s
         self._outstanding = 0  # tokens of prompts and outputs that this engine still has to compute for this front end
+
+    def status(self) -> str | None:
+        return LEAVES if self.leaving else super().status()
+
+    def is_idle(self) -> bool:
+        """Whether nobody's request is there."""
+        return not self._held and (self.pair is None or not self.pair.in_flight)
+
+    def vacate(self) -> None:
+        """Let the engine go: it is idle."""
+        self.leaving = self.vacant = True
+        self._connect = _nowhere
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
+        if self.pair is not None:
+            self.pair.close()
+            self.pair = None
+            self._gauge("attached", 0)
+
+    def occupy(self, label: str, connect: Callable[[], QueuePair], starts: EngineStarts | None) -> None:
+        """Connect to this engine from now on: the place was vacant."""
+        self.label, self._connect, self._starts = label, connect, starts
+        self._log_prefix, self._problem = f"engine {label}: ", NOT_YET
+        self.leaving = self.vacant = False
+
+    async def _try_connect(self) -> QueuePair | None:
+        if self.leaving:
+            return None
+        connect = self._connect
+        pair = await super()._try_connect()
+        if pair is not None and self._connect is not connect:  # the engine was let go meanwhile
+            self.pair = None
+            pair.close()
+            self._gauge("attached", 0)
+            return None
+        return pair
 
     def spare(self) -> int:
         """Slots that nobody has or waits for."""
@@ -90,3 +131,7 @@ class FleetLink(EngineLink):
         if name == "attached" and not value:
             self._on_gauge(self.index, "slots", 0)
             self._on_gauge(self.index, "requests_in_flight", 0)
+
+
+def _nowhere() -> QueuePair:
+    raise EngineLostError("there is no engine")

@@ -20,6 +20,11 @@ class FleetOptions:
         PREFIX,
         "which engine gets a request: prefix, least-loaded, round-robin, random or FILE.py (docs/policies.md)",
     )
+    engines_file: str = option(
+        "",
+        "in place of --engine: a file with an engine in each line, read again when it changes (docs/fleet.md)",
+        commands="frontend",
+    )
     move_timeout_s: int = option(30, "seconds a request may be without an engine before it ends with an error", low=1, high=3600)
 
 

@@ -39,6 +39,7 @@ class Placement:
         on_fault: Callable[[], None] = lambda: None,
     ):
         self._rule, self._page_size, self._clock = rule, page_size, clock
+        self._record_pages = record_pages
         self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
         self._seen: list[EngineLoad | None] = [None] * engines  # what each published last
         self._unseen = [0] * engines  # tokens of prompts that were sent since then
@@ -48,6 +49,13 @@ class Placement:
         self._number = 0
         self._logged: float | None = None
         self.faults, self._on_fault = 0, on_fault
+
+    def grow(self, engines: int) -> None:
+        """There are more engines than before, or as many."""
+        for _ in range(len(self._records), engines):
+            self._records.append(PrefixRecord(self._page_size, self._record_pages))
+            self._published.append((-1, -1, -1))
+            self._unseen.append(0)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
         """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""

@@ -18,7 +18,6 @@ TARGETS = {  # of a smoke run
     "serving.fleet_throughput": 2,
     "tuning.capacity": 0,
     "tuning.class_capacity": 0,
-    "tuning.fleet_placement": 7,
     "tuning.fleet_placement": 6,
     "parts.control_overhead": 0,
     "parts.cpu_engine": 2,

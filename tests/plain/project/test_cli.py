@@ -56,10 +56,10 @@ def test_every_option_is_a_flag_with_its_default_and_bounds_in_the_help() -> Non
     commands = next(a for a in cli.make_parser()._actions if a.dest == "command").choices
     texts = {name: " ".join(command.format_help().split()) for name, command in commands.items()}
     for section, item in options():
-        alone = section == "transport" or item.metadata["commands"] == "frontend"
-        text = texts["engine"] + texts["frontend"] if alone else texts["serve"]
+        apart = section == "transport" or item.metadata["commands"] == "frontend"
+        text = texts["engine"] + texts["frontend"] if apart else texts["serve"]
         assert cli.flag(item) in text
-        assert not alone or f"{cli.flag(item)} " not in texts["serve"]
+        assert not apart or f"{cli.flag(item)} " not in texts["serve"]
         if item.metadata["low"] is not None:
             assert f"[{item.metadata['low']} to {item.metadata['high']}; default: {item.default}]" in text
         for choice in item.metadata["choices"]:

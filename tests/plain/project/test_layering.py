@@ -77,6 +77,13 @@ def test_file_names_differ_and_folders_are_small() -> None:
     assert [str(folder) for folder, count in folders.items() if count > MOST_FILES] == []
 
 
+def test_nobody_else_imports_ray() -> None:
+    importers = {
+        name for name, path in package_modules().items() for module, _ in imports_of(path) if module.split(".")[0] == "ray"
+    }
+    assert importers == {"blinkpy.ray_fleet.ray_cluster", "blinkpy.ray_fleet.engine_actor"}
+
+
 def test_one_module_imports_numba_cuda() -> None:
     """What the package knows of it stands there."""
 

@@ -24,7 +24,14 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("tokens stay outstanding in an engine that was lost",
          "            self._outstanding, self._read_at = 0, 0.0\n", "            pass\n"),
     ],
+    "engine_places": [
+        ("an engine that leaves is let go with its requests", "link.leaving and link.is_idle()", "link.leaving"),
+        ("places of engines that left are not used again", "in self._all if link.vacant], list", "in [] if link.vacant], list"),
+        ("an engine that comes back while it leaves goes on leaving",
+         "link.leaving = link", "link.leaving = link.leaving or link"),
+    ],
     "fleet": [
+        ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._places))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
         ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),

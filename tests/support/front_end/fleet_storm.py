@@ -30,6 +30,7 @@ from blinkpy.queues.words import STATE_DRAINING, STATE_READY
 PIECES = [b"", *(bytes([65 + i]) for i in range(12)), b"AB", b"BC", b"CAD"]
 VOCABULARY, STOP_ID, SLOTS = len(PIECES), 0, 6
 STEP_S = 0.01
+LABELS = 5  # of engines that come and go
 
 
 class StormError(AssertionError):
@@ -259,6 +260,7 @@ class Storm:
         with (
             patch.object(fleet, "time", clock),
             patch.object(self.modules["engine_link"], "time", clock),
+            patch.object(self.modules["engine_link"], "asyncio", SimpleNamespace(get_running_loop=lambda: self._loop)),
             patch.object(fleet, "secrets", drawing),
         ):
             self._open()
@@ -282,12 +284,12 @@ class Storm:
         metrics: Any = SimpleNamespace(
             count=counting, gauge=lambda *_: None, inter_token_latency=silent, time_to_first_token=silent, request_duration=silent
         )
-        entries = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
-        self.fleet = module.Fleet(entries, metrics, lambda: PIECES, self.limit, self.timeout_s)
-        watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error))
-        loop = SimpleNamespace(call_later=self._later)
+        self._listed = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
+        self.fleet = module.Fleet(self._listed, metrics, lambda: PIECES, self.limit, self.timeout_s)
+        watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())
+        self._loop = SimpleNamespace(call_later=self._later)
         for part in (self.fleet, *self.fleet.links):
-            part._loop, part._watched = loop, watched
+            part._loop, part._watched = self._loop, watched
         for link in self.fleet.links:
             self._attach(link)
 
@@ -297,7 +299,8 @@ class Storm:
         return SimpleNamespace(cancel=lambda: None)
 
     def _attach(self, link: Any) -> None:
-        link.pair = ScriptedPair(self.draw, next(self._instances), self.modules["link.queue_pair"])
+        if not link.leaving:
+            link.pair = ScriptedPair(self.draw, next(self._instances), self.modules["link.queue_pair"])
 
     def _pass(self, seconds: float) -> None:
         until = self.now + seconds
@@ -323,12 +326,23 @@ class Storm:
                 link.pair.state = STATE_DRAINING
         elif event < 0.46 and self.clients:
             self._leave(self.draw.choice(self.clients))
+        elif event < 0.48:
+            labels = self.draw.sample(range(LABELS), self.draw.randint(1, 3))
+            self._listed = [self.modules["fleet.fleet"].EngineEntry(f"e{i}", lambda: None) for i in labels]
+            self._list()
         else:
             for link in self.fleet.links:
                 if link.pair is not None:
                     link.pair.turn()
             self._pass(STEP_S)
         self._check()
+
+    def _list(self) -> None:
+        """As the watch over the list of engines does, again and again."""
+        self.fleet.set_engines(self._listed)
+        listed = {entry.label for entry in self._listed}
+        self.require(listed == {link.label for link in self.fleet.links if not link.leaving}, "not the engines that are listed")
+        self.require(len(self.fleet._places) <= LABELS, "places of engines that left are not used again")
 
     def _lose(self, link: Any) -> None:
         if link.pair is not None:
@@ -409,13 +423,16 @@ class Storm:
                     self._lose(link)
                 if link.pair is None:
                     self._attach(link)
-                link.pair.turn()
+                if link.pair is not None:
+                    link.pair.turn()
             self._pass(STEP_S)
+            self._list()
         self.moved = sum(client.generation.flight.moves > 0 for client in self.clients)
         self.whole = 0
         for client in self.clients:
             self._judge(client)
         for link in self.fleet.links:
+            self.require(not link.leaving, "an engine leaves for ever")
             self.require(not link.pair.requests and not link._held, "something is left behind")
             self.require(link.load().tokens_in_flight == 0, f"{link.load().tokens_in_flight} tokens are outstanding for ever")
         self.require(self.fleet.room() == SLOTS * len(self.fleet.links), "room is lost")

@@ -1,0 +1,317 @@
+"""Keeps a fleet as its plan says: places actors, starts again what died, and has as many engines as the load needs.
+
+It waits for calls of actors' methods, so that it hears of a death when it happens: `start` ends once the actor's process serves,
+`wait_end` once it does not any more, and either fails when the actor itself is gone.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.supervisor import END_GRACE_S
+from blinkpy.processes import pause_before_start
+from blinkpy.ray_fleet.engine_actor import Started
+from blinkpy.ray_fleet.fleet_gauges import fleet_gauges
+from blinkpy.ray_fleet.fleet_plan import FleetPlan
+from blinkpy.ray_fleet.ray_cluster import ActorLostError
+from blinkpy.ray_fleet.scaling_rule import ScaleHistory, wanted_engines
+from blinkpy.serving.engine_process import ENGINE_STOP_S
+from blinkpy.serving.kept_engine import PAUSES_S
+from blinkpy.top.server_sample import ServerSample
+
+WAIT_S = 0.25  # longest wait for calls: signals are looked at in between
+PLACE_S = 30.0  # after which the log says that an actor has no place yet
+START_S = 1800.0  # longest start, with the wait for a node that an autoscaler of Ray's brings
+END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # beyond shutdown_s, before an actor that should end is killed
+HURRY_S = 3.0  # the same after a second signal
+SILENT_S = 5.0  # of all front ends, and three looks: what was seen before counts for nothing then
+LOST = 16  # segments of lost engines that are kept in mind
+
+STARTING, SERVING, ENDING, PAUSING = "starting", "serving", "ending", "pausing"
+
+logger = logging.getLogger("blinkpy.ray")
+
+
+class Cluster(Protocol):
+    """What a keeper needs of RayCluster."""
+
+    def place_engine(self, number: int, start: int) -> Any: ...
+    def place_front_end(self, number: int, start: int) -> Any: ...
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any: ...
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]: ...
+    def result(self, call: Any) -> Any: ...
+    def kill(self, actor: Any) -> None: ...
+
+
+@dataclass(eq=False)
+class Member:
+    """An engine or a front end, and its actor. call: start, wait_end or end. since: of the phase, s. address, segment: as of
+    Started. starts: that there were; pause_s: before the last one. due: of the next one, s. told: the log knows that it has no
+    place."""
+
+    is_engine: bool
+    number: int
+    actor: Any = None
+    call: Any = None
+    phase: str = PAUSING
+    since: float = 0.0
+    address: str = ""
+    segment: str = ""
+    starts: int = 0
+    pause_s: float = 0.0
+    due: float = 0.0
+    told: bool = False
+    look: Any = None  # a call, of a front end
+
+    def __str__(self) -> str:
+        return f"{'engine' if self.is_engine else 'front end'} {self.number}"
+
+
+@dataclass
+class Looks:
+    """The last answers of front ends' look(), by their numbers; and those before."""
+
+    now: dict[int, ServerSample] = field(default_factory=dict)
+    before: dict[int, ServerSample] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)  # as the log knows them
+
+
+class FleetKeeper:
+    """on_ready: called once with the front ends' URLs, when all of them and the least number of engines serve. clock: s.
+    restarts: starts after a death, so far."""
+
+    def __init__(
+        self,
+        plan: FleetPlan,
+        cluster: Cluster,
+        on_ready: Callable[[list[str]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._plan, self._cluster, self._clock = plan, cluster, clock
+        self._on_ready: Callable[[list[str]], None] | None = on_ready
+        self._targets = plan.scale
+        self._bounds = plan.engines.least, plan.most
+        self.front_ends = [Member(False, number) for number in range(plan.front_ends.number)]
+        self.engines = [Member(True, number) for number in range(plan.engines.least)]
+        self._history = ScaleHistory(plan.engines.least)
+        self._lost: deque[str] = deque(maxlen=LOST)
+        self._telling: list[Any] = []  # calls of set_engines
+        self._looks, self._look_at, self._seen_at = Looks(), 0.0, 0.0
+        self.restarts = 0
+
+    # ---- the fleet ---------------------------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the engines that serve."""
+        return [engine.address for engine in self.engines if engine.phase == SERVING]
+
+    @property
+    def size(self) -> int:
+        """Engines that there should be: those that end are not counted."""
+        return sum(engine.phase != ENDING for engine in self.engines)
+
+    def turn(self) -> None:
+        """Wait a moment for what happens, and react. Raises ConfigError when something can't start at all."""
+        now = self._clock()
+        for member in self._members():
+            if member.phase == PAUSING and now >= member.due:
+                self._start(member)
+        self._wait(WAIT_S)
+        now = self._clock()
+        for member in self._members():
+            self._check_time(member, now)
+        if self._on_ready is None and now - self._look_at >= self._targets.interval_s:
+            self._look_at = now
+            self._scale(now)
+            self._look()
+        ready = all(front_end.phase == SERVING for front_end in self.front_ends)
+        if self._on_ready is not None and ready and len(self.addresses) >= self._plan.engines.least:
+            on_ready, self._on_ready = self._on_ready, None
+            on_ready([front_end.address for front_end in self.front_ends])
+
+    def end(self, hurry: Callable[[], bool]) -> None:
+        """End all: front ends finish what they have, then engines end. hurry: whether they get HURRY_S alone."""
+        for members in (self.front_ends.copy(), self.engines.copy()):
+            for member in members:
+                if member.phase in (STARTING, SERVING):
+                    self._end(member)
+                elif member.phase == PAUSING:
+                    self._forget(member)
+            hurried_at: float | None = None
+            while any(member.phase == ENDING for member in members):
+                self._wait(WAIT_S)
+                now = self._clock()
+                if hurry() and hurried_at is None:
+                    hurried_at = now
+                for member in members:
+                    if hurried_at is not None and now - hurried_at > HURRY_S and member.phase == ENDING:
+                        self._forget(member)
+                    self._check_time(member, now)
+
+    def _members(self) -> list[Member]:
+        return [*self.front_ends, *self.engines]
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for calls, and react to those that have ended."""
+        members = {member.call: member for member in self._members() if member.call is not None}
+        looks = {member.look: member for member in self.front_ends if member.look is not None}
+        calls = [*members, *looks, *self._telling]
+        if not calls:
+            time.sleep(timeout_s)
+            return
+        for call in self._cluster.wait(calls, timeout_s):
+            try:
+                result, problem = self._cluster.result(call), ""
+            except ActorLostError as error:
+                result, problem = None, str(error)
+            if call in members:
+                self._ended(members[call], result, problem)
+            elif call in looks:
+                looks[call].look = None
+                sample = result if problem == "" else ServerSample(self._clock(), problem=problem)
+                self._looks.now[looks[call].number] = sample
+            else:
+                self._telling.remove(call)
+                if problem:  # the call that waits for its end tells of it, too
+                    logger.warning("a front end did not take its list of engines: %s", problem)
+
+    def _ended(self, member: Member, result: Any, problem: str) -> None:
+        """A call has ended: what that means by the member's phase."""
+        if member.phase == STARTING and not problem:
+            self._started(member, Started(*result))
+        elif member.phase == STARTING:
+            self._died(member, f"did not start: {problem}")
+        elif member.phase == SERVING:
+            self._died(member, f"lost its actor: {problem}" if problem else str(result))
+        elif member.phase == ENDING:
+            logger.info("%s has ended%s", member, f": {problem}" if problem else "")
+            self._forget(member)
+
+    def _start(self, member: Member) -> None:
+        place = self._cluster.place_engine if member.is_engine else self._cluster.place_front_end
+        member.actor = place(member.number, member.starts)
+        self._enter(member, STARTING)
+        member.starts += 1
+        member.told = False
+        member.call = self._cluster.call(member.actor, "start", list(self._lost) if member.is_engine else self.addresses)
+
+    def _started(self, member: Member, started: Started) -> None:
+        if started.problem:
+            if started.hopeless and self._on_ready is not None:
+                raise ConfigError(f"{member}: {started.problem}")
+            self._died(member, f"did not start: {started.problem}")
+            return
+        seconds = self._clock() - member.since
+        member.address, member.segment = started.address, started.segment
+        self._enter(member, SERVING)
+        member.call = self._cluster.call(member.actor, "wait_end")
+        logger.info("%s serves after %.1f s: %s", member, seconds, member.address)
+        if member.is_engine:
+            self._tell()
+        else:
+            self._tell_one(member)
+
+    def _died(self, member: Member, how: str) -> None:
+        """Start it again, after a pause."""
+        now = self._clock()
+        served_s = now - member.since if member.phase == SERVING else 0.0
+        self._cluster.kill(member.actor)
+        was_serving = member.phase == SERVING
+        if member.is_engine and was_serving:
+            self._lost.append(member.segment)
+        member.pause_s = pause_before_start(member.pause_s, served_s, PAUSES_S)
+        member.due = now + member.pause_s
+        self._enter(member, PAUSING)
+        self.restarts += 1
+        logger.error("%s %s; restart %d in %g s", member, how, member.starts, member.pause_s)
+        if member.is_engine and was_serving:
+            self._tell()
+
+    def _end(self, member: Member) -> None:
+        """Ask it to end in order."""
+        listed = member.is_engine and member.phase == SERVING
+        self._enter(member, ENDING)
+        if listed:
+            self._tell()
+        member.call = self._cluster.call(member.actor, "end")
+
+    def _forget(self, member: Member) -> None:
+        """It is over."""
+        if member.actor is not None:
+            self._cluster.kill(member.actor)
+        self._enter(member, PAUSING)
+        member.due = float("inf")
+        if member.is_engine:
+            self.engines.remove(member)
+
+    def _enter(self, member: Member, phase: str) -> None:
+        member.phase, member.since, member.call, member.look = phase, self._clock(), None, None
+
+    def _check_time(self, member: Member, now: float) -> None:
+        """What takes too long is told, or ended."""
+        spent = now - member.since
+        if member.phase == STARTING:
+            if spent > PLACE_S and not member.told:
+                member.told = True
+                logger.warning("%s still starts after %.0f s: it loads, or no node has room for it (`ray status`)", member, spent)
+            if spent > START_S:
+                self._died(member, f"did not start within {START_S:.0f} s")
+        elif member.phase == ENDING and spent > self._plan.config.frontend.shutdown_s + END_S:
+            logger.error("%s did not end in time and was killed", member)
+            self._forget(member)
+
+    def _tell(self) -> None:
+        """Let front ends know the engines."""
+        for front_end in self.front_ends:
+            self._tell_one(front_end)
+
+    def _tell_one(self, front_end: Member) -> None:
+        if front_end.phase == SERVING:
+            self._telling.append(self._cluster.call(front_end.actor, "set_engines", self.addresses))
+
+    # ---- scale -------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        for front_end in self.front_ends:
+            if front_end.phase == SERVING and front_end.look is None:
+                front_end.look = self._cluster.call(front_end.actor, "look")
+
+    def _scale(self, now: float) -> None:
+        """Have as many engines as the last looks ask for."""
+        looks = self._looks
+        for number, sample in looks.now.items():
+            if sample.problem != looks.problems.get(number, ""):
+                logger.warning("front end %d shows %s", number, sample.problem or "its metrics again")
+            looks.problems[number] = sample.problem
+        if self._bounds[0] == self._bounds[1]:
+            return
+        gauges = fleet_gauges(looks.now, looks.before)
+        looks.before, looks.now = {**looks.before, **looks.now}, {}
+        if gauges is None:
+            if now - self._seen_at > SILENT_S + 3 * self._targets.interval_s:
+                self._history = self._history.interrupted()
+            return
+        self._seen_at = now
+        size = self.size
+        wanted = wanted_engines(gauges, now, self._history, self._targets, self._bounds)
+        self._history = self._history.after(gauges, now, wanted, self._targets)
+        if wanted != size:
+            logger.info(
+                "from %d to %d engines: %s", size, wanted, " ".join(f"{k}={v:g}" for k, v in gauges._asdict().items() if v)
+            )
+        for _ in range(size, wanted):
+            number = next(n for n in range(len(self.engines) + 1) if n not in {engine.number for engine in self.engines})
+            self.engines.append(Member(True, number, due=now))
+        for _ in range(wanted, size):
+            last = max((engine for engine in self.engines if engine.phase != ENDING), key=lambda engine: engine.number)
+            if last.phase == PAUSING:
+                self._forget(last)
+            else:
+                self._end(last)

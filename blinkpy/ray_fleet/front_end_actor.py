@@ -1,0 +1,128 @@
+"""A front end in an actor of Ray's: its process, which ends with the actor, and the list of engines that it follows."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blinkpy.config import ConfigError
+from blinkpy.dpu.supervisor import END_GRACE_S
+from blinkpy.dpu.watch.log_output import start_logging
+from blinkpy.models.weights.model_folder import find_model
+from blinkpy.packages import require_packages
+from blinkpy.process_exit import Stopped, describe_exit
+from blinkpy.processes import Child, ChildError
+from blinkpy.ray_fleet.engine_actor import Started, config_of
+from blinkpy.serving.addresses import base_url, check_access
+from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES
+from blinkpy.serving.kept_engine import POLL_S
+from blinkpy.top.server_sample import ServerSample, look
+
+PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor's process, and something random
+
+
+class FrontEndActor:
+    """table: the front end's options. number: of the front end. Methods are called in threads, end() while others run."""
+
+    def __init__(self, table: Mapping[str, Any], number: int):
+        self._config = config_of(table)
+        self._child: Child | None = None
+        self._stopping, self._idle = threading.Event(), threading.Event()
+        self._idle.set()
+        start_logging(f"front end {number}", self._config.frontend.log_level, self._config.watch.log_format)
+        remove_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._url = ""
+
+    def start(self, engines: Sequence[str]) -> Started:
+        """Start, and wait until it listens. engines: their addresses."""
+        self.set_engines(engines)
+        self._idle.clear()
+        try:
+            require_packages("a front end", *PACKAGES)
+            config = self._config.with_options({"engines_file": str(self._file)})
+            self._wait_for_address()
+            config = find_model(config, lambda *report: None, weights=False)
+            self._child = Child("frontend", config)
+            facts = self._child.wait_ready(FRONTEND_START_S, on_tick=self._tick)
+        except Stopped:
+            return Started(problem="it was told to end")
+        except ConfigError as error:
+            return Started(problem=str(error), hopeless=True)
+        except ChildError as error:
+            return Started(problem=str(error), hopeless=error.usage)
+        finally:
+            self._idle.set()
+        scheme = "https" if config.access.ssl_certfile else "http"
+        self._url = base_url(config.frontend.host, int(facts["port"]), scheme)
+        return Started(self._url)
+
+    def set_engines(self, engines: Sequence[str]) -> None:
+        """Its engines from now on: their addresses."""
+        new = self._file.with_suffix(".new")
+        new.write_text("".join(f"{engine}\n" for engine in engines))
+        os.replace(new, self._file)
+
+    def look(self) -> ServerSample:
+        """What its /metrics state."""
+        return look(self._url, insecure=True)
+
+    def wait_end(self) -> str:
+        """Wait until it has died, and tell how."""
+        assert self._child is not None
+        self._idle.clear()
+        try:
+            while (code := self._child.exit_code()) is None:
+                time.sleep(POLL_S)
+                self._tick()
+        except Stopped:
+            return "was told to end"
+        finally:
+            self._idle.set()
+        reason = self._child.last_error()
+        self._child.end(0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return describe_exit(code) + (f" ({reason})" if reason else "")
+
+    def end(self) -> None:
+        """End it in order: what it has may go on for shutdown_s."""
+        self._stopping.set()
+        self._idle.wait(END_GRACE_S)
+        if self._child is not None:
+            self._child.end(self._config.frontend.shutdown_s + 2 * END_GRACE_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "engines"
+
+    def _wait_for_address(self) -> None:
+        """The front end of an actor that was lost may still finish what it has. Raises ConfigError."""
+        deadline = time.monotonic() + self._config.frontend.shutdown_s + END_GRACE_S
+        while True:
+            try:
+                return check_access(self._config)
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+            self._tick()
+            time.sleep(POLL_S)
+
+    def _tick(self) -> None:
+        if self._stopping.is_set():
+            raise Stopped
+
+
+def remove_folders() -> None:
+    """Those of actors that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        found = re.match(rf"{PREFIX}(\d+)-", path.name)
+        with contextlib.suppress(OSError):
+            if found and path.stat().st_uid == os.geteuid() and not Path(f"/proc/{found[1]}").exists():
+                shutil.rmtree(path, ignore_errors=True)

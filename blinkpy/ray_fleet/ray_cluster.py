@@ -1,0 +1,159 @@
+"""A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands here, but for the
+address of a node."""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blinkpy.config import ConfigError, as_table, split_address
+from blinkpy.packages import require_packages
+from blinkpy.processes import child_environment
+from blinkpy.ray_fleet.engine_actor import EngineActor
+from blinkpy.ray_fleet.fleet_plan import FleetPlan
+from blinkpy.ray_fleet.front_end_actor import FrontEndActor
+
+LOOPBACK = "127.0.0.1"
+AUTO = "auto"  # the address of the cluster that this machine is in
+REACH_S = 5.0  # for a connection; Ray itself would try for minutes
+LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # on Linux, too: Ray has no option for it
+OBJECT_STORE_BYTES = 80 << 20  # of a cluster of our own, about the least that Ray takes: nothing large passes through it
+CONCURRENT_CALLS = 8  # of one actor at a time: each waits in a thread
+TEXT = 300  # characters of Ray's messages that the log gets
+
+
+class ActorLostError(Exception):
+    """An actor is gone, or its method raised what it should not. The message says why."""
+
+
+class RayCluster:
+    """Connected until close(). address: of a running cluster; "": a new one, of this machine, that ends with close(). Raises
+    ConfigError."""
+
+    def __init__(self, plan: FleetPlan, address: str = ""):
+        require_packages("ray up", "ray", extra="ray")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to Ray's makers that nobody asked for
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        if not address or _is_loopback(address):
+            os.environ[LOOPBACK_ALONE] = "0"  # Ray listens on 127.0.0.1 then, and nowhere else; it is read by the import
+        import ray
+
+        self._ray, self._plan = ray, plan
+        self.namespace = f"blinkpy-{os.getpid()}"
+        how: dict[str, Any] = {"address": address or "local", "namespace": self.namespace, "logging_level": logging.WARNING}
+        path = child_environment().get("PYTHONPATH")
+        how["runtime_env"] = {"env_vars": {"PYTHONPATH": path}} if path else None
+        if not address:
+            how |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        if address and address != AUTO:
+            _check_reachable(address)
+        try:
+            ray.init(**how)
+        except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
+            raise ConfigError(f"can't reach a Ray cluster at {address or LOOPBACK}: {_brief(error)}") from error
+        try:
+            self._home = None if plan.crosses_machines else home_node(ray.nodes(), plan)
+        except ConfigError:
+            ray.shutdown()
+            raise
+
+    def place_engine(self, number: int, start: int) -> Any:
+        """An actor for an engine. start: how often there was one of this number before."""
+        plan = self._plan
+        needs = {"num_gpus": plan.engine_gpus, "num_cpus": plan.engines.cpus, "resource": plan.engines.resource}
+        table, crosses = dict(as_table(plan.engine_config())), plan.crosses_machines
+        return self._place(EngineActor, f"engine-{number}-{start}", needs, table, number, crosses)
+
+    def place_front_end(self, number: int, start: int) -> Any:
+        """An actor for a front end; the same."""
+        plan = self._plan
+        needs = {"num_gpus": 0, "num_cpus": plan.front_ends.cpus, "resource": plan.front_ends.resource}
+        config = plan.config.with_options({"port": plan.port(number)})
+        return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, dict(as_table(config)), number)
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        """Begin a call; what stands for its result."""
+        return getattr(actor, method).remote(*arguments)
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Calls that have ended, one at least unless the time is over."""
+        ended, open_calls = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        if ended and open_calls:
+            ended += self._ray.wait(open_calls, num_returns=len(open_calls), timeout=0)[0]
+        return list(ended)
+
+    def result(self, call: Any) -> Any:
+        """Of a call that has ended. Raises ActorLostError."""
+        try:
+            return self._ray.get(call, timeout=1)
+        except self._ray.exceptions.RayError as error:
+            raise ActorLostError(_brief(error)) from error
+
+    def kill(self, actor: Any) -> None:
+        """End an actor at once, and with it what it started."""
+        with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        """Leave the cluster: actors end. One of our own ends with them."""
+        self._ray.shutdown()
+
+    def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy: Any = "DEFAULT" if self._home is None else NodeAffinitySchedulingStrategy(self._home, soft=False)
+        remote = self._ray.remote(kind).options(
+            name=name,
+            num_gpus=needs["num_gpus"],
+            num_cpus=needs["num_cpus"],
+            resources={needs["resource"]: 0.001} if needs["resource"] else None,
+            scheduling_strategy=strategy,
+            max_restarts=0,
+            max_concurrency=CONCURRENT_CALLS,
+        )
+        return remote.remote(*arguments)
+
+
+def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
+    """The node of all engines and front ends that share memory: the one with most GPUs among those with the resources that were
+    asked for. nodes: as ray.nodes() gives them. Raises ConfigError where no node has enough for the engines at least."""
+    wanted = {"GPU": plan.engine_gpus * plan.engines.least, "CPU": plan.engines.cpus * plan.engines.least}
+    wanted["CPU"] += plan.front_ends.cpus * plan.front_ends.number
+    named = [name for name in (plan.engines.resource, plan.front_ends.resource) if name]
+    able = [
+        (node["Resources"].get("GPU", 0.0), node["Resources"].get("CPU", 0.0), node["NodeID"])
+        for node in nodes
+        if node["Alive"]
+        and all(node["Resources"].get(name, 0.0) >= amount for name, amount in wanted.items())
+        and all(node["Resources"].get(name, 0.0) > 0 for name in named)
+    ]
+    if not able:
+        needs = [f"{amount:g} {name}" for name, amount in wanted.items() if amount] + named
+        raise ConfigError(
+            f"no node of the Ray cluster has {' and '.join(needs) or 'room'}, which {plan.engines.least} engines need"
+        )
+    return str(max(able)[2])
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ConfigError where nobody listens."""
+    host, port = split_address(address, "address")
+    try:
+        socket.create_connection((host, port), REACH_S).close()
+    except OSError as error:
+        raise ConfigError(f"can't reach a Ray cluster at {address}: {error.strerror or error}") from error
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(split_address(address, "address")[0]).is_loopback
+    except ValueError:  # a name, or auto
+        return False
+
+
+def _brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:TEXT] or type(error).__name__

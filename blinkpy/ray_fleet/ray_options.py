@@ -1,0 +1,31 @@
+"""Options of `blinkpy ray`. This module is light, so that `--help` needs nothing installed."""
+
+from dataclasses import dataclass, fields
+
+from blinkpy.config import ConfigError, check_value, option
+
+UP = "up"
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Place engines and front ends in a Ray cluster, watch and scale them: `blinkpy ray up CONFIG`; Ctrl-C ends all in order."""
+
+    action: str = option("", "up CONFIG, a TOML file (docs/fleet.md)")
+    address: str = option("", "a running cluster, HOST:PORT or auto (default: a new one, of this machine alone)")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_value(item, getattr(self, item.name))
+        verb, _, path = self.action.partition(" ")
+        if verb != UP:
+            raise ConfigError(
+                f"ray has no action {verb!r}: there is ray up CONFIG" if verb else "ray needs an action: ray up CONFIG"
+            )
+        if not path:
+            raise ConfigError("ray up needs a file: ray up CONFIG")
+
+    @property
+    def path(self) -> str:
+        """The config file."""
+        return self.action.partition(" ")[2]

@@ -1,0 +1,13 @@
+"""The options that modules add to blinkpy.config, and the choices that they fill."""
+
+from importlib import import_module
+
+
+def load_choices() -> None:
+    """Make the options of admission and of all transports known to Config, and the names of all parsers."""
+    import_module("blinkpy.dpu.tools.reasoning")
+    import_module("blinkpy.dpu.tools.call_format").call_formats()
+    import_module("blinkpy.dpu.admission.admission_options")
+    import_module("blinkpy.dpu.link.connectors")
+    import_module("blinkpy.dpu.fleet.fleet_options")
+    import_module("blinkpy.engine.link.listeners")

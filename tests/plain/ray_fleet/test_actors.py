@@ -1,0 +1,78 @@
+"""What actors do by themselves, as plain objects without Ray."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from blinkpy.config import Config, as_table
+from blinkpy.ray_fleet import engine_actor
+from blinkpy.ray_fleet.engine_actor import EngineActor, Started
+from blinkpy.ray_fleet.front_end_actor import PREFIX, FrontEndActor, remove_folders
+from blinkpy.transport.segment import segment_path
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of actors are here, and the log stays pytest's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for module in ("engine_actor", "front_end_actor"):
+        monkeypatch.setattr(f"blinkpy.ray_fleet.{module}.start_logging", lambda *arguments: None)
+    return tmp_path
+
+
+def table(**values: object) -> dict[str, object]:
+    return dict(as_table(Config().with_options(values)))
+
+
+def test_a_front_end_follows_a_list_that_ends_with_it(temporary: Path) -> None:
+    actor = FrontEndActor(table(), 0)
+    actor.set_engines(["a", "10.0.0.1:7700"])
+    (file,) = temporary.glob(f"{PREFIX}*/*")
+    assert file.read_text() == "a\n10.0.0.1:7700\n"
+    actor.set_engines([])
+    assert file.read_text() == ""
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
+    actor.end()
+    assert not list(temporary.iterdir())
+
+
+def test_only_folders_of_dead_actors_are_removed(temporary: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    folders = [temporary / name for name in (f"{PREFIX}{os.getpid()}-x", f"{PREFIX}{dead.pid}-x", f"{PREFIX}other", "blinkpy")]
+    for folder in folders:
+        folder.mkdir()
+    remove_folders()
+    assert [folder.exists() for folder in folders] == [True, False, True, True]
+
+
+def test_what_can_not_start_is_told(temporary: Path) -> None:
+    for actor in (EngineActor(table(model="no-such"), 0, False), FrontEndActor(table(model="no-such", port=0), 0)):
+        started = actor.start([])
+        assert started.hopeless and "no-such" in started.problem and not started.address
+        actor.end()
+    assert not list(temporary.iterdir())
+
+
+def test_who_is_told_to_end_does_not_start() -> None:
+    actor = EngineActor(table(), 0, False)
+    actor.end()
+    name = f"test-ray-{os.getpid()}"
+    path = segment_path(name)
+    path.write_bytes(b"")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a living engine does, whose end the actor awaits
+        assert actor.start([name]) == Started(problem="it was told to end")
+        fcntl.flock(held, fcntl.LOCK_UN)
+    path.unlink()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:7700", "[::1]:7700"])
+def test_the_address_of_an_engine_is_what_its_flags_name(address: str) -> None:
+    flags = f"--transport rdma --engine {address} --link-key-file '/a b/key'"
+    assert engine_actor._address(flags) == address
