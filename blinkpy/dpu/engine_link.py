@@ -1,7 +1,8 @@
 """The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
 
-While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes all tokens of a
-step at once, which makes them cheap. Without requests nothing is polled; only heartbeats go on.
+While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes a step's tokens
+together, which makes them cheap, but no more than MOST_COMPLETIONS before everybody else on the event loop has had a turn.
+Without requests nothing is polled; only heartbeats go on.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ LINK = "the link to the engine"  # in the log
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
+MOST_COMPLETIONS = 128  # in one turn of the event loop: one or two milliseconds, and what ended requests take after it
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -46,9 +48,10 @@ class EngineLink:
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
         self._problem = "The engine is not connected yet."
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
-        self._poll_timer: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.Handle | None = None
         self._checked = 0.0  # when the queue pair was last found alive, s
         self._pace = PollPace()
+        self._step: tuple[float, bool] | None = None  # of completions that go on in the next turn: begin, s, and whether clumped
 
     def start(self, watched: WatchedTasks) -> None:
         """Begin to connect, on the running event loop; everything else comes later. watched: hears of heartbeats or polling that
@@ -243,9 +246,10 @@ class EngineLink:
         if pair is None:
             return
         try:
-            completions = pair.poll()
+            completions = pair.poll(MOST_COMPLETIONS)
             now = time.monotonic()
-            clumped = bool(completions) and self._feed(completions, now)
+            began, clumped = self._step or (now, False)
+            clumped |= bool(completions) and self._feed(completions, now, began)
             held = bool(self._held)
             if held:
                 self._submit_held(pair)
@@ -257,12 +261,17 @@ class EngineLink:
         except Exception as error:
             self._watched.failed(LINK, error)
             return
-        delay = self._pace.delay(now, bool(completions), clumped)
+        if len(completions) == MOST_COMPLETIONS and self.pair is pair:
+            self._step = began, clumped
+            self._poll_timer = self._loop.call_soon(self._poll)
+            return
+        delay = self._pace.delay(now, bool(completions) or self._step is not None, clumped)
+        self._step = None
         if self.pair is pair and (pair.in_flight or self._held):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
-    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
-        """Hand completions to their generations. Returns whether one of them had several."""
+    def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
+        """Hand completions to their generations. Returns whether one of them had several since `began`, s."""
         touched: list[Generation] = []
         tokens = 0
         for request, token, flags in completions:
@@ -299,13 +308,13 @@ class EngineLink:
         # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
         for generation in touched:
             generation.sink.send()
-        return tokens > len(touched)
+        return tokens > len(touched) or max(before, default=0.0) >= began
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception) -> None:
         """The engine or the lease is gone: end every request in flight with an error."""
-        pair, self.pair = self.pair, None
+        pair, self.pair, self._step = self.pair, None, None
         if pair is None:
             return
         self._problem = _sentence(error)

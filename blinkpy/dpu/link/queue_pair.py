@@ -322,16 +322,17 @@ class QueuePair:
             request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
-    def poll(self) -> list[CompletionEvent]:
-        """Completions that have come, in order, at most a ring full. Slots of finished requests are free on return."""
+    def poll(self, most: int = W.POSITION_MASK) -> list[CompletionEvent]:
+        """Completions that have come, in order, at most a ring full, and at most this number. Slots of finished requests are free on
+        return."""
         events: list[CompletionEvent] = []
         if not self._attached:
             return events
         live, free, size = self._live, self._free, self.sizes.cq_entries
         start = position = self._cq_position
-        window = FIRST_WINDOW
-        while position - start < size:
-            words = self.transport.read_completions(position, window)
+        end, window = start + min(most, size), FIRST_WINDOW
+        while position < end:
+            words = self.transport.read_completions(position, min(window, end - position))
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
