@@ -96,7 +96,9 @@ class Streamer(Collector):
     def open(self) -> None:
         """The response has started: write the events that wait, and from now on those of each step."""
         self._open = True
-        self.send()
+        if self._events:
+            self._connection.held.write(self._chunk())
+        self._connection.held.release()
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         event = self.answer.event(generation.index, text, logprobs)
@@ -112,13 +114,20 @@ class Streamer(Collector):
             self.started.set_result(None)
 
     def end(self) -> bytes:
-        """What the stream ends with."""
+        """What the stream ends with, behind the events that were not sent: all of them, where it was never open."""
+        events = b"".join(self._events)
         if self.error is not None:
-            return self.answer.error_event(self.error)
-        return self.answer.end(self.usage(), self._usage_at_end)
+            return events + self.answer.error_event(self.error)
+        return events + self.answer.end(self.usage(), self._usage_at_end)
 
     def _with_usage(self, event: bytes) -> bytes:
         return self.answer.with_usage(event, self.usage())
+
+    def _chunk(self) -> bytes:
+        """The events, in a chunk of HTTP/1.1's chunked encoding."""
+        data = b"".join(self._events)
+        self._events.clear()
+        return b"%x\r\n%b\r\n" % (len(data), data)
 
     def send(self) -> None:
         events = self._events
@@ -128,12 +137,11 @@ class Streamer(Collector):
             if not self.started.done():
                 self.started.set_result(None)
             return
-        data, count = b"".join(events), len(events)
-        events.clear()
+        count, chunk = len(events), self._chunk()
         if self._connection.gone or self._slow:
             return
         transport = self._transport
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # a chunk of HTTP/1.1's chunked encoding
+        transport.write(chunk)
         unread = transport.get_write_buffer_size()
         if unread:
             self._backlog += count

@@ -323,8 +323,8 @@ class QueuePair:
             self.transport.write_cancel(request.slot, request.request_id)
 
     def poll(self, most: int = W.POSITION_MASK) -> list[CompletionEvent]:
-        """Completions that have come, in order, at most a ring full, and at most this number. Slots of finished requests are free on
-        return."""
+        """Completions that have come, in order, at most a ring full, and at most this number. Slots of finished requests are free
+        on return."""
         events: list[CompletionEvent] = []
         if not self._attached:
             return events

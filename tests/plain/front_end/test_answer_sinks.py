@@ -5,13 +5,14 @@ import json
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
+from blinkpy.dpu.http.held_writes import HeldWrites
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice
@@ -23,6 +24,7 @@ class Wire:
     def __init__(self) -> None:
         self.writes, self.unread, self.gone, self.transport = list[bytes](), 0, False, self
         self.write, self.get_write_buffer_size = self.writes.append, lambda: self.unread
+        self.held = HeldWrites(cast(asyncio.Transport, self))
 
     def taken(self) -> list[Part]:
         """What the writes had since the last time, each of them a whole chunk of HTTP."""
