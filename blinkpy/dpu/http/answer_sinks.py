@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
+import orjson
+
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
@@ -88,60 +90,69 @@ class Streamer(Collector):
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
-        self._events: list[bytes] = []  # not written yet
+        self._chunks: list[bytes] = []  # of HTTP/1.1's chunked encoding, not written yet: an event in each
+        self._frame: tuple[bytes, bytes] | None = None  # of the events of an only choice, once it had its first one
         self._open = False  # the response has started
         self._backlog = 0  # events since the client had read everything
         self._slow = False
 
     def open(self) -> None:
-        """The response has started: write the events that wait, and from now on those of each step."""
+        """The response has started: write the events that wait, and from now on those of each step. Where all have come, they go
+        out with the end."""
         self._open = True
-        if self._events:
-            self._connection.held.write(self._chunk())
-        self._connection.held.release()
+        if self._chunks:
+            self._connection.held.write(b"".join(self._chunks))
+            self._chunks.clear()
+        if not self.done.done():
+            self._connection.held.release()
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
+        frame = self._frame
+        if frame is not None and not logprobs:
+            before, behind = frame
+            content = orjson.dumps(text)
+            size = len(before) + len(content) + len(behind)
+            self._chunks.append(b"%x\r\n%b%b%b\r\n" % (size, before, content, behind))
+            return
         event = self.answer.event(generation.index, text, logprobs)
         if event:
-            self._events.append(self._with_usage(event) if self._usage_each else event)
+            self._add(event)
+        if len(self.generations) == 1 and not self._usage_each:
+            self._frame = self.answer.frame(generation.index)
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:
-            event = self.answer.last_event(generation.index, generation.finish_reason)
-            self._events.append(self._with_usage(event) if self._usage_each else event)
+            self._add(self.answer.last_event(generation.index, generation.finish_reason))
         super().ended(generation)
         if not self.started.done():
             self.started.set_result(None)
 
     def end(self) -> bytes:
-        """What the stream ends with, behind the events that were not sent: all of them, where it was never open."""
-        events = b"".join(self._events)
+        """What the stream ends with."""
         if self.error is not None:
-            return events + self.answer.error_event(self.error)
-        return events + self.answer.end(self.usage(), self._usage_at_end)
+            return self.answer.error_event(self.error)
+        return self.answer.end(self.usage(), self._usage_at_end)
 
-    def _with_usage(self, event: bytes) -> bytes:
-        return self.answer.with_usage(event, self.usage())
-
-    def _chunk(self) -> bytes:
-        """The events, in a chunk of HTTP/1.1's chunked encoding."""
-        data = b"".join(self._events)
-        self._events.clear()
-        return b"%x\r\n%b\r\n" % (len(data), data)
+    def _add(self, event: bytes) -> None:
+        if self._usage_each:
+            event = self.answer.with_usage(event, self.usage())
+        self._chunks.append(b"%x\r\n%b\r\n" % (len(event), event))
 
     def send(self) -> None:
-        events = self._events
-        if not events:
+        chunks = self._chunks
+        if not chunks:
             return
         if not self._open:
             if not self.started.done():
                 self.started.set_result(None)
             return
-        count, chunk = len(events), self._chunk()
+        count = len(chunks)
+        data = chunks.pop() if count == 1 else b"".join(chunks)
+        chunks.clear()
         if self._connection.gone or self._slow:
             return
         transport = self._transport
-        transport.write(chunk)
+        transport.write(data)
         unread = transport.get_write_buffer_size()
         if unread:
             self._backlog += count

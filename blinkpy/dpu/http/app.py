@@ -246,9 +246,8 @@ class App:
         if sink.error is not None:
             raise sink.error
         await exchange.start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")])
-        if not sink.done.done():
-            sink.open()
-            await sink.done
+        sink.open()
+        await sink.done
         await exchange.finish(sink.end())
         if sink.error is not None:
             exchange.connection.transport.close()

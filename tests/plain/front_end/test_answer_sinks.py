@@ -27,18 +27,20 @@ class Wire:
         self.held = HeldWrites(cast(asyncio.Transport, self))
 
     def taken(self) -> list[Part]:
-        """What the writes had since the last time, each of them a whole chunk of HTTP."""
+        """What the writes had since the last time, in whole chunks of HTTP."""
         parts = [part for data in self.writes for part in parts_of(data)]
         self.writes.clear()
         return parts
 
 
-def parts_of(chunk: bytes) -> Iterator[Part]:
-    size, _, rest = chunk.partition(b"\r\n")
-    assert rest[int(size, 16) :] == b"\r\n"
-    for event in rest[:-2].split(b"\n\n")[:-1]:
-        found = json.loads(event.removeprefix(b"data: "))["choices"][0]
-        yield found["index"], found["text"], found["finish_reason"]
+def parts_of(data: bytes) -> Iterator[Part]:
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        chunk, line, data = rest[: int(size, 16)], rest[int(size, 16) :][:2], rest[int(size, 16) + 2 :]
+        assert line == b"\r\n"
+        for event in chunk.split(b"\n\n")[:-1]:
+            found = json.loads(event.removeprefix(b"data: "))["choices"][0]
+            yield found["index"], found["text"], found["finish_reason"]
 
 
 class Scene:
