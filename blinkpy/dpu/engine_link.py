@@ -13,7 +13,7 @@ from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
 from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, Sink
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
@@ -272,10 +272,21 @@ class EngineLink:
 
     def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
         """Hand completions to their generations. Returns whether one of them had several since `began`, s."""
-        touched: list[Generation] = []
-        tokens = 0
+        touched, sinks, tokens = list[Generation](), list[Sink](), 0
+        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for request, token, flags in completions:
             generation: Generation = request.owner
+            plain = generation.plain
+            if flags == HAS_TOKEN and plain is not None and generation.open:  # most of them
+                tokens += 1
+                generation.tokens += 1
+                plain.push(token)
+                last = generation.last_event
+                if last != now:
+                    generation.last_event = now
+                    before[last] = before.get(last, 0) + 1
+                    sinks.append(generation.sink)
+                continue
             if generation.scoring and flags & HAS_TOKEN:
                 generation.push_score()
                 continue
@@ -290,13 +301,13 @@ class EngineLink:
                 touched.append(generation)
         metrics = self._metrics
         metrics.count("generated_tokens", tokens)
-        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for generation in touched:
             generation.touched = False
             last = generation.last_event
             generation.flush()
             generation.last_event = now
-            if last:
+            sinks.append(generation.sink)
+            if last and last != now:
                 before[last] = before.get(last, 0) + 1
             elif generation.error is None:
                 generation.first_event = now
@@ -306,9 +317,9 @@ class EngineLink:
         for last, times in before.items():
             metrics.inter_token_latency.observe(now - last, times)
         # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
-        for generation in touched:
-            generation.sink.send()
-        return tokens > len(touched) or max(before, default=0.0) >= began
+        for sink in sinks:
+            sink.send()
+        return tokens > len(sinks) or max(before, default=0.0) >= began
 
     # ---- health ------------------------------------------------------------------------------------------------------
 

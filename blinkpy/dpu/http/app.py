@@ -232,6 +232,7 @@ class App:
 
     def _drop(self, sink: Collector) -> None:
         """Cancel the generations that still run, and end whoever waits for the answer."""
+        sink.stop()
         for generation in sink.generations:
             if generation.open:
                 generation.open = False

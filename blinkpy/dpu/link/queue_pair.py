@@ -22,6 +22,7 @@ from blinkpy.queues.completion import (
     FLAG_MASK,
     FLAG_SHIFT,
     HAS_LOGPROBS,
+    HAS_TOKEN,
     LAP_SHIFT,
     SLOT_MASK,
     TOKEN_MASK,
@@ -352,13 +353,14 @@ class QueuePair:
                     request.cached_tokens = hits_of(hit_word, request.request_id) * self.facts.page_size
                     request.waited_ns = wait_of(hit_word, request.request_id)
                 flags = word >> FLAG_SHIFT & FLAG_MASK
-                if flags & FINISH_MASK:
-                    live[slot] = None
-                    free.append(slot)
-                    if request.after > self._ended:
-                        self._ended = request.after
-                if flags & HAS_LOGPROBS:
-                    asked.append((request, count - 1))
+                if flags != HAS_TOKEN:  # few of them
+                    if flags & FINISH_MASK:
+                        live[slot] = None
+                        free.append(slot)
+                        if request.after > self._ended:
+                            self._ended = request.after
+                    if flags & HAS_LOGPROBS:
+                        asked.append((request, count - 1))
                 events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
             if asked:
                 self._take_records(position, asked)

@@ -50,7 +50,7 @@ class Choice:
         self.leader: Any = None
         self.grammar: Any = None
         self.rules: Any = None
-        self.scoring = False
+        self.scoring, self.plain = False, None
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
         self.arrival, self.last_event, self.first_event, self.submitted = 1.0, 0.0, 0.0, 0.0
