@@ -54,6 +54,10 @@ class Collector:
     def stop(self) -> None:
         """The client takes nothing more."""
 
+    def close(self) -> None:
+        """Let go of what refers to it, which only a garbage collection would end otherwise."""
+        self.generations = []
+
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
         prompts, generations = self.generations[:: self.choices], self.generations
@@ -154,6 +158,10 @@ class Streamer(Collector):
 
     def stop(self) -> None:
         self._open = False
+
+    def close(self) -> None:
+        super().close()
+        self._on_slow = lambda: None
 
     def _add(self, event: bytes) -> None:
         if self._usage_each:

@@ -63,7 +63,9 @@ class Scene:
         make: Any = Streamer
         answer = Answer(False, "demo", lambda token: ("", b""))
         self.streamer = make(answer, self.wire, max_backlog, usage, lambda: self.slow.append("slow"))
-        self.choices: list[Any] = [SimpleNamespace(index=i, error=None, finish_reason="stop", is_plain=False) for i in range(CHOICES)]
+        self.choices: list[Any] = [
+            SimpleNamespace(index=i, error=None, finish_reason="stop", is_plain=False) for i in range(CHOICES)
+        ]
         self.streamer.generations = self.choices
 
     def step(self, draw: random.Random) -> list[Part]:
@@ -159,7 +161,9 @@ def test_the_short_way_makes_an_event_of_each_token_with_text(seed: int, tmp_pat
     assert (list(chunks_of(scene.wire.writes[0])), choice.open, choice.tokens) == (expected, False, count + 2)
 
 
-@pytest.mark.parametrize("more", [{"stops": ("x",)}, {"top_logprobs": 0}, {"reasoning": object()}, {"scoring": True}, {"echo": "x"}])
+@pytest.mark.parametrize(
+    "more", [{"stops": ("x",)}, {"top_logprobs": 0}, {"reasoning": object()}, {"scoring": True}, {"echo": "x"}]
+)
 def test_texts_that_hang_on_more_than_their_tokens_take_no_short_way(more: dict[str, Any]) -> None:
     scene = Scene()
     fields: dict[str, Any] = {"stops": (), **more}

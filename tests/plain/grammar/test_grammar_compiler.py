@@ -163,7 +163,9 @@ def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
             await compiler.automaton(choices(f"text {number}"))
             assert await compiler.automaton(choices("used")) is used
             assert compiler._cached_bytes <= compiler.cache_bytes
-        assert compiler._cached_bytes == sum(memory_of(kept) for kept in compiler._cache.values() if isinstance(kept, ByteAutomaton))
+        assert compiler._cached_bytes == sum(
+            memory_of(kept) for kept in compiler._cache.values() if isinstance(kept, ByteAutomaton)
+        )
         assert len(compiler._cache) < 12
 
     run(work, cache_bytes=6000)
