@@ -1,7 +1,8 @@
 """The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
 
-While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes all tokens of a
-step at once, which makes them cheap. Without requests nothing is polled; only heartbeats go on.
+While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes a step's tokens
+together, which makes them cheap, but no more than MOST_COMPLETIONS before everybody else on the event loop has had a turn.
+Without requests nothing is polled; only heartbeats go on.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
 from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, Sink
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
@@ -29,6 +30,7 @@ NOT_YET = "The engine is not connected yet."
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
+MOST_COMPLETIONS = 128  # in one turn of the event loop: one or two milliseconds, and what ended requests take after it
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -47,9 +49,10 @@ class EngineLink:
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
         self._problem = NOT_YET
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
-        self._poll_timer: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.Handle | None = None
         self._checked = 0.0  # when the queue pair was last found alive, s
         self._pace = PollPace()
+        self._step: tuple[float, bool] | None = None  # of completions that go on in the next turn: begin, s, and whether clumped
 
     def start(self, watched: WatchedTasks) -> None:
         """Begin to connect, on the running event loop; everything else comes later. watched: hears of heartbeats or polling that
@@ -244,9 +247,10 @@ class EngineLink:
         if pair is None:
             return
         try:
-            completions = pair.poll()
+            completions = pair.poll(MOST_COMPLETIONS)
             now = time.monotonic()
-            clumped = bool(completions) and self._feed(completions, now)
+            began, clumped = self._step or (now, False)
+            clumped |= bool(completions) and self._feed(completions, now, began)
             held = bool(self._held)
             if held:
                 self._submit_held(pair)
@@ -258,16 +262,32 @@ class EngineLink:
         except Exception as error:
             self._watched.failed(LINK, error)
             return
-        delay = self._pace.delay(now, bool(completions), clumped)
+        if len(completions) == MOST_COMPLETIONS and self.pair is pair:
+            self._step = began, clumped
+            self._poll_timer = self._loop.call_soon(self._poll)
+            return
+        delay = self._pace.delay(now, bool(completions) or self._step is not None, clumped)
+        self._step = None
         if self.pair is pair and (pair.in_flight or self._held):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
-    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
-        """Hand completions to their generations. Returns whether one of them had several."""
-        touched: list[Generation] = []
-        tokens = 0
+    def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
+        """Hand completions to their generations. Returns whether one of them had several since `began`, s."""
+        touched, sinks, tokens = list[Generation](), list[Sink](), 0
+        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for request, token, flags in completions:
             generation: Generation = request.owner
+            plain = generation.plain
+            if flags == HAS_TOKEN and plain is not None and generation.open:  # most of them
+                tokens += 1
+                generation.tokens += 1
+                plain.push(token)
+                last = generation.last_event
+                if last != now:
+                    generation.last_event = now
+                    before[last] = before.get(last, 0) + 1
+                    sinks.append(generation.sink)
+                continue
             if generation.scoring and flags & HAS_TOKEN:
                 generation.push_score()
                 continue
@@ -282,13 +302,13 @@ class EngineLink:
                 touched.append(generation)
         metrics = self._metrics
         metrics.count("generated_tokens", tokens)
-        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
         for generation in touched:
             generation.touched = False
             last = generation.last_event
             generation.flush()
             generation.last_event = now
-            if last:
+            sinks.append(generation.sink)
+            if last and last != now:
                 before[last] = before.get(last, 0) + 1
             elif generation.error is None:
                 generation.first_event = now
@@ -298,15 +318,15 @@ class EngineLink:
         for last, times in before.items():
             metrics.inter_token_latency.observe(now - last, times)
         # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
-        for generation in touched:
-            generation.sink.send()
-        return tokens > len(touched)
+        for sink in sinks:
+            sink.send()
+        return tokens > len(sinks) or max(before, default=0.0) >= began
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception) -> None:
         """The engine or the lease is gone: end every request in flight with an error."""
-        pair, self.pair = self.pair, None
+        pair, self.pair, self._step = self.pair, None, None
         if pair is None:
             return
         self._problem = _sentence(error)

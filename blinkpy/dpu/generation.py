@@ -54,6 +54,13 @@ class Sink(Protocol):
         """Let out what has come: called after both, once all choices have had theirs of a step."""
 
 
+class PlainPath(Protocol):
+    """A short way for the tokens of a choice that is_plain, past `push` and `flush`."""
+
+    def push(self, token: int) -> None:
+        """Take a token, whose text goes out with the sink's next send()."""
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """State of one choice. It is the `owner` of its request in the queue pair."""
@@ -85,6 +92,7 @@ class Generation:
     touched: bool = False  # in the list of those to flush
     last_event: float = 0.0  # when text went out last, s
     include_stop: bool = False  # the text has what ends it: the stop string or the stop token
+    plain: PlainPath | None = None  # takes its tokens, as long as they neither end it nor bring more than text
     _stops: StopStrings | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -100,6 +108,12 @@ class Generation:
             return 0
         cached = self.request.cached_tokens
         return cached if self.flight is None else min(cached, self.prompt_length)  # the prompt of a move has output, too
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its text, from now on, is that of its tokens and nothing else."""
+        has_more = self.scoring or self.echo_only or self.top_logprobs >= 0
+        return not has_more and self.echo is None and self._stops is None and self.reasoning is None
 
     def push_score(self) -> None:
         """Take a completion of the prompt's."""

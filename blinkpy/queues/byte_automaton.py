@@ -83,6 +83,11 @@ class ByteAutomaton:
         return self._words
 
     @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory, the packed form included."""
+        return self.class_of.nbytes + self.next_state.nbytes + self.accepting.nbytes + self._words.nbytes
+
+    @property
     def digest(self) -> int:
         """62 bits of the content: equal automata have equal ones, others different ones."""
         return self._digest
@@ -111,7 +116,7 @@ class ByteAutomaton:
         _require(1 <= states <= MOST_STATES and 1 <= classes <= BYTES, "a packed automaton's sizes are out of range")
         _require(len(words) == packed_words(states, classes), "a packed automaton has another length")
         cells = words[CELLS_WORD:].view(np.uint16)[: states * (1 + classes)].reshape(states, 1 + classes)
-        class_of = np.ascontiguousarray(words[CLASS_OF_WORD:CELLS_WORD]).view(np.uint8)
+        class_of = words[CLASS_OF_WORD:CELLS_WORD].copy().view(np.uint8)  # a view would keep all of the words
         automaton = cls(class_of, cells[:, 1:].astype(np.int16), (cells[:, 0] & STATE_ACCEPTING) != 0)
         _require(np.array_equal(automaton.words(), words), "a packed automaton's flags or padding are wrong")
         return automaton

@@ -110,7 +110,7 @@ class FleetLink(EngineLink):
             flight.scores_due = len(prompt) - len(generation.scores.entries)
         self._outstanding += flight.cost
 
-    def _feed(self, completions: list[CompletionEvent], now: float) -> bool:
+    def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
         for request, token, flags in completions:
             flight = request.owner.flight
             if flags & HAS_TOKEN and flight.scores_due:
@@ -119,7 +119,7 @@ class FleetLink(EngineLink):
                 flight.output.append(token)
             if flags & FINISH_MASK:
                 self._outstanding -= flight.cost
-        return super()._feed(completions, now)
+        return super()._feed(completions, now, began)
 
     def _give_up(self, generations: list[Generation], error: ApiError) -> None:
         if self.pair is None:

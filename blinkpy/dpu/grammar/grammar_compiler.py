@@ -106,4 +106,4 @@ def _content(grammar: Grammar) -> bytes:
 
 
 def _size(result: ByteAutomaton | GrammarError) -> int:
-    return len(result.words()) * 4 if isinstance(result, ByteAutomaton) else REFUSAL_BYTES
+    return result.nbytes if isinstance(result, ByteAutomaton) else REFUSAL_BYTES

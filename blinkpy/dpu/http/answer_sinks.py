@@ -5,14 +5,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
+import orjson
+
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 
+LINE_END = b"\r\n"
+SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # of chunks, made beforehand
 BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events
 
 
@@ -46,6 +51,13 @@ class Collector:
         if (self._ended == len(self.generations) or self.error is not None) and not self.done.done():
             self.done.set_result(None)
 
+    def stop(self) -> None:
+        """The client takes nothing more."""
+
+    def close(self) -> None:
+        """Let go of what refers to it, which only a garbage collection would end otherwise."""
+        self.generations = []
+
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
         prompts, generations = self.generations[:: self.choices], self.generations
@@ -69,6 +81,27 @@ class Collector:
         return self.answer.whole(choices, self.usage())
 
 
+class PlainText:
+    """The short way of most tokens to their chunk, for a choice whose text depends on nothing but its tokens, once its first event
+    is there. frame: see Answer.frame; chunks: of the stream."""
+
+    __slots__ = ("_around", "_before", "_behind", "_chunks", "_detokenizer")
+
+    def __init__(self, detokenizer: Detokenizer, frame: tuple[bytes, bytes], chunks: list[bytes]):
+        self._detokenizer, self._chunks = detokenizer, chunks
+        self._before, self._behind = frame[0], frame[1] + LINE_END
+        self._around = sum(map(len, frame))
+
+    def push(self, token: int) -> None:
+        """Add the event of a token, if it has text."""
+        text = self._detokenizer.push(token)
+        if text:
+            content = orjson.dumps(text)
+            size = self._around + len(content)
+            line = SIZE_LINES[size] if size < len(SIZE_LINES) else b"%x\r\n" % size
+            self._chunks.append(b"".join((line, self._before, content, self._behind)))
+
+
 class Streamer(Collector):
     """Writes events to the connection, all of a step at once. started: set with the first event, so that an error before it can
     still be an answer with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves
@@ -88,25 +121,31 @@ class Streamer(Collector):
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
-        self._events: list[bytes] = []  # not written yet
-        self._open = False  # the response has started
+        self._chunks: list[bytes] = []  # of HTTP/1.1's chunked encoding, not written yet: an event in each
+        self._open = False  # the response has started, and the client takes it
         self._backlog = 0  # events since the client had read everything
-        self._slow = False
 
     def open(self) -> None:
-        """The response has started: write the events that wait, and from now on those of each step."""
+        """The response has started: write the events that wait, and from now on those of each step. Where all have come, they go
+        out with the end."""
         self._open = True
-        self.send()
+        if self._chunks:
+            self._connection.held.write(b"".join(self._chunks))
+            self._chunks.clear()
+        if not self.done.done():
+            self._connection.held.release()
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         event = self.answer.event(generation.index, text, logprobs)
         if event:
-            self._events.append(self._with_usage(event) if self._usage_each else event)
+            self._add(event)
+        if generation.is_plain and not self._usage_each:
+            frame = self.answer.frame(generation.index)
+            generation.plain = frame and PlainText(generation.detokenizer, frame, self._chunks)
 
     def ended(self, generation: Generation) -> None:
         if generation.error is None and generation.finish_reason is not None:
-            event = self.answer.last_event(generation.index, generation.finish_reason)
-            self._events.append(self._with_usage(event) if self._usage_each else event)
+            self._add(self.answer.last_event(generation.index, generation.finish_reason))
         super().ended(generation)
         if not self.started.done():
             self.started.set_result(None)
@@ -117,28 +156,39 @@ class Streamer(Collector):
             return self.answer.error_event(self.error)
         return self.answer.end(self.usage(), self._usage_at_end)
 
-    def _with_usage(self, event: bytes) -> bytes:
-        return self.answer.with_usage(event, self.usage())
+    def stop(self) -> None:
+        self._open = False
+
+    def close(self) -> None:
+        super().close()
+        self._on_slow = lambda: None
+
+    def _add(self, event: bytes) -> None:
+        if self._usage_each:
+            event = self.answer.with_usage(event, self.usage())
+        self._chunks.append(b"%x\r\n%b\r\n" % (len(event), event))
 
     def send(self) -> None:
-        events = self._events
-        if not events:
+        chunks = self._chunks
+        if not chunks:
             return
         if not self._open:
             if not self.started.done():
                 self.started.set_result(None)
             return
-        data, count = b"".join(events), len(events)
-        events.clear()
-        if self._connection.gone or self._slow:
-            return
+        count = len(chunks)
+        if count == 1:
+            data = chunks.pop()
+        else:
+            data = b"".join(chunks)
+            chunks.clear()
         transport = self._transport
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # a chunk of HTTP/1.1's chunked encoding
+        transport.write(data)
         unread = transport.get_write_buffer_size()
         if unread:
             self._backlog += count
             if self._backlog > self._max_backlog or unread > BACKLOG_BYTES:
-                self._slow = True
+                self.stop()
                 self._on_slow()
         else:
             self._backlog = 0

@@ -94,6 +94,12 @@ class Answer:
             return None
         return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
 
+    def frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """What each event with more text of a choice has before the JSON of that text, and behind it, without log probabilities.
+        None before the first event, and where events hold more."""
+        head = self._heads.get(index)
+        return None if head is None else (head, self._plain_end)
+
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """An event with more text of a choice. The first one of a chat's choice names the role as well."""
         head = self._heads.get(index)

@@ -84,6 +84,8 @@ class App:
         finally:
             exchange.connection.on_lost = None
             self._access_log.ended(exchange)
+            for generation in exchange.generations:  # its request refers to it, too: no garbage collection is needed
+                generation.request = None
 
     async def _serve(self, exchange: Exchange) -> None:
         """Answer, errors too. Raises ClientGone."""
@@ -229,9 +231,11 @@ class App:
                 await exchange.answer(200, JSON, body)
         finally:
             self._drop(sink)  # nothing to do unless something failed
+            sink.close()
 
     def _drop(self, sink: Collector) -> None:
         """Cancel the generations that still run, and end whoever waits for the answer."""
+        sink.stop()
         for generation in sink.generations:
             if generation.open:
                 generation.open = False

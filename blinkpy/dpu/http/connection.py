@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.http.held_writes import HeldWrites
 
 MAX_HEADER_BYTES = 1 << 16  # of a request; also of what comes between pieces of a body, and behind it
 MAX_HEADERS = 128
@@ -60,8 +61,8 @@ class ConnectionRoom:
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. on_lost: called once when the client is gone; set by whoever answers the current request. room: what all
-    connections of a server share."""
+    """See the module. on_lost: called once when the client is gone; set by whoever answers the current request. held: where
+    answers are written. room: what all connections of a server share."""
 
     def __init__(self, *args: Any, room: ConnectionRoom | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -78,6 +79,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.held = HeldWrites(transport)
         self._unread_since = self.loop.time()
         if self.room.enter(self, len(self.connections) - 1):
             self._expect_headers()
@@ -132,6 +134,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.room.leaving:
             self.cycle.keep_alive = False
+        self.cycle.transport = cast(asyncio.Transport, self.held)
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:

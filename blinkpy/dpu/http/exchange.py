@@ -151,15 +151,17 @@ class Exchange:
             raise ClientGone from None
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send the first part of the answer, and count it."""
+        """Send the first part of the answer, and count it. It goes out with what follows, or by connection.held.release()."""
         self._metrics.response(status)
         self.status = status
+        self.connection.held.hold()
         headers = [*headers, (HEADER, self.request_id.encode()), *self.cross_origin.headers(self.headers)]
         await self._write({"type": "http.response.start", "status": status, "headers": headers})
 
     async def finish(self, body: bytes) -> None:
         """Send the rest."""
         await self._write({"type": "http.response.body", "body": body, "more_body": False})
+        self.connection.held.release()
         if not self.connection.gone:
             self.connection.hold_unread()
 

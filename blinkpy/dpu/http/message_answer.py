@@ -97,6 +97,9 @@ class MessageAnswer(Answer):
         parts = (self._envelope, index, orjson.dumps(delta), orjson.dumps(self._logprobs(logprobs)))
         return b'data: %b"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}]}\n\n' % parts
 
+    def frame(self, index: int) -> None:
+        """None: what an event holds depends on the text before."""
+
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """The event of what is certain with more text of a choice; empty when nothing is. The first one names the role."""
         message = self._messages.get(index)

@@ -90,6 +90,9 @@ class ResponseAnswer:
         started = {"response": self._response("in_progress", None)}
         return self._all((("response.created", started), ("response.in_progress", started)))
 
+    def frame(self, index: int) -> None:
+        """None: events are numbered."""
+
     def event(self, index: int, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         """The events of more text; before the first ones those that begin the answer. A message alone shows logprobs."""
         begin = b"" if self._events else self._begin()

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +174,10 @@ class Service:
         choices, own = request.best_of or request.n, _of_ticket(ticket, request.parameters)
         work: list[Submission] = []
         for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            parameters = replace(request.parameters, max_tokens=limit, stop_ids=stop_ids, **own)
+            parameters = request.parameters.changed(max_tokens=limit, stop_ids=stop_ids, **own)
             scores, echo = self._prompt_scores(request, prompt, index)
             if choices > request.n:  # they are compared by their log probabilities
-                parameters = replace(parameters, logprobs=max(0, parameters.logprobs))
+                parameters = parameters.changed(logprobs=max(0, parameters.logprobs))
             leader = None
             for choice, sampling in enumerate(parameters.variants(choices)):
                 showing = NOTHING if request.expected is None else self.dialect.shown

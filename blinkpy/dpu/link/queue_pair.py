@@ -22,6 +22,7 @@ from blinkpy.queues.completion import (
     FLAG_MASK,
     FLAG_SHIFT,
     HAS_LOGPROBS,
+    HAS_TOKEN,
     LAP_SHIFT,
     SLOT_MASK,
     TOKEN_MASK,
@@ -322,16 +323,17 @@ class QueuePair:
             request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
-    def poll(self) -> list[CompletionEvent]:
-        """Completions that have come, in order, at most a ring full. Slots of finished requests are free on return."""
+    def poll(self, most: int = W.POSITION_MASK) -> list[CompletionEvent]:
+        """Completions that have come, in order, at most a ring full, and at most this number. Slots of finished requests are free
+        on return."""
         events: list[CompletionEvent] = []
         if not self._attached:
             return events
         live, free, size = self._live, self._free, self.sizes.cq_entries
         start = position = self._cq_position
-        window = FIRST_WINDOW
-        while position - start < size:
-            words = self.transport.read_completions(position, window)
+        end, window = start + min(most, size), FIRST_WINDOW
+        while position < end:
+            words = self.transport.read_completions(position, min(window, end - position))
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
@@ -351,13 +353,14 @@ class QueuePair:
                     request.cached_tokens = hits_of(hit_word, request.request_id) * self.facts.page_size
                     request.waited_ns = wait_of(hit_word, request.request_id)
                 flags = word >> FLAG_SHIFT & FLAG_MASK
-                if flags & FINISH_MASK:
-                    live[slot] = None
-                    free.append(slot)
-                    if request.after > self._ended:
-                        self._ended = request.after
-                if flags & HAS_LOGPROBS:
-                    asked.append((request, count - 1))
+                if flags != HAS_TOKEN:  # few of them
+                    if flags & FINISH_MASK:
+                        live[slot] = None
+                        free.append(slot)
+                        if request.after > self._ended:
+                            self._ended = request.after
+                    if flags & HAS_LOGPROBS:
+                        asked.append((request, count - 1))
                 events.append((request, word >> TOKEN_SHIFT & TOKEN_MASK, flags))
             if asked:
                 self._take_records(position, asked)

@@ -105,7 +105,7 @@ class SpecialTokens:
 
     def resolved(self, ids: Int32) -> Int32:
         """Token ids with those of special tokens in the places of their aliases. ids: int32 [n], changed in place."""
-        if not ids.size or ids.max() < self._first_alias:
+        if not ids.size or np.maximum.reduce(ids) < self._first_alias:
             return ids
         aliases = ids >= self._first_alias
         ids[aliases] = self._ids[ids[aliases] - self._first_alias]

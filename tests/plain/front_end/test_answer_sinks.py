@@ -4,14 +4,23 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from support.front_end.tiny_tokenizer import write_model
 
+from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
+from blinkpy.dpu.http.held_writes import HeldWrites
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.text.detokenizer import Detokenizer
+from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice
@@ -21,20 +30,27 @@ class Wire:
     """A connection and its transport. unread: what the client has not taken."""
 
     def __init__(self) -> None:
-        self.writes, self.unread, self.gone, self.transport = list[bytes](), 0, False, self
+        self.writes, self.unread, self.transport = list[bytes](), 0, self
         self.write, self.get_write_buffer_size = self.writes.append, lambda: self.unread
+        self.held = HeldWrites(cast(asyncio.Transport, self))
 
     def taken(self) -> list[Part]:
-        """What the writes had since the last time, each of them a whole chunk of HTTP."""
+        """What the writes had since the last time, in whole chunks of HTTP."""
         parts = [part for data in self.writes for part in parts_of(data)]
         self.writes.clear()
         return parts
 
 
-def parts_of(chunk: bytes) -> Iterator[Part]:
-    size, _, rest = chunk.partition(b"\r\n")
-    assert rest[int(size, 16) :] == b"\r\n"
-    for event in rest[:-2].split(b"\n\n")[:-1]:
+def chunks_of(data: bytes) -> Iterator[bytes]:
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        chunk, line, data = rest[: int(size, 16)], rest[int(size, 16) :][:2], rest[int(size, 16) + 2 :]
+        assert line == b"\r\n" and chunk
+        yield chunk
+
+
+def parts_of(data: bytes) -> Iterator[Part]:
+    for event in b"".join(chunks_of(data)).split(b"\n\n")[:-1]:
         found = json.loads(event.removeprefix(b"data: "))["choices"][0]
         yield found["index"], found["text"], found["finish_reason"]
 
@@ -42,12 +58,14 @@ def parts_of(chunk: bytes) -> Iterator[Part]:
 class Scene:
     """A stream of several choices, outside of any server."""
 
-    def __init__(self, max_backlog: int = 1000) -> None:
+    def __init__(self, max_backlog: int = 1000, usage: StreamUsage = StreamUsage()) -> None:
         self.wire, self.slow = Wire(), list[str]()
         make: Any = Streamer
         answer = Answer(False, "demo", lambda token: ("", b""))
-        self.streamer = make(answer, self.wire, max_backlog, StreamUsage(), lambda: self.slow.append("slow"))
-        self.choices: list[Any] = [SimpleNamespace(index=i, error=None, finish_reason="stop") for i in range(CHOICES)]
+        self.streamer = make(answer, self.wire, max_backlog, usage, lambda: self.slow.append("slow"))
+        self.choices: list[Any] = [
+            SimpleNamespace(index=i, error=None, finish_reason="stop", is_plain=False) for i in range(CHOICES)
+        ]
         self.streamer.generations = self.choices
 
     def step(self, draw: random.Random) -> list[Part]:
@@ -112,9 +130,52 @@ def test_events_that_are_not_read_are_counted(seed: int) -> None:
 def test_nothing_is_written_for_a_client_that_is_gone() -> None:
     scene = Scene()
     scene.streamer.open()
-    scene.wire.gone = True
+    scene.streamer.stop()
     scene.streamer.on_text(scene.choices[0], "x", [])
     scene.send()
-    scene.wire.gone = False
-    scene.send()
     assert scene.wire.writes == []
+
+
+def test_the_short_way_makes_an_event_of_each_token_with_text(seed: int, tmp_path: Path) -> None:
+    """Whole characters, parts of some, tokens without text and unknown ones, several in a step; against the events one by one."""
+    draw, scene, tokenizer = random.Random(seed), Scene(), Tokenizer(write_model(tmp_path))
+    answer = scene.streamer.answer
+    link, reference = EngineLink(lambda: pytest.fail("it connects"), Metrics()), tokenizer.detokenizer()
+    choice = Generation(0, 1, tokenizer.detokenizer(), (), 0.0, scene.streamer)
+    request: Any = SimpleNamespace(owner=choice)
+    scene.streamer.generations = [choice]
+    scene.streamer.open()
+    count = 0
+    for now in range(1, 400):
+        step = [draw.randrange(520) for _ in range(1 if now == 1 else draw.choice((1, 1, 1, 2, 3)))]
+        texts = [text for text in map(reference.push, step) if text or now == 1]
+        assert (choice.plain is None) == (now == 1), "the first event is made in full"
+        link._feed([(request, token, HAS_TOKEN) for token in step], float(now), float(now))
+        count += len(step)
+        assert list(chunks_of(b"".join(scene.wire.writes))) == [answer.event(0, text) for text in texts]
+        assert (len(scene.wire.writes), choice.tokens, choice.last_event) == (bool(texts), count, float(now))
+        scene.wire.writes.clear()
+    link._feed([(request, 70, HAS_TOKEN), (request, 71, HAS_TOKEN | FINISH_LENGTH)], 400.0, 400.0)
+    texts = [text for text in map(reference.push, (70, 71)) if text]
+    expected = [*(answer.event(0, text) for text in texts), answer.last_event(0, "length")]
+    assert (list(chunks_of(scene.wire.writes[0])), choice.open, choice.tokens) == (expected, False, count + 2)
+
+
+@pytest.mark.parametrize(
+    "more", [{"stops": ("x",)}, {"top_logprobs": 0}, {"reasoning": object()}, {"scoring": True}, {"echo": "x"}]
+)
+def test_texts_that_hang_on_more_than_their_tokens_take_no_short_way(more: dict[str, Any]) -> None:
+    scene = Scene()
+    fields: dict[str, Any] = {"stops": (), **more}
+    choice = Generation(0, 1, cast(Detokenizer, None), arrival=0.0, sink=scene.streamer, **fields)
+    scene.streamer.on_text(choice, "a", [])
+    assert choice.plain is None and not choice.is_plain
+
+
+def test_events_with_token_counts_take_no_short_way() -> None:
+    scene, choice = Scene(usage=StreamUsage(True, True)), SimpleNamespace(index=0, is_plain=True, plain=None, detokenizer=None)
+    choice.prompt_length = choice.tokens = choice.cached_tokens = 1
+    choice.reasoning = None
+    scene.streamer.generations = [cast(Generation, choice)]
+    scene.streamer.on_text(cast(Generation, choice), "a", [])
+    assert choice.plain is None

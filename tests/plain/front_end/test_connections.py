@@ -215,7 +215,7 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
             with ThreadPoolExecutor(1) as pool:
                 answer = pool.submit(server.complete, [7], max_tokens=100)
                 wait_for(lambda: server.engine_client.pair.in_flight == 1)
-                setattr(server.engine_client.pair, method, lambda: 1 // 0)
+                setattr(server.engine_client.pair, method, lambda *_: 1 // 0)
                 assert answer.result(20).status_code == 503
             wait_for(lambda: server.server.should_exit)
             assert server.server.failed

@@ -1,6 +1,7 @@
 """HTTP end to end: a real uvicorn worker in front of an engine in plain Python that echoes the prompt."""
 
 import contextlib
+import gc
 import json
 import socket
 import threading
@@ -24,6 +25,10 @@ from support.front_end.http_server import (
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.exchange import Exchange
+from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
 
@@ -337,3 +342,18 @@ def test_api_key(folder) -> None:
             assert server.client.get(path).status_code == 200
         key = {"authorization": "bearer sécret".encode()}
         assert server.client.get("/v1/models", headers=key).status_code == 200
+
+
+def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
+    """Whole ones, streams and refused ones: nothing of them refers to itself."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert server.complete([7], max_tokens=3).status_code == 200
+        assert server.chat(max_tokens=3, stream=True).status_code == 200
+        assert server.complete([7], max_tokens=3, n=2, stop=["none"], logprobs=1).status_code == 200
+        assert server.complete([7], max_tokens=0).status_code == 400
+        kinds = (Generation, InFlightRequest, Collector, Exchange)
+        wait_for(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()))
+    finally:
+        gc.enable()

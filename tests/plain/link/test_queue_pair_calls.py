@@ -325,6 +325,25 @@ def test_no_hit_word_makes_a_poll_read_again_or_less(word: int) -> None:
     assert pair.poll() == []
 
 
+def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
+    transport = Noted()
+    transport.words = EngineWords(0, 500, 4, 0)
+    pair = attached(transport)
+    request = pair.submit(np.ones(1, np.int32), RequestParameters())
+    for position in range(500, 900):
+        transport.ring[position % 512] = pack_completion(0, position, HAS_TOKEN, lap_of(position, 512))
+    position = 500
+    while position < 900:
+        most = int(rng.integers(1, 60))
+        transport.taken()
+        until = min(900, position + most)
+        assert pair.poll(most) == [(request, token, HAS_TOKEN) for token in range(position, until)]
+        calls = transport.taken()
+        assert all(call[1] + call[2] <= position + most for call in calls if call[0] == "read_completions")
+        position = until
+        assert calls[-1] == ("write_word", W.FRONT_CQ_HEAD, stamp(position))
+
+
 def test_polls_read_windows_and_publish_one_head() -> None:
     """A small window first, then large ones, at most a ring; records in one piece from the first to the last that has one."""
     transport = Noted()
@@ -344,7 +363,7 @@ def test_polls_read_windows_and_publish_one_head() -> None:
         if slot < 3:
             expected.append((requests[slot], position, flags))
     assert pair.poll() == expected
-    reads = [("read_completions", 500, 16), ("read_completions", 512, 256), ("read_completions", 768, 256)]
+    reads = [("read_completions", 500, 16), ("read_completions", 512, 256), ("read_completions", 768, 244)]
     records = [("read_logprobs", 503, 3), ("read_logprobs", 520, 1)]
     head = ("write_word", W.FRONT_CQ_HEAD, stamp(800))
     hits = [("read_hits", slot) for slot in (2, 0, 1)]  # once for each, with its first word

@@ -163,7 +163,7 @@ class ScriptedPair:
             elif not request.ended and self._draw.random() < 0.9:
                 self._ready.append((request, *request.step()))
 
-    def poll(self) -> list[tuple[Asked, int, int]]:
+    def poll(self, most: int) -> list[tuple[Asked, int, int]]:
         taken = [self._ready.popleft() for _ in range(min(len(self._ready), self._draw.choice((1, 3, 100))))]
         for request, _, flags in taken:
             if flags & C.FINISH_MASK:

@@ -5,7 +5,6 @@ parsers.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -53,9 +52,9 @@ def missing(name: str) -> ApiError:
 def read_request(body: bytes | bytearray, fields: Mapping[str, Field], defaults: RequestParameters) -> Request:
     """Check a body with fields of Request, alone and in what all endpoints have in common. Raises ApiError with status 400."""
     values, parameters = read_fields(body, fields)
-    request = Request(parameters=replace(defaults, **parameters) if parameters else defaults, **values)
+    request = Request(parameters=defaults.changed(**parameters) if parameters else defaults, **values)
     if request.logprobs:
-        request.parameters = replace(request.parameters, logprobs=request.top_logprobs)
+        request.parameters = request.parameters.changed(logprobs=request.top_logprobs)
     return request
 
 
