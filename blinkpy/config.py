@@ -486,8 +486,8 @@ def check_step_sizes(
 def check_class_sizes(
     max_num_seqs: int, max_num_batched_tokens: int, best_effort_step_tokens: int, sensitive_step_tokens: int
 ) -> None:
-    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill. max_num_batched_tokens: 0 while it
-    is still to be chosen."""
+    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill. max_num_batched_tokens: 0 while
+    it is still to be chosen."""
     most = max_num_batched_tokens or 1 << 20
     if sensitive_step_tokens > most:
         raise ConfigError(

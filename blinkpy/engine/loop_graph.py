@@ -64,10 +64,10 @@ class LoopGraph:
 
     code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the
     scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, of which
-    the largest has limits.step_groups; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or 3], by bucket and by 1 if
-    the batch has prefill chunks, 2 if it is cut; those that are cut are numbered behind the others. trace_rows: turns whose times
-    are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises CudaError if the graph can't be
-    built.
+    the largest has limits.step_groups; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or
+    3], by bucket and by 1 if the batch has prefill chunks, 2 if it is cut; those that are cut are numbered behind the others.
+    trace_rows: turns whose times are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises
+    CudaError if the graph can't be built.
     """
 
     def __init__(

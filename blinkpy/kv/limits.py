@@ -162,8 +162,8 @@ def make_limits(
 
 @device
 def groups_of_step(step_groups, tokens, most):
-    """Groups of layers of a step that may be cut: a smaller step has fewer, so that all take about as long. tokens: of its bucket;
-    most: of the largest one."""
+    """Groups of layers of a step that may be cut: a smaller step has fewer, so that all take about as long. tokens: of its
+    bucket; most: of the largest one."""
     return (step_groups * tokens + most - 1) // most
 
 

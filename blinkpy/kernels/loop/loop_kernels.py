@@ -120,7 +120,8 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
     """The Python function of `schedule`. Its arguments: the table, int64 [words + 3 * buckets], and behind it the step graph by
     bucket and by 1 if the batch has prefill chunks, 2 if it is cut into groups of layers; uint64 [graphs + 1], handles of the
     WHILE nodes around each step graph, the last one for turns without a step; uint64, handles of the IF nodes around the groups
-    of each graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on; the loop's words; the trace, int64 [rows, TRACE_COLUMNS]; handles of the
+    of each graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on; the loop's words; the trace, int64
+    [rows, TRACE_COLUMNS]; handles of the
     loop's WHILE and SWITCH nodes; index of the graph that the kernel is a part of, -1 for none.
     """
     read, schedule, publish, shared_words = (

@@ -69,8 +69,8 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 @device
 def budget_left(limits, state, budget, lane, lanes):
-    """(What of a batch's budget is left beyond the tokens of running requests; what of it best-effort prompts may have); not above
-    0 where there is nothing."""
+    """(What of a batch's budget is left beyond the tokens of running requests; what of it best-effort prompts may have); not
+    above 0 where there is nothing."""
     requests = state.requests
     others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):

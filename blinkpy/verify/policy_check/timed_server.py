@@ -67,8 +67,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerModel:
-    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns. border_us: of
-    the turn between two groups of a step that is cut."""
+    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns. border_us:
+    of the turn between two groups of a step that is cut."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -51,12 +51,36 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
     """As many entries are free as there are rows, and all run: none is left, also when one is preempted. The oracle agrees."""
     case = make_case(lanes=1, pairs=1, cq_entries=4, rows=2, pages=3, max_model_len=8, prefix_caching=False)
     for n in range(3):
-        case.submit(tokens(4, n), 4, best_effort=int(n == 0))
+        case.submit(tokens(4, n), 4, best_effort=int(n == 2))
     case.turn()
     assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.YIELDED_TURNS]].tolist() == [2, 1, 1]
     case.turn()
     assert case.counter("preemptions") == 1 and case.state.pairs.unclaimed_entries[0] == 0
     assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.YIELDED_TURNS]].tolist() == [1, 2, 0]
+    case.finish()
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
+    """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these."""
+    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case.submit(tokens(3), 30, best_effort=1)
+    assert step(case) == {0: 3}
+    case.submit(tokens(150, 1), 2)
+    assert step(case) == {0: 1, 1: 8}
+    case.submit(tokens(5, 2), 2)
+    assert step(case) == {0: 1, 2: 5, 1: 3}
+    case.submit(tokens(20, 3), 2)
+    assert step(case) == {0: 1, 2: 1, 3: 8}, "the long one waits for the budget"
+    case.finish()
+
+
+def test_without_best_effort_the_order_and_the_size_of_steps_are_the_usual_ones() -> None:
+    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case.submit(tokens(3), 30)
+    assert step(case) == {0: 3}
+    case.submit(tokens(40, 1), 2)
+    assert step(case) == {0: 1, 1: case.limits.tokens - 1}
+    assert case.state.counts[S.YIELDED_TURNS] == 0
     case.finish()
 
 

@@ -1,6 +1,7 @@
 """Sizes of an engine from options, a model and memory; on a GPU its step shapes and the layout of kernel arguments."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -39,6 +40,22 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
         assert shape.mixed == mixed
         assert shape.tokens < 2 * batch_tokens or (mixed and shape.tokens <= max(2 * batch_tokens, SMALLEST_MIXED))
         assert batch_tokens <= 128 or shape.tokens - batch_tokens <= max(64, batch_tokens // 8)
+
+
+@pytest.mark.parametrize("cut_tokens", [0, 40, 256])
+def test_smaller_steps_are_cut_into_fewer_groups(cut_tokens: int) -> None:
+    """As the scheduler counts them, by the bucket, also where a batch runs in the graph of a larger one."""
+    buckets = bucket_shapes(16, 512)
+    shapes, table = step_shapes(buckets, groups=9, cut_tokens=cut_tokens)
+    whole = len(step_shapes(buckets)[0])
+    assert all((shape.groups > 1) == (i >= whole) for i, shape in enumerate(shapes))
+    for (tokens, rows), (_, mixed, cut) in zip(buckets, table.tolist(), strict=True):
+        groups = math.ceil(9 * tokens / 512)
+        if tokens > cut_tokens and groups > 1:
+            assert shapes[cut] == dataclasses.replace(shapes[mixed], groups=groups)
+            assert (shapes[cut].tokens, shapes[cut].rows) >= (tokens, rows)
+        else:
+            assert cut == 0
 
 
 def test_memory_by_part() -> None:
