@@ -54,7 +54,7 @@ class Placement:
         """There are more engines than before, or as many."""
         for _ in range(len(self._records), engines):
             self._records.append(PrefixRecord(self._page_size, self._record_pages))
-            self._published.append((-1, -1, -1))
+            self._seen.append(None)
             self._unseen.append(0)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
