@@ -63,8 +63,8 @@ def figures(
     out, long = server.outcome, urgent & (requests.output > 1)
     ttft = 1000 * out.ttft_s[urgent & (requests.prompt <= SHORT_PROMPT)] + machine.times.outside_ms
     tpot = (out.ended - out.first_token)[long] / (requests.output[long] - 1) / 1e6
-    found = {
-        f"{name}_p{level}": np.percentile(times, level)
+    found: dict[str, float] = {
+        f"{name}_p{level}": float(np.percentile(times, level))
         for name, times in (("ttft", ttft), ("tpot", tpot))
         for level in (50, 90, 99)
     }

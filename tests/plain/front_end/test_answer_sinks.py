@@ -58,11 +58,11 @@ def parts_of(data: bytes) -> Iterator[Part]:
 class Scene:
     """A stream of several choices, outside of any server."""
 
-    def __init__(self, max_backlog: int = 1000, usage: StreamUsage = StreamUsage()) -> None:
+    def __init__(self, max_backlog: int = 1000, usage: StreamUsage | None = None) -> None:
         self.wire, self.slow = Wire(), list[str]()
         make: Any = Streamer
         answer = Answer(False, "demo", lambda token: ("", b""))
-        self.streamer = make(answer, self.wire, max_backlog, usage, lambda: self.slow.append("slow"))
+        self.streamer = make(answer, self.wire, max_backlog, usage or StreamUsage(), lambda: self.slow.append("slow"))
         self.choices: list[Any] = [
             SimpleNamespace(index=i, error=None, finish_reason="stop", is_plain=False) for i in range(CHOICES)
         ]

@@ -169,6 +169,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
 def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, seed: int) -> None:
     """The pace hears of the whole step, at its end: whether it brought anything, and whether a choice had several."""
     draw, link, most = random.Random(seed), stage.link, engine_link.MOST_COMPLETIONS
+    waiting: list[Any] = []
     stage.link._loop.call_soon = lambda call: stage.later(0.0, call)
     stage.pair.poll = lambda most: [waiting.pop(0) for _ in range(min(most, len(waiting)))]
     for size in (most - 1, most, most + 1, 2 * most, draw.randrange(2 * most, 4 * most)):
