@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 
 class PlainPath(Protocol):
-    """A short way for the tokens of a choice that is_plain, past `push` and `flush`."""
+    """A shortcut for the tokens of a choice that is_plain, past `push` and `flush`."""
 
     def push(self, token: int) -> None:
         """Take a token, whose text goes out with the sink's next send()."""

@@ -82,8 +82,8 @@ class Collector:
 
 
 class PlainText:
-    """The short way of most tokens to their chunk, for a choice whose text depends on nothing but its tokens, once its first
-    event is there. frame: see Answer.frame; chunks: of the stream."""
+    """The shortcut of most tokens to their chunk: for a choice whose text depends on its tokens alone, once its first event is
+    there. frame: see Answer.frame; chunks: of the stream."""
 
     __slots__ = ("_around", "_before", "_behind", "_chunks", "_detokenizer")
 

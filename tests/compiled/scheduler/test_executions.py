@@ -175,10 +175,10 @@ def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
                 expected = 8
             elif (lacking == 1).any() and prompts.mean() > 8:
                 expected = 14
-            assert step_budget(limits, as_memoryviews(state), 0, 1) == expected
+            assert step_budget(limits, as_memoryviews(state), False, 0, 1) == expected
             unranked = draw.randint(0, int(state.counts[WAITING_COUNT]))
             state.counts[[WAITING_COUNT, UNRANKED_COUNT]] += [-unranked, unranked]
-            assert step_budget(limits, as_memoryviews(state), 0, 1) == expected
+            assert step_budget(limits, as_memoryviews(state), False, 0, 1) == expected
             state.counts[[WAITING_COUNT, UNRANKED_COUNT]] -= [-unranked, unranked]
             seen[expected] += 1
     assert min(seen.values()) > 15, seen

@@ -136,7 +136,7 @@ def test_nothing_is_written_for_a_client_that_is_gone() -> None:
     assert scene.wire.writes == []
 
 
-def test_the_short_way_makes_an_event_of_each_token_with_text(seed: int, tmp_path: Path) -> None:
+def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path: Path) -> None:
     """Whole characters, parts of some, tokens without text and unknown ones, several in a step; against the events one by one."""
     draw, scene, tokenizer = random.Random(seed), Scene(), Tokenizer(write_model(tmp_path))
     answer = scene.streamer.answer
@@ -164,7 +164,7 @@ def test_the_short_way_makes_an_event_of_each_token_with_text(seed: int, tmp_pat
 @pytest.mark.parametrize(
     "more", [{"stops": ("x",)}, {"top_logprobs": 0}, {"reasoning": object()}, {"scoring": True}, {"echo": "x"}]
 )
-def test_texts_that_hang_on_more_than_their_tokens_take_no_short_way(more: dict[str, Any]) -> None:
+def test_texts_that_hang_on_more_than_their_tokens_take_no_shortcut(more: dict[str, Any]) -> None:
     scene = Scene()
     fields: dict[str, Any] = {"stops": (), **more}
     choice = Generation(0, 1, cast(Detokenizer, None), arrival=0.0, sink=scene.streamer, **fields)
@@ -172,7 +172,7 @@ def test_texts_that_hang_on_more_than_their_tokens_take_no_short_way(more: dict[
     assert choice.plain is None and not choice.is_plain
 
 
-def test_events_with_token_counts_take_no_short_way() -> None:
+def test_events_with_token_counts_take_no_shortcut() -> None:
     scene, choice = Scene(usage=StreamUsage(True, True)), SimpleNamespace(index=0, is_plain=True, plain=None, detokenizer=None)
     choice.prompt_length = choice.tokens = choice.cached_tokens = 1
     choice.reasoning = None

@@ -171,6 +171,7 @@ def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, s
     draw, link, most = random.Random(seed), stage.link, engine_link.MOST_COMPLETIONS
     waiting: list[Any] = []
     stage.link._loop.call_soon = lambda call: stage.later(0.0, call)
+    waiting = list[Any]()
     stage.pair.poll = lambda most: [waiting.pop(0) for _ in range(min(most, len(waiting)))]
     for size in (most - 1, most, most + 1, 2 * most, draw.randrange(2 * most, 4 * most)):
         for twice in (False, True):
@@ -183,7 +184,7 @@ def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, s
                 choice.last_event = began - draw.random()
             came = [(choice.request, i, HAS_TOKEN) for i, choice in enumerate(choices)]
             came += [(choices[0].request, size, HAS_TOKEN)] * twice
-            waiting, turns = came[:], size // most
+            waiting[:], turns = came, size // most
             for turn in range(turns):
                 link._poll()
                 assert (len(waiting), stage.timers, stage.polls) == (size - (turn + 1) * most, [0.0] * (turn + 1), [])
