@@ -15,15 +15,16 @@ from blinkpy.queues.layout import ALIGNMENT, QueueLayout, QueueSizes
 from blinkpy.queues.token_rules import MARK, TokenRules
 
 
-@pytest.mark.parametrize("slots", [1, 512, 640, 1024])
-def test_a_region_has_the_pages_that_its_parts_need_and_no_more(slots: int) -> None:
-    layout = QueueLayout(QueueSizes(2, slots, 1024, 256, 4096, 64))
-    for end, length in (
-        (layout.prompt + 4096 * 4, layout.front_region_bytes),
-        (layout.hits + slots * 8, layout.engine_region_bytes),
-    ):
-        assert end <= length < end + ALIGNMENT and length % ALIGNMENT == 0
-    assert layout.hits == layout.records + 256 * 168
+def test_a_region_has_the_pages_that_its_parts_need_and_no_more() -> None:
+    """Whichever byte of a page its last part ends at."""
+    for slots in range(1, 1025):
+        layout = QueueLayout(QueueSizes(2, slots, 1024, 256, 4096, 64))
+        for end, length in (
+            (layout.prompt + 4096 * 4, layout.front_region_bytes),
+            (layout.hits + slots * 8, layout.engine_region_bytes),
+        ):
+            assert end <= length < end + ALIGNMENT and length % ALIGNMENT == 0
+        assert layout.hits == layout.records + 256 * 168
 
 
 def test_positions_of_an_arena_move_on_by_whole_rings() -> None:
@@ -115,3 +116,23 @@ def test_no_token_has_bytes() -> None:
     for pieces in ([], [b""], [b"", b""]):
         made = TokenBytes.of(pieces, 3)
         assert made.pieces() == [b""] * 3 and made.words.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("states", "classes", "what"),
+    [
+        (0, 1, f"an automaton has 1 to {MOST_STATES} states, not 0"),
+        (MOST_STATES + 1, 1, f"an automaton has 1 to {MOST_STATES} states, not {MOST_STATES + 1}"),
+        (MOST_STATES, 1, ""),
+        (1, 0, "a byte's class is out of range"),
+        (1, BYTES + 1, "a byte's class is out of range"),
+        (1, BYTES, ""),
+    ],
+)
+def test_states_and_classes_of_an_automaton_have_bounds(states: int, classes: int, what: str) -> None:
+    parts = np.zeros(BYTES, np.uint8), np.zeros((states, classes), np.int16), np.ones(states, bool)
+    if what:
+        with pytest.raises(ValueError, match=f"^{what}$"):
+            ByteAutomaton(*parts)
+    else:
+        assert ByteAutomaton(*parts).states == states
