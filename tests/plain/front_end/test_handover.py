@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -91,13 +92,15 @@ def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_
         wait_for(lambda: engine.submitted)
         engine.hold = False
         asking = [clients.submit(ask, first.url, keeps) for keeps in (True, True, False, False)]
-        second = start(options(engine, door), folder)
-        assert second.supervisor.port == first.supervisor.port
-        assert second.ready.wait(20)
-        assert first.code.result(20) == 0
-        count = len(statuses)
-        wait_for(lambda: len(statuses) > count + 50)
-        stop.set()
+        try:
+            second = start(options(engine, door), folder)
+            assert second.supervisor.port == first.supervisor.port
+            assert second.ready.wait(20)
+            assert first.code.result(20) == 0
+            count = len(statuses)
+            wait_for(lambda: len(statuses) > count + 50)
+        finally:
+            stop.set()
         for one in asking:
             one.result(20)
         assert begun.result(20).text.endswith("data: [DONE]\n\n")
@@ -107,6 +110,25 @@ def test_no_request_fails_while_one_front_end_follows_another(folder: Path, tmp_
         second.supervisor.stop()
         assert second.code.result(20) == 0
         assert not door.exists()
+
+
+def test_an_idle_connection_ends_with_its_next_answer(folder: Path, tmp_path: Path) -> None:
+    """Not before: its client may be about to ask."""
+    with FakeEngine(sizes=BOTH) as engine, front_ends() as start:
+        config = options(engine, tmp_path / "door", keep_alive_s=60)
+        first = start(config, folder)
+        assert first.ready.wait(20)
+        with httpx.Client(base_url=first.url, timeout=20) as idle:
+            assert "connection" not in complete(idle).headers
+            second = start(config, folder)
+            assert second.ready.wait(20)
+            wait_for(lambda: first.supervisor._handed_over, 20)
+            time.sleep(1.0)  # for the signal to reach the worker
+            assert not first.code.done(), "an idle connection was closed"
+            answer = complete(idle)
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            assert first.code.result(20) == 0
+            assert complete(idle).status_code == 200
 
 
 def test_a_successor_without_an_engine_changes_nothing(folder: Path, tmp_path: Path) -> None:
