@@ -16,7 +16,7 @@ DOORBELL_FENCED = FENCED + "the doorbell comes after the entry: O1 of docs/verif
 DOORBELL = "        self._words[self._front + W.FRONT_DOORBELL] = doorbell\n"
 HEAD = "store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])"
 CONSUME = "        tokens += consume_entry("
-READ = "            words = self.transport.read_completions(position, window)\n"
+READ = "            words = self.transport.read_completions(position, min(window, end - position))\n"
 POSITIONS = "            store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])\n"
 EPOCH = "            store_release(queues.pair, (pair, PAIR_EPOCH), pairs.epoch[pair])\n"
 GRANT = """        epoch = words[base + W.PAIR_EPOCH]

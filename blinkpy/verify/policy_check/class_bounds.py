@@ -20,8 +20,8 @@ from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSi
 from blinkpy.verify.policy_check.waiting_bounds import BEGINNINGS_S, KINDS, Overtaking, arriving, longest_time
 
 CLASSES = ("latency-sensitive", "best-effort")  # by RequestFields.best_effort
-PROMPT, URGENT_PROMPT, OUTPUT = 4096, 512, 4  # tokens
-STEP_TOKENS, ROWS, QUEUE = 512, 8, 4
+PROMPT, URGENT_PROMPT, OUTPUT = 4096, 768, 4  # tokens
+STEP_TOKENS, ROWS, QUEUE = 512, 8, 8
 TURNS = 40 * YIELD_STEPS
 """Of a demonstration: with one turn of YIELD_STEPS + 1 the prompt needs PROMPT / STEP_TOKENS of those."""
 

@@ -15,7 +15,7 @@ from blinkpy.kernels.loop.loop_code import _load, _store
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.scheduler.cycle import make_phases
 
-REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 128, 160, 8192, 384 << 10
+REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 144, 160, 8192, 384 << 10
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
 PHASE = make_phases(), KIND, len(TABLE)
