@@ -83,7 +83,7 @@ def compare(run: Run, shape: str, rounds: int) -> dict[str, Any]:
             work = [(batches.add(rng.integers(0, model.vocab_size, CONTEXT).tolist()), prompt) for _ in range(streams)]
             if kind == "decode":
                 for sequence, _ in work:
-                    sequence.computed = CONTEXT - 1  # behind zeros: of both caches
+                    sequence.computed = sequence.prompt_length = CONTEXT - 1  # behind zeros: of both caches
                 work = [(sequence, 1) for sequence, _ in work]
             batch, times = batches.batch(work), {name: list[float]() for name in steps}
             processor = {name: list[float]() for name in steps}

@@ -1,5 +1,8 @@
 """Attention over the paged cache by NumPy and a compiled pass. blinkpy/models/cpu/cpu_attention.py does it with torch."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +19,8 @@ from blinkpy.models.paged_cache import ArrayCache
 from blinkpy.models.weights.array_weights import ArrayLayer, Float32
 
 QUERIES = 64  # of a prompt attend together: keys behind them all are not looked at
+GATHERED = 4096  # tokens whose keys and values are copied from their pages before prompts attend
+PART_WORK = 1 << 19  # multiply-adds of a part of a prompt's attention, of several key heads where one has less
 SHARED_WORK = 1 << 17  # multiply-adds of a pass from which on a second thread is worth its call
 
 
@@ -95,18 +100,27 @@ class NumpyAttention:
         place = self.addresses[layer]
         self.team.run(lambda: self.decode(place), self.threads)
         heads = qkv.reshape(self.tokens, -1, model.head_dim)[:, : model.heads]
+        parts: list[Callable[[], None]] = []
+        room = GATHERED
         for start, end, context, slot in self.prompts:
-            self._attend(heads[start:end], layer, self.tables.pages(layer, slot), context, out[start:end])
+            parts += self._prompt(heads[start:end], layer, self.tables.pages(layer, slot), context, out[start:end])
+            room -= context
+            if room <= 0:
+                self._attend_all(parts)
+                parts, room = [], GATHERED
+        self._attend_all(parts)
         self.tables.end(layer, self.cache.keys[layer], self.cache.values[layer])
         return out.reshape(self.tokens, model.q_size)
 
-    def _attend(self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32) -> None:
-        """Causal attention of the last tokens of one sequence.
+    def _prompt(
+        self, q: Float32, layer: int, pages: NDArray[np.int32], context: int, out: Float32
+    ) -> Iterator[Callable[[], None]]:
+        """Causal attention of the last tokens of one sequence, in parts of some tokens and key heads, in any order.
 
         q, out: [tokens, heads, head_dim]; the sequence's tokens [context - tokens, context). pages: int32, of the sequence.
         """
         model, page_size, window = self.model, self.cache.page_size, self.model.layers[layer].attention.window
-        first, kv_heads, scale = context - len(q), model.kv_heads, model.attention.score_scale
+        first, kv_heads = context - len(q), model.kv_heads
         skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
         base, seen = skipped * page_size, pages[skipped : -(-context // page_size)]
         # [pages, kv_heads, page_size, head_dim] -> [kv_heads, tokens, head_dim]
@@ -121,18 +135,27 @@ class NumpyAttention:
         if self.progress.invariant:
             queries = 1
         group = model.heads // kv_heads
+        together = min(kv_heads, max(1, PART_WORK // (min(queries, len(q)) * group * context * model.head_dim)))
+        for start in range(0, len(q), queries):
+            tokens = min(queries, len(q) - start)
+            at, end = first + start, first + start + tokens
+            low = max(at + 1 - window, 0) // page_size * page_size if window else 0  # none here sees less
+            keys, rows = slice(low - base, end - base), slice(start, start + tokens)
+            for head in range(0, kv_heads, together):
+                some, of_heads = slice(head, head + together), slice(head * group, (head + together) * group)
+                yield partial(
+                    self._attend, q[rows, of_heads], k[some, keys], v[some, keys], at - low, window, out[rows, of_heads]
+                )
 
-        def attend(unit: int) -> None:
-            """For one key head, with the queries that share it, and some tokens."""
-            start, head = unit // kv_heads * queries, unit % kv_heads
-            some = q[start : start + queries, head * group : (head + 1) * group]
-            tokens, at = len(some), first + start - base
-            low = max(first + start + 1 - window, 0) // page_size * page_size - base if window else 0  # none here sees less
-            grouped = some.transpose(1, 0, 2).reshape(-1, model.head_dim)
-            scores = np.matmul(grouped, k[head, low : at + tokens].T)
-            self.passes.softmax(scores.reshape(group, tokens, -1), at - low, window, scale)
-            attended = np.matmul(scores, v[head, low : at + tokens]).reshape(group, tokens, model.head_dim)
-            out[start : start + queries, head * group : (head + 1) * group] = attended.transpose(1, 0, 2)
-            self.progress.word += 1
+    def _attend_all(self, parts: list[Callable[[], None]]) -> None:
+        self.team.share(lambda part: parts[part](), len(parts))
 
-        self.team.share(attend, -(-len(q) // queries) * kv_heads)
+    def _attend(self, q: Float32, k: Float32, v: Float32, first: int, window: int, out: Float32) -> None:
+        """Of some tokens for some key heads, with the queries that share each. q, out: [tokens, heads, head_dim]. k, v:
+        [kv_heads, keys, head_dim]; key `first` is the first token's own."""
+        tokens, head_dim = len(q), q.shape[2]
+        grouped = q.transpose(1, 0, 2).reshape(len(k), -1, head_dim)
+        scores = np.matmul(grouped, k.transpose(0, 2, 1))  # [kv_heads, queries of a key head and tokens, keys]
+        self.passes.softmax(scores.reshape(-1, tokens, scores.shape[2]), first, window, self.model.attention.score_scale)
+        out[:] = np.matmul(scores, v).reshape(-1, tokens, head_dim).transpose(1, 0, 2)
+        self.progress.word += 1

@@ -16,7 +16,20 @@ from numba import carray, njit, types
 from numba.extending import overload
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import FAST, bits_of, exp2, float_of, float_of_fp8, fp8_of, pointer_to, prefetch, take_number
+from blinkpy.models.cpu.njit_math import (
+    FAST,
+    bits_of,
+    exp2,
+    exponentials,
+    float_of,
+    float_of_fp8,
+    fp8_of,
+    larger,
+    pointer_to,
+    prefetch,
+    rescale,
+    take_number,
+)
 
 _ADDRESSES = (
     "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
@@ -45,6 +58,8 @@ ARGUMENTS = np.dtype(
     align=True,
 )
 """What the pass is told about one layer of one step."""
+
+LOG2_E = np.float32(1.44269504)
 
 inlined = njit(inline="always")
 
@@ -218,20 +233,13 @@ def cap_scores(x, start, end, cap):  # type: ignore[no-untyped-def]
 @inlined
 def softmax(x, start, end, sink):  # type: ignore[no-untyped-def]
     """Softmax of x[start:end] beside the score of a sink, in place; x[:start] = 0. float32."""
-    largest = max(x[start], sink)
-    for i in range(start, end):
-        largest = max(largest, x[i])
+    seen = x[start:end]
+    largest, total = exponentials(seen, sink, LOG2_E)
     # Without a sink this is 2 ** -126, which vanishes in the sum: the largest score adds 1.
-    total = exp2(max((sink - largest) * np.float32(1.44269504), np.float32(-126)))
-    for i in range(start, end):
-        value = exp2(max((x[i] - largest) * np.float32(1.44269504), np.float32(-126)))
-        x[i] = value
-        total += value
-    inverse = np.float32(1) / total
+    total += exp2(larger((sink - largest) * LOG2_E, np.float32(-126)))
     for i in range(start):
         x[i] = np.float32(0)
-    for i in range(start, end):
-        x[i] *= inverse
+    rescale(seen, np.float32(1) / total)
 
 
 @inlined

@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import FAST, exp2, pointer_to, take_number
+from blinkpy.models.cpu.njit_math import FAST, exp2, exponentials, pointer_to, rescale, take_number
 
 UNIT_ITEMS = 1 << 14  # of the rows of one unit
 ARGUMENTS = np.dtype(
@@ -75,24 +75,12 @@ def _softmax_rows(arguments):  # type: ignore[no-untyped-def]
     unit = take_number(a.begun)
     while unit < units:
         for row in range(unit * size, min((unit + 1) * size, a.rows)):
-            scores = x[row]
             end = a.first + row % a.tokens + 1
             start = max(end - a.window, np.int64(0)) if a.window else np.int64(0)
-            largest = scores[start]
-            for i in range(start, end):
-                largest = max(largest, scores[i])
-            total = np.float32(0)
-            for i in range(start, end):
-                value = exp2(max((scores[i] - largest) * factor, np.float32(-126)))
-                scores[i] = value
-                total += value
-            inverse = np.float32(1) / total
-            for i in range(start):
-                scores[i] = np.float32(0)
-            for i in range(start, end):
-                scores[i] *= inverse
-            for i in range(end, a.width):
-                scores[i] = np.float32(0)
+            x[row, :start], x[row, end:] = np.float32(0), np.float32(0)
+            seen = x[row, start:end]
+            _, total = exponentials(seen, seen[0], factor)
+            rescale(seen, np.float32(1) / total)
         unit = take_number(a.begun)
 
 
