@@ -25,7 +25,7 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
 )
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "parts.decode_step",
-    **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-"), "serving.grid"),
+    **dict.fromkeys(("paper-", "alone-", "schemas-", "repeats-", "steps-of-", "refactoring-"), "serving.grid"),
     "steps-": "parts.whole_steps",
 }
 CHOICES = {  # that are shown, with what they are called here
@@ -308,7 +308,8 @@ def maker(name: str) -> str:
 
 def hardware(found: Document) -> str:
     """What a result was measured on."""
-    gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", {}).get("gpu")
+    gpu = found.get("environment", {}).get("gpu") or (found.get("results") or {}).get("gpu", "")
+    gpu = gpu.get("gpu") if isinstance(gpu, dict) else gpu  # a few words on it, or its name
     return gpu or f"{found['machine']['cores']} cores, {found['machine']['cpu']}"
 
 

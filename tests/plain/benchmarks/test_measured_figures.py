@@ -25,6 +25,8 @@ from benchmarks.serving.systems import SYSTEMS
 def test_pages_show_what_was_measured(page: Path) -> None:
     text = page.read_text()
     assert rewritten(text, Results(RESULTS)) == text, "run python -m benchmarks.report.pages"
+    assert len(FIGURE.findall(text)) == text.count("<!-- figure:")
+    assert len(PART.findall(text)) == len(re.findall("^<!-- measured:", text, re.MULTILINE))
 
 
 def test_the_readme_has_no_figure_of_its_own() -> None:
@@ -62,7 +64,7 @@ def test_prose_cites_figures_from_files(tmp_path: Path) -> None:
     (tmp_path / "decode-llama-3-8b.json").write_text(json.dumps({"rows": {"1": step, "256": slow}}))
     (tmp_path / "paper-qwen3-30b-a3b.json").write_text(json.dumps(document(CELLS)))
     names = ("gap-us", "decode-ms-llama", "bandwidth-share-llama", "interference-tpot-vllm-qwen")
-    text = " and ".join(f"x <!-- figure: {name} -->0<!-- / --> us" for name in names)
+    text = " and ".join(f"x <!-- figure: {name}{ending}-->0<!-- / --> us" for name, ending in zip(names, " \n  ", strict=True))
     found = rewritten(text, Results(tmp_path))
     assert re.findall(r"-->([^<]*)<!-- /", found) == ["8 to 13", "3.81", "89 %", "3.33"]
     assert re.sub(r"-->[^<]*<!-- /", "-->0<!-- /", found) == text
