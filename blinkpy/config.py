@@ -188,6 +188,9 @@ class SchedulerOptions:
         low=0,
         high=60_000,
     )
+    flex_tpot_target_ms: int = option(
+        0, "the same for best-effort requests, at least tpot_target_ms (0: as that)", low=0, high=60_000
+    )
     policy: str = option("short-prompts", "fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
 
@@ -387,6 +390,7 @@ class Config:
             )
         check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
         check_class_sizes(*(values[name] for name in CLASS_SIZES))
+        check_targets(*(values[name] for name in TARGETS))
 
     def extension(self, kind: type[Options]) -> Options:
         """Options that another module added; kind: their class."""
@@ -456,6 +460,7 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
 
 
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
+TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
 CLASS_SIZES = ("max_num_seqs", "max_num_batched_tokens", "best_effort_step_tokens", "sensitive_step_tokens")
 
 
@@ -498,6 +503,12 @@ def check_class_sizes(
             f"best_effort_step_tokens ({best_effort_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since "
             f"half of a step is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
         )
+
+
+def check_targets(tpot_target_ms: float, flex_tpot_target_ms: float) -> None:
+    """Raise ConfigError unless best effort's target is the longer one."""
+    if 0 < flex_tpot_target_ms < tpot_target_ms:
+        raise ConfigError(f"flex_tpot_target_ms ({flex_tpot_target_ms}) must be at least tpot_target_ms ({tpot_target_ms})")
 
 
 def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: int = STEP_TOKENS) -> dict[str, int]:

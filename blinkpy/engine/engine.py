@@ -131,6 +131,7 @@ class Engine:
             record_turns=self.config.engine.record_steps,
             token_words=token_words,
             tpot_target_ms=options.tpot_target_ms,
+            flex_tpot_target_ms=options.flex_tpot_target_ms,
         )
 
     def _facts(self, model: DecoderDescription, grammars: bool) -> EngineFacts:

@@ -10,6 +10,7 @@ from blinkpy.config import (
     ConfigError,
     check_class_sizes,
     check_step_sizes,
+    check_targets,
 )
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
@@ -68,6 +69,7 @@ class Limits(NamedTuple):
     record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
     pace_ns: int  # from token to token, for which steps wait: see scheduler/pace.py; 0: they don't
+    best_effort_pace_ns: int  # the same of best-effort requests; at least as long
 
 
 def make_limits(
@@ -91,6 +93,7 @@ def make_limits(
     record_turns: int = 0,
     token_words: int = 0,
     tpot_target_ms: float = 0,
+    flex_tpot_target_ms: float = 0,
 ) -> Limits:
     """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
     options, when they clash. best_effort_pages: a share of all pages."""
@@ -113,6 +116,7 @@ def make_limits(
     require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")
     check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
     check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens, sensitive_step_tokens)
+    check_targets(tpot_target_ms, flex_tpot_target_ms)
     burst_step = burst_step_tokens or max_num_batched_tokens
     return Limits(
         pairs=sizes.pairs,
@@ -156,7 +160,8 @@ def make_limits(
         token_words=token_words,
         record_turns=record_turns,
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
-        pace_ns=int(tpot_target_ms * (1_000_000 - PACE_MARGIN_PPM)),
+        pace_ns=_pace_ns(tpot_target_ms),
+        best_effort_pace_ns=_pace_ns(flex_tpot_target_ms or tpot_target_ms),
     )
 
 
@@ -165,6 +170,10 @@ def groups_of_step(step_groups, tokens, most):
     """Groups of layers of a step that may be cut: a smaller step has fewer, so that all take about as long. tokens: of its
     bucket; most: of the largest one."""
     return (step_groups * tokens + most - 1) // most
+
+
+def _pace_ns(target_ms: float) -> int:
+    return int(target_ms * (1_000_000 - PACE_MARGIN_PPM))
 
 
 def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:

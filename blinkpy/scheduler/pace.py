@@ -1,4 +1,5 @@
-"""Paced steps: with a target for the time of a token (Limits.pace_ns), a step waits until a request needs it.
+"""Paced steps: with a target for the time of a token (Limits.pace_ns, and best_effort_pace_ns of the other class), a step waits
+until a request needs it.
 
 A held step is a turn without a batch: the loop goes on turning, so what arrives from outside is seen at once, and the engine's
 heartbeat goes on. Requests that wait for the same step share it, and the weights are read less often. The rule is R17 of
@@ -8,6 +9,7 @@ it waits no longer than one pace for its next token.
 
 from blinkpy.device.portable import barrier, block_max, device, strided
 from blinkpy.kv import state as S
+from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.scheduler.suspension import step_ended
 
@@ -20,7 +22,7 @@ DECAY_SHIFT = 3  # after a slow step the estimate falls by 2**-3 with each faste
 def time_step(limits, state, now_ns, lane, lanes):
     """Part of overlap, before the inbox is read, which still has the time of the turn that planned the step: note when the step's
     tokens come, and how long a step takes in which every row decodes."""
-    if limits.pace_ns == 0 or not step_ended(state.batch):
+    if limits.best_effort_pace_ns == 0 or not step_ended(state.batch):
         return
     requests, batch, pace = state.requests, state.batch, state.pace
     rows = batch.counts[S.ROWS]
@@ -32,21 +34,21 @@ def time_step(limits, state, now_ns, lane, lanes):
         if rows == batch.counts[S.DECODE_ROWS]:
             known = pace[S.PACE_STEP_NS]
             slowest = max(now_ns - state.inbox.now_ns[0], known - (known >> DECAY_SHIFT))
-            pace[S.PACE_STEP_NS] = min(slowest, limits.pace_ns)  # no step is held at a pace that a step can't keep
+            pace[S.PACE_STEP_NS] = min(slowest, limits.best_effort_pace_ns)  # no step is held at a pace that a step can't keep
         pace[S.PACE_TOKEN_NS] = now_ns
 
 
 @device
 def holds_step(limits, state, lane, lanes):
     """Part of schedule, before anything is planned: whether the next step has to wait. Counts the time for which steps waited."""
-    if limits.pace_ns == 0:
+    if limits.best_effort_pace_ns == 0:
         return False
     pace, now = state.pace, state.inbox.now_ns[0]
     due = 0
     if pace[S.PACE_STEP_NS] > 0 and state.counts[S.WAITING_COUNT] == 0 and state.inbox.command[0] == COMMAND_RUN:
         needed = next_needed(limits, state, lane, lanes)
         if needed != NEVER:
-            due = min(needed, pace[S.PACE_TOKEN_NS] + limits.pace_ns) - pace[S.PACE_STEP_NS]
+            due = needed - pace[S.PACE_STEP_NS]
     holds = now < due
     barrier(lanes)  # all lanes have read the words
     if lane == 0:
@@ -63,14 +65,17 @@ def holds_step(limits, state, lane, lanes):
 
 @device
 def next_needed(limits, state, lane, lanes):
-    """When the first of the running requests needs its next token, ns; 0 or less where one computes its prompt, or again what it
-    lost, and NEVER where none can go on."""
-    requests = state.requests
+    """When the first of the running requests needs its next token, ns: at its pace, and a pace behind the last step at the
+    latest. A class without a pace needs it now. 0 where one computes its prompt, or again what it lost, and NEVER where none can
+    go on."""
+    requests, last = state.requests, state.pace[S.PACE_TOKEN_NS]
     first = NEVER
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
         if requests.stalled[slot] == 0:
             generated = requests.length[slot] - requests.prompt_length[slot]  # 0 or less while its prompt is computed
-            needed = requests.first_token_ns[slot] + generated * limits.pace_ns
+            best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
+            pace_ns = limits.best_effort_pace_ns if best_effort else limits.pace_ns
+            needed = min(requests.first_token_ns[slot] + generated * pace_ns, last + pace_ns)
             first = min(first, needed if requests.length[slot] - requests.computed[slot] == 1 else 0)
     return -block_max(-first, lane, lanes)

@@ -71,7 +71,14 @@ def test_a_prompt_and_a_cancel_end_a_long_wait(rng: np.random.Generator) -> None
         assert time.monotonic_ns() < held_until, "a minute is not over"
 
 
+@pytest.mark.parametrize("name", ["tpot_target_ms", "flex_tpot_target_ms"])
 @pytest.mark.parametrize("target", [-1, 60_001])
-def test_a_target_out_of_range_is_refused(target: int) -> None:
-    with pytest.raises(ConfigError, match="tpot_target_ms"):
-        Config().with_options({"tpot_target_ms": target})
+def test_a_target_out_of_range_is_refused(name: str, target: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        Config().with_options({name: target})
+
+
+def test_best_efforts_target_is_the_longer_one() -> None:
+    with pytest.raises(ConfigError, match=r"flex_tpot_target_ms \(19\) must be at least tpot_target_ms \(20\)"):
+        Config().with_options({"tpot_target_ms": 20, "flex_tpot_target_ms": 19})
+    assert Config().with_options({"tpot_target_ms": 20, "flex_tpot_target_ms": 20}).scheduler.flex_tpot_target_ms == 20

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from blinkpy.config import STEP_TOKENS, Config, ConfigError
+from blinkpy.config import STEP_TOKENS, TARGETS, Config, ConfigError
 from blinkpy.engine.devices.device_contract import Runner, Setup
 from blinkpy.engine.link.pair_memory import HOST
 from blinkpy.packages import installed, missing_packages
@@ -84,14 +84,15 @@ def memory_bandwidth() -> float:
     return 2 * kilohertz * 1e3 * bits / 8
 
 
-def check_pace(target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
-    """Raise ConfigError for a --tpot-target-ms that no step can keep. itemsize: bytes of a weight; bandwidth: bytes a second."""
+def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
+    """Raise ConfigError for a target that no step can keep. name: of its option; itemsize: bytes of a weight; bandwidth: bytes a
+    second."""
     from blinkpy.models.weights.decode_reads import decode_weight_bytes
 
     read = decode_weight_bytes(model, itemsize, 1)
     if bandwidth and read / bandwidth * 1e3 > target_ms:
         raise ConfigError(
-            f"tpot_target_ms {target_ms} is below one step: it reads {read / 1e9:.1f} GB of weights, which takes "
+            f"{name} {target_ms} is below one step: it reads {read / 1e9:.1f} GB of weights, which takes "
             f"{read / bandwidth * 1e3:.1f} ms at this GPU's {bandwidth / 1e9:,.0f} GB/s"
         )
 
@@ -152,8 +153,9 @@ class CudaDevice:
         from blinkpy.queues.layout import QueueLayout
 
         itemsize = self._dtype(config, model).itemsize
-        if config.scheduler.tpot_target_ms:
-            check_pace(config.scheduler.tpot_target_ms, model, itemsize, memory_bandwidth())
+        for name in TARGETS:
+            if target_ms := getattr(config.scheduler, name):
+                check_pace(name, target_ms, model, itemsize, memory_bandwidth())
         free, total = torch.cuda.mem_get_info()
         asked, page_bytes = config.model.max_model_len, self.page_bytes(config, model)
         way = config.extension(RdmaOptions).queue_memory

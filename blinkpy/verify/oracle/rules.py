@@ -637,24 +637,26 @@ class Oracle:
 
     def _time_step(self, now_ns: int) -> None:
         """R17: what a step tells about the next one, and when its tokens came; before the turn's time is that of this turn."""
-        pace = self.limits.pace_ns
-        if not pace or not self.rows:
+        longest = self.limits.best_effort_pace_ns
+        if not longest or not self.rows:
             return
         self.tokens_ns = now_ns
         for request, _, emits in self.rows:
             if emits and len(request.tokens) == request.prompt_length:
                 request.first_token_ns = now_ns
         if all(row.request.missing == 1 for row in self.rows):
-            self.step_ns = min(pace, max(now_ns - self.now_ns, self.step_ns - self.step_ns // 8))
+            self.step_ns = min(longest, max(now_ns - self.now_ns, self.step_ns - self.step_ns // 8))
 
     def _holds(self, command: int) -> bool:
         """R17: whether nobody needs the next step yet."""
-        pace, able = self.limits.pace_ns, [r for r in self.running if not r.stalled]
-        held = bool(pace and self.step_ns and able) and command == W.COMMAND_RUN and not self.waiting
+        able = [r for r in self.running if not r.stalled]
+        held = bool(self.step_ns and able) and command == W.COMMAND_RUN and not self.waiting
         held = held and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
         ends = self.now_ns + self.step_ns  # of a step that began now
-        held = held and ends < self.tokens_ns + pace
-        held = held and all(ends < r.first_token_ns + pace * (len(r.tokens) - r.prompt_length) for r in able)
+        for r in able if held else []:
+            pace = self.limits.best_effort_pace_ns if r.best_effort else self.limits.pace_ns
+            due = r.first_token_ns + pace * (len(r.tokens) - r.prompt_length)
+            held = held and ends < min(due, self.tokens_ns + pace)
         if held:
             self.held_since = self.held_since or self.now_ns
         elif self.held_since:

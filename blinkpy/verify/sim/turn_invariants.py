@@ -8,6 +8,7 @@ from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.kv.prefix_cache import parent_lives
+from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.queues.words import (
     COMMAND_RUN,
     COMMAND_STOP,
@@ -230,10 +231,11 @@ def check_pace(limits, state, sim, now, command):
     observed.step[INSIDE] = 0 if ends and state.suspended.counts[S.ROWS] == 0 else 1
     for slot in range(limits.slots):
         if held and r.status[slot] == S.RUNNING and r.stalled[slot] == 0:
-            late = now >= observed.first_ns[slot] + observed.generated[slot] * limits.pace_ns
+            pace = limits.best_effort_pace_ns if r.entry[slot, WORD_BEST_EFFORT] != 0 else limits.pace_ns
+            late = now >= observed.first_ns[slot] + observed.generated[slot] * pace
             if observed.generated[slot] == 0 or state.counts[S.WAITING_COUNT] > 0 or command != COMMAND_RUN or late:
                 return HELD_WRONGLY
-            if now >= observed.step[ENDED_NS] + limits.pace_ns:
+            if now >= observed.step[ENDED_NS] + pace:
                 return HELD_LONG
     return 0
 

@@ -260,7 +260,9 @@ def make_world(
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     if chosen is None:
-        limits = limits._replace(pace_ns=random.Random(f"pace {seed}").choice(PACES_NS))
+        paces = random.Random(f"pace {seed}")
+        pace = paces.choice(PACES_NS)
+        limits = limits._replace(pace_ns=pace, best_effort_pace_ns=max(pace, paces.choice(PACES_NS)))
     odds = odds or random_odds(draw, limits)
     stems = np.random.default_rng(seed).integers(0, limits.vocab_size, (STEMS, limits.max_model_len), np.int32)
     scratch = max(limits.slots, limits.pages)

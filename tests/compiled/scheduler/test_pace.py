@@ -176,7 +176,29 @@ def test_steps_that_take_longer_than_the_target_take_the_fast_path() -> None:
     assert fast["kept"] == 0 < fast["missed"] <= fast["none"] == HIGHEST - 1
 
 
+def gap_ns(case: Case, *requests: ExpectedRequest) -> float:
+    """The mean time from one token of the first request to the next one, with the others beside it, at the case's pace."""
+    follow(case, list(requests), lambda: all(len(request.got) >= 3 for request in requests))
+    before = len(requests[0].got)
+    (times, *_) = follow(case, list(requests), lambda: len(requests[0].got) >= before + 10)
+    return float(np.diff(times[before:]).mean())
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_each_class_has_its_pace(target: int) -> None:
+    """Best effort alone has its own; beside a latency-sensitive request, that one's; without a target none beside it waits."""
+    case = paced_case(tpot_target_ms=target, flex_tpot_target_ms=3, cq_entries=256, max_model_len=64)
+    flex = case.submit(tokens(5), 40, best_effort=1)
+    assert 0.9 * 3 * TARGET_NS < gap_ns(case, flex) <= 3 * TARGET_NS
+    other = case.submit(tokens(4, start=7), 30, pair=1)
+    beside = gap_ns(case, flex, other)
+    assert 0.9 * target * TARGET_NS < beside <= max(target * TARGET_NS, TICK_NS)
+    follow(case, [flex, other], lambda: bool(other.ended))
+    assert case.counter("paced_ns") > 0
+
+
 def test_the_pace_leaves_a_margin_of_the_target() -> None:
     case = paced_case()
-    assert case.limits.pace_ns == TARGET_NS * 31 // 32
+    assert case.limits.pace_ns == case.limits.best_effort_pace_ns == TARGET_NS * 31 // 32
+    assert paced_case(flex_tpot_target_ms=2).limits.best_effort_pace_ns == 2 * TARGET_NS * 31 // 32
     assert make_limits.__kwdefaults__["tpot_target_ms"] == 0

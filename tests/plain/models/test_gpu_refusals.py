@@ -109,6 +109,7 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
             ("--tpot-target-ms", "3"),
             ["tpot_target_ms 3 is below one step: it reads 15.0 GB", "3.1 ms at this GPU's 4,915 GB/s"],
         ),
+        ({}, ("--flex-tpot-target-ms", "3"), ["flex_tpot_target_ms 3 is below one step"]),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
         (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),
