@@ -18,7 +18,7 @@ from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooSlowError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import Request
@@ -103,7 +103,10 @@ class Service:
             request.automaton = await self._grammars.automaton(field.grammar)
         except GrammarError as error:
             place = "" if error.path == "#" else f" At {error.path}."
-            raise bad_request(f"'{field.param}': {error.message}{place}", field.param, "invalid_grammar") from error
+            message, limit = f"'{field.param}': {error.message}{place}", None
+            if isinstance(error, GrammarTooSlowError):
+                limit = "grammar_compile_ms"
+            raise ApiError(400, message, param=field.param, code="invalid_grammar", limit=limit) from error
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
 
