@@ -2,6 +2,7 @@
 
 import json
 import re
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -40,11 +41,11 @@ class Victim(threading.Thread):
     def run(self) -> None:
         with self._sock, self._sock.makefile("rb") as lines:
             for line in lines:
-                if line.startswith(b"data: "):
+                if line.startswith(b"data: ") and not self._left:
                     self.text += json.loads(line[6:])["choices"][0]["text"]
                     self.events += 1
                 if self._left:
-                    return
+                    return  # closing cancels it
 
     def leave(self) -> None:
         self._left = True
@@ -73,13 +74,15 @@ def count_of(server: RunningServer, name: str) -> int:
 
 
 class Case(NamedTuple):
-    """limit: the option, with its value here. attack: bytes of a connection that go beyond it. body: how long it has to be."""
+    """limit: the option, with its value here. attack: bytes of a connection that go beyond it; more: again and again behind
+    them, until there is an answer."""
 
     limit: str
     value: float
     attack: bytes | Callable[[], bytes]
     status: int
     code: str
+    more: bytes = b""
 
 
 def nested(depth: int) -> bytes:
@@ -88,14 +91,14 @@ def nested(depth: int) -> bytes:
 
 CASES = (
     Case("max_header_bytes", 2048, GET + b"x: " + b"y" * 5000, 431, "headers_too_large"),
-    Case("max_header_bytes", 2048, CHUNKED + b"2\r\n[]\r\n0\r\nx: " + b"y" * 5000, 431, "headers_too_large"),
-    Case("max_header_bytes", 2048, CHUNKED + b"2;" + b"y" * 5000, 431, "headers_too_large"),
+    Case("max_header_bytes", 2048, CHUNKED + b"2\r\n[]\r\n0\r\nx: ", 431, "headers_too_large", b"y" * 1000),
+    Case("max_header_bytes", 2048, CHUNKED + b"2;", 431, "headers_too_large", b"y" * 1000),
     Case("max_header_count", 20, GET + b"h: x\r\n" * 30 + b"\r\n", 431, "too_many_headers"),
     Case("max_pipelined", 1, (GET + b"\r\n") * 3, 400, "too_many_pipelined"),
     Case("max_pipelined", 0, (GET + b"\r\n") * 2, 400, "too_many_pipelined"),
     Case("header_timeout_s", 0.2, GET, 408, "timeout"),
     Case("max_body_bytes", 2000, COMPLETIONS_HEAD + b"content-length: 5000\r\n\r\n", 413, "body_too_large"),
-    Case("max_body_bytes", 2000, CHUNKED + b"bb8\r\n" + b" " * 3000 + b"\r\n", 413, "body_too_large"),
+    Case("max_body_bytes", 2000, CHUNKED + b"1388\r\n" + b" " * 5000 + b"\r\n", 413, "body_too_large"),
     Case("max_body_chunks", 50, CHUNKED + b"1\r\n[\r\n" * 200, 400, "too_many_chunks"),
     Case("body_timeout_s", 0.2, COMPLETIONS_HEAD + b"content-length: 50\r\n\r\n{", 408, "timeout"),
     Case("body_timeout_s", 0.2, COMPLETIONS_HEAD + b"expect: 100-continue\r\ncontent-length: 50\r\n\r\n", 408, "timeout"),
@@ -115,6 +118,8 @@ def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) ->
         def answered() -> bool:
             with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
                 sock.sendall(attack)
+                while case.more and not select.select([sock], [], [], 0.01)[0]:
+                    sock.sendall(case.more)
                 answer = b""
                 while b'"code":"' not in answer and (piece := sock.recv(65536)):
                     answer += piece
@@ -171,7 +176,8 @@ def test_the_defaults_let_the_largest_ordinary_request_through(folder) -> None:
         sock.sendall(CHUNKED)
         body = json.dumps({"prompt": [7] * 3000, "max_tokens": 1}).encode()
         connections = server.server.server_state.connections
-        (ours,) = [one for one in connections if one.client == sock.getsockname()]
+        wait_for(lambda: any(one.client == sock.getsockname() for one in connections))
+        ours = next(one for one in connections if one.client == sock.getsockname())
         for place in range(0, len(body), 4):
             before = ours.taken
             sock.sendall(b"%x\r\n%b\r\n" % (len(body[place : place + 4]), body[place : place + 4]))

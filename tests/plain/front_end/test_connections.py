@@ -224,6 +224,22 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
         caplog.clear()
 
 
+def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, rng) -> None:
+    """Also with all events there, and the answer about to go out."""
+    requests = [completion_bytes(prompt=[7], max_tokens=count, stream=stream) for count in (1, 2) for stream in (True, False)]
+    with serving(engine, folder) as server:
+        for _ in range(400):
+            with connect(server) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
+                sock.sendall(requests[rng.integers(len(requests))])
+                time.sleep(rng.uniform(0, 0.004))
+        server.idle()
+        assert server.complete([7], max_tokens=1).status_code == 200
+        wait_for(lambda: not server.server.server_state.tasks)
+        assert not server.server.failed
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:
     """The one that is served is not the last one that came; and damage behind it does not end up in its answer."""
     engine.hold = True

@@ -285,7 +285,11 @@ def test_livez_needs_no_engine(folder) -> None:
 def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> None:
     """An answer that does not fit into the socket, behind which the connection closes."""
     monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
-    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, close_timeout_s=0.3) as server, socket.socket() as sock:
+    with (
+        FakeEngine() as engine,
+        serving(engine, folder, send_buffer=4096, close_timeout_s=0.3) as server,
+        socket.socket() as sock,
+    ):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
