@@ -67,6 +67,10 @@ def attacked(folder, **limits: object) -> Iterator[tuple[RunningServer, Victim]]
         assert victim.text == expected[: len(victim.text)]
 
 
+def connected(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
 def count_of(server: RunningServer, name: str) -> int:
     found = re.search(rf'^blinkpy_{name}(?:_total)?{{worker="0"}} (\d+)$', server.client.get("/metrics").text, re.MULTILINE)
     assert found, name
@@ -116,7 +120,7 @@ def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) ->
         attack = case.attack() if callable(case.attack) else case.attack
 
         def answered() -> bool:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
+            with connected(server) as sock:
                 sock.sendall(attack)
                 while case.more and not select.select([sock], [], [], 0.01)[0]:
                     sock.sendall(case.more)
@@ -142,7 +146,7 @@ def test_limits_are_options_and_have_metrics() -> None:
 
 def test_a_connection_too_many_is_told_and_counted(folder) -> None:
     with attacked(folder, max_connections=2) as (server, victim):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as other:
+        with connected(server) as other:
             other.sendall(completion_bytes(prompt=[7], max_tokens=60_000, stream=True))
             assert other.recv(100)
             begin = victim.events
@@ -172,18 +176,17 @@ def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None
 def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
     """A client that writes JSON as it makes it sends them so; their number counts only where they come in heaps."""
     most = 20
-    with attacked(folder, max_body_chunks=most) as (server, _):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(CHUNKED)
-            body = json.dumps({"prompt": [70] * 30, "max_tokens": 1}).encode()
-            connections = server.server.server_state.connections
-            wait_for(lambda: any(one.client == sock.getsockname() for one in list(connections)))
-            ours = next(one for one in list(connections) if one.client == sock.getsockname())
-            for place in range(0, len(body), 4):
-                piece, before = body[place : place + 4], ours.taken
-                sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-                wait_for(lambda before=before: ours.taken != before)
-            assert len(body) // 4 > most
-            sock.sendall(b"0\r\n\r\n")
-            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    with attacked(folder, max_body_chunks=most) as (server, _), connected(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(CHUNKED)
+        body = json.dumps({"prompt": [70] * 30, "max_tokens": 1}).encode()
+        connections = server.server.server_state.connections
+        wait_for(lambda: any(one.client == sock.getsockname() for one in list(connections)))
+        ours = next(one for one in list(connections) if one.client == sock.getsockname())
+        for place in range(0, len(body), 4):
+            piece, before = body[place : place + 4], ours.taken
+            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            wait_for(lambda before=before: ours.taken != before)
+        assert len(body) // 4 > most
+        sock.sendall(b"0\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")

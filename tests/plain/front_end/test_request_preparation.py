@@ -27,7 +27,6 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http import exchange
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
