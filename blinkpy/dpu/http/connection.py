@@ -26,7 +26,7 @@ from blinkpy.dpu.metrics import Metrics
 BODY_BURST = 1 << 23  # of all bodies that arrive, beyond their pace: one body at once
 CHUNK_COST = 1 << 11  # bytes whose way takes as long as that of a chunk
 CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
-WAKE_BYTES = 1 << 12  # of a body before the request's task looks at it: not at each byte
+WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
 SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
 FRAMING = (b"content-length", b"transfer-encoding")
@@ -97,6 +97,7 @@ class Connection(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []  # without a complete answer: the one that is served, and pipelined ones
         self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
         self._header_timer: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -112,6 +113,8 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self, None)
         self.room.unread.release(self)
         self._stop_timer()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         self._disconnect()
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
@@ -131,6 +134,8 @@ class Connection(HttpToolsProtocol):
         if not self._in_headers:
             if self._framing_bytes > most:
                 self._refuse(_too_large("trailers", most))
+            elif self._wake_timer is None and self.cycle.body:
+                self._wake_timer = self.loop.call_later(WAKE_S, self._wake, self.cycle)
             return
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
@@ -187,6 +192,10 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
         if waiting >= WAKE_BYTES:
             cycle.message_event.set()
+
+    def _wake(self, cycle: RequestResponseCycle) -> None:
+        self._wake_timer = None
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

@@ -103,6 +103,7 @@ class Exchange:
 
         try:
             async with asyncio.timeout(timeout_s) as deadline:
+                room.hold(self, 1, give_up)  # it arrives, and can be told
                 while await self._read_piece(body, limit):
                     room.hold(self, len(body), give_up)
                     await self._keep_pace()
