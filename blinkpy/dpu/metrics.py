@@ -5,7 +5,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
 
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 # Options that bound what one client may do: a counter tells how often each did.
 LIMITS = (
     *("max_connections", "max_header_bytes", "max_header_count", "max_pipelined", "header_timeout_s"),

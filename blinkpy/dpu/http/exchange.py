@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from blinkpy.dpu.admission.tenant import NOBODY
-from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin, Headers
@@ -15,8 +15,8 @@ from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
 JSON = b"application/json"
 LATER = frozenset({429, 503})  # the same request may be served later
-CLOSING = frozenset({408, 413, 501})  # the rest of the body is not read: the connection can't go on
-CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
+CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
+CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down", "unsupported_transfer_encoding"})
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -75,7 +75,7 @@ class Exchange:
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
             elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise ApiError(501, "The only transfer coding is chunked.", code="unsupported_transfer_encoding")
+                raise bad_request("The only transfer coding is chunked.", code="unsupported_transfer_encoding")
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")

@@ -151,6 +151,8 @@ class Service:
     def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:
         """A request's stop ids, and the max_tokens of each prompt. Raises ApiError for what can never be served."""
         pair = self.engine.require()
+        if request.checked is not None and request.checked[0] is pair:
+            return request.checked[1:]
         stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))))
         if len(stop_ids) > STOP_IDS:
             own = STOP_IDS - len(self.tokenizer.eos_ids)
@@ -168,6 +170,7 @@ class Service:
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
+        request.checked = pair, stop_ids, limits
         return stop_ids, limits
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float, ticket: Ticket) -> None:

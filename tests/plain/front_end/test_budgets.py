@@ -16,6 +16,8 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import options
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
@@ -190,3 +192,13 @@ def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
         assert len(body) // 4 > most
         sock.sendall(b"0\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
+    gone: list[str] = []
+    room = ByteRoom(100, lambda: ApiError(503, "full"), largest=True)
+    for holder, size in (("old", 10), ("large", 60), ("new", 20), ("new", 35)):
+        room.hold(holder, size, lambda error, holder=holder: gone.append(holder))
+    assert (gone, room.used, room.given_up) == (["large"], 45, 1)
+    room.hold("old", 99, lambda error: gone.append("old"))
+    assert (gone, room.used) == (["large", "old"], 35)
