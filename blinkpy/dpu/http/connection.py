@@ -213,7 +213,11 @@ class Connection(HttpToolsProtocol):
         framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
         self.parser = httptools.HttpRequestParser(BehindHeaders(self))
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        except httptools.HttpParserError:  # the first one has not looked at the framing
+            self.send_400_response("Invalid HTTP request received.")
+            return
         self._data = self._data[error.args[0] :]
         if self._data:
             super().data_received(self._data)

@@ -1,6 +1,7 @@
 """Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body."""
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -98,11 +99,13 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("framing", ODD)
-def test_framing_that_two_readers_may_understand_differently_is_refused(server, framing) -> None:
+@pytest.mark.parametrize("offer", [b"", *OFFERS], ids=["plain", "h2c", "websocket"])
+@pytest.mark.parametrize("framing", [*ODD, b"transfer-encoding: gzip\r\n"])
+def test_framing_that_two_readers_may_understand_differently_is_refused(server, framing, offer, caplog) -> None:
     """And nothing that comes behind it on the connection is read."""
     for body in (BODY, IN_CHUNKS + b"\r\n"):
-        assert statuses(server.raw(COMPLETIONS_HEAD + framing + b"\r\n" + body + HIDDEN)) == [b"400"]
+        assert statuses(server.raw(COMPLETIONS_HEAD + offer + framing + b"\r\n" + body + HIDDEN)) == [b"400"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_other_transfer_codings_are_not_understood(server) -> None:
