@@ -265,8 +265,21 @@ class FrontendOptions:
     workers: int = option(1, "front-end processes, each with its queue pair", low=1, high=64, commands=ALL)
     api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (or BLINKPY_API_KEY)")
     max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
+    max_body_chunks: int = option(
+        1024, "chunks of a body that come with others in one piece, beside one for each 256 bytes", low=1, high=1 << 30
+    )
     max_body_values: int = option(1 << 20, "values in a body's JSON", low=64, high=1 << 30)
     max_body_depth: int = option(128, "nesting of a body's JSON", low=8, high=1000)
+    max_header_bytes: int = option(
+        1 << 16, "bytes of a request's headers; again between and behind the pieces of its body", low=1024, high=1 << 24
+    )
+    max_header_count: int = option(128, "headers of a request", low=16, high=1 << 16)
+    max_pipelined: int = option(1, "requests that a connection may send before the answer to the one before", low=0, high=1024)
+    header_timeout_s: float = option(30.0, "seconds for a request's headers to arrive", low=0.1, high=3600)
+    body_timeout_s: float = option(60.0, "seconds for a request's body to arrive", low=0.1, high=3600)
+    send_timeout_s: float = option(60.0, "seconds in which a client must take more of an answer that waits", low=0.1, high=3600)
+    close_timeout_s: float = option(10.0, "the same once the connection is to be closed", low=0.1, high=3600)
+    body_mib_per_s: int = option(128, "pace at which a worker takes bodies, MiB/s; faster clients wait", low=1, high=1 << 20)
     body_room_mib: int = option(
         128,
         "memory of a worker for bodies, MiB: half for arriving ones, half for each queue of max_preparing",
@@ -274,6 +287,12 @@ class FrontendOptions:
         high=1 << 16,
     )
     unread_room_mib: int = option(64, "answers that clients of a worker may leave unread, MiB", low=1, high=1 << 16)
+    answer_room_mib: int = option(
+        128,
+        "memory of a worker for whole answers that are being generated, MiB; beyond it the largest one ends",
+        low=1,
+        high=1 << 16,
+    )
     max_preparing: int = option(
         64,
         "requests of a worker that wait to be tokenized, up to 64 KiB each, and again larger ones; more get 429",
@@ -285,6 +304,7 @@ class FrontendOptions:
     max_output_backlog: int = option(
         4096, "events a client may leave unread before its request is cancelled", low=16, high=1 << 24
     )
+    max_output_backlog_mib: int = option(8, "the same in MiB", low=1, high=1 << 16)
     keep_alive_s: int = option(30, "seconds an idle connection is kept", low=1, high=3600)
     max_connections: int = option(
         4096, "open connections per worker; one more ends the longest idle one, or gets 503", low=1, high=1 << 20

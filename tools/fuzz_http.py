@@ -85,7 +85,8 @@ class Clients:
                 async with asyncio.timeout(ANSWER_S):
                     while len(STATUS.findall(answer)) < answers and (piece := await reader.read(1 << 16)):
                         answer += piece
-            writer.write_eof()
+            if not writer.transport.is_closing():  # uvloop refuses it where the server has closed
+                writer.write_eof()
             while piece := await reader.read(1 << 16):
                 answer += piece
         except OSError:

@@ -338,6 +338,46 @@ async def flood_of_requests(site: Site, until: float, seen: Seen) -> None:
     await again_and_again(site, until, seen, 300, talk)
 
 
+async def tiny_chunks(site: Site, until: float, seen: Seen) -> None:
+    """tiny chunks: 50 connections whose bodies come in chunks of a byte, thousands in one piece"""
+    request = site.head(None) + b"1\r\n[\r\n" * 20_000
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with listening(reader, seen):
+            writer.write(request)
+            await writer.drain()
+
+    await again_and_again(site, until, seen, 50, talk)
+
+
+async def dripping_bodies(site: Site, until: float, seen: Seen) -> None:
+    """dripping bodies: 1,000 connections that send a byte of a body four times a second"""
+    request = site.head(LARGE)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with listening(reader, seen) as answer:
+            writer.write(request)
+            while not answer.done():
+                writer.write(b" ")
+                await writer.drain()
+                seen["bytes"] += 1
+                await asyncio.sleep(0.25)
+
+    await again_and_again(site, until, seen, 1000, talk)
+
+
+async def heavy_answers(site: Site, until: float, seen: Seen) -> None:
+    """heavy answers: 2 requests at a time for 100 choices of 1,900 tokens, with 20 log probabilities each, not streamed"""
+    body = b'{"prompt":"the king","n":100,"max_tokens":1900,"logprobs":20,"ignore_eos":true}'
+    request = site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request)
+        await answer_of(reader, seen)
+
+    await again_and_again(site, until, seen, 2, talk)
+
+
 async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
     """drain: SIGTERM, and 20 clients that go on asking, on connections old and new"""
     body = b'{"prompt":"the king","max_tokens":4}'
@@ -372,6 +412,9 @@ ATTACKS: dict[str, Attack] = {
     "guessed prompts": guessed_prompts,
     "refused connections": refused_connections,
     "flood of requests": flood_of_requests,
+    "tiny chunks": tiny_chunks,
+    "dripping bodies": dripping_bodies,
+    "heavy answers": heavy_answers,
     "drain": drain_under_load,
 }
 

@@ -15,10 +15,20 @@ MAX_MESSAGE = 1000  # characters
 
 class ApiError(Exception):
     """An answer that is not a completion. param: the request's parameter at fault; code: for programs; retry_s: seconds after
-    which the same request may be served, where that is a matter of time."""
+    which the same request may be served, where that is a matter of time; limit: the option that it went beyond, if any."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_s: int = 1):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int = 1,
+        limit: str | None = None,
+    ):
         super().__init__(message)
+        self.limit = limit
         self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
 
     def body(self) -> bytes:

@@ -6,7 +6,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
+# Options that bound what one client may do: a counter tells how often each did.
+LIMITS = (
+    *("max_connections", "max_header_bytes", "max_header_count", "max_pipelined", "header_timeout_s"),
+    *("max_body_bytes", "max_body_chunks", "max_body_values", "max_body_depth", "body_timeout_s", "prepare_ms"),
+    *("grammar_compile_ms", "send_timeout_s", "close_timeout_s"),
+)
 COUNTERS = {
+    **{f"refused_{name}": f"Requests refused and connections closed by the limit {name}" for name in LIMITS},
     "prompt_tokens": "Prompt tokens handed to the engine",
     "generated_tokens": "Generated tokens received",
     "grammar_writes": "Grammars and token rules of requests that were written into the engine's memory",
@@ -17,6 +24,7 @@ COUNTERS = {
     "engine_losses": "Times that the engine or the lease was lost",
     "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
     "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
+    "answers_given_up": "Requests ended because whole answers took too much memory (answer_room_mib)",
     "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",
     "refused_max_waiting_tokens": "Requests refused because too many tokens waited for a slot of a worker",
     "refused_max_flex_waiting_tokens": "Requests refused because too many tokens of service tier flex waited for a slot",
@@ -37,6 +45,7 @@ GAUGES = {
     "connections": "Open connections",
     "arriving_bytes": "Bytes of bodies that have not arrived in full",
     "unread_bytes": "Bytes of answers that clients have not taken",
+    "answer_bytes": "Memory of whole answers that are being generated",
     "preparing": "Requests that wait to be tokenized, or are",
 }
 METERS = {  # of the GPU, by the first worker alone; 0 where there is none to read
@@ -130,6 +139,10 @@ class Metrics:
     def gauge_of_all(self, name: str) -> float:
         """Sum of one of GAUGES over all workers."""
         return sum(self.values(name))
+
+    def refused(self, limit: str) -> None:
+        """Count what one of LIMITS has refused or closed."""
+        self.count(f"refused_{limit}")
 
     def response(self, status: int) -> None:
         """Count a response by its status."""

@@ -30,6 +30,7 @@ from blinkpy.dpu.fleet.fleet_options import FleetOptions
 from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.fleet.placement_rules import load_rule
 from blinkpy.dpu.http.app import App
+from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
@@ -58,8 +59,7 @@ class Server(uvicorn.Server):
         self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
     ):
         options = app.options
-        refused = app.service.metrics.response
-        room = ConnectionRoom(options.max_connections, body_room(options), options.unread_room_mib << 20, refused)
+        room = ConnectionRoom(options, body_room(options), app.service.metrics)
         config = uvicorn.Config(
             app,
             http=partial(Connection, room=room),  # type: ignore[arg-type]
@@ -151,8 +151,10 @@ class Server(uvicorn.Server):
                 cast(Connection, connection).end_if_stuck(now)
             self.app.service.admission.sweep()
             metrics.gauge("connections", len(self.server_state.connections))
-            for name, bytes_room in (("bodies", room.bodies), ("unread", room.unread)):
-                metrics.gauge("arriving_bytes" if name == "bodies" else "unread_bytes", bytes_room.used)
+            rooms = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}
+            for name, gauge in rooms.items():
+                bytes_room: ByteRoom = getattr(room, name)
+                metrics.gauge(gauge, bytes_room.used)
                 metrics.count(f"{name}_given_up", bytes_room.given_up)
                 bytes_room.given_up = 0
 

@@ -6,6 +6,7 @@ queue; what a tenant has is counted over all workers (blinkpy.dpu.admission.tena
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.metrics import Metrics
 
 LOOK_S = 0.05  # between two looks at those who wait: for deadlines, and for what other workers give free
+SETTLE_S = 0.05  # between two times that all who run are charged: with thousands of them, a millisecond
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -41,6 +43,7 @@ class Admission:
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
         self._running: dict[Ticket, None] = {}
         self._numbers = self._reserved = self._best_effort = 0
+        self._settled = -math.inf  # when all who run were charged last, s
         self._somebody = asyncio.Event()  # waits
         self._reading = asyncio.Lock()  # what was read last is installed last
         self._closed: ApiError | None = None
@@ -101,7 +104,7 @@ class Admission:
             raise bad_request(f"The request needs {slots} slots, and service tier flex has {most}.", "n", "invalid_value")
         bucket = self._buckets.get(tenant.name)
         if bucket is not None:
-            self._settle(tenant)
+            self._settle(now)
             bucket.update(now, self.table.total(tenant.number, "tokens"))
             if bucket.level <= 0:
                 raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
@@ -180,9 +183,8 @@ class Admission:
         """Give free slots to those who wait, in turn; to be called when there may be some."""
         if not self._queue.requests:
             return
-        for running in self._running:
-            self._settle_one(running)
         now = self._clock()
+        self._settle(now)
         while True:
             ticket = self._queue.first(self._may_run)
             if ticket is None or not self._fits(ticket):
@@ -268,9 +270,11 @@ class Admission:
 
     # ---- accounts ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, tenant: Tenant) -> None:
-        for ticket in self._running:
-            if ticket.tenant.name == tenant.name:
+    def _settle(self, now: float) -> None:
+        """Charge all who run for what they have generated, unless that was done a moment ago."""
+        if now - self._settled >= SETTLE_S:
+            self._settled = now
+            for ticket in self._running:
                 self._settle_one(ticket)
 
     def _settle_one(self, ticket: Ticket) -> None:

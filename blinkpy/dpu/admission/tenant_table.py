@@ -53,9 +53,11 @@ class TenantTable:
 
     def add(self, number: int, name: str, amount: float) -> None:
         """Add to one of GAUGES or COUNTERS of a tenant of `keep`."""
-        at = self._place(self._worker, number)
+        words, at = self._all, self._places.get((self._worker, number), -1)
+        if at < 0 or words[at] != number + 1:
+            at = self._place(self._worker, number)
         if at >= 0:
-            self._all[at + _COLUMNS[name]] += amount
+            words[at + _COLUMNS[name]] += amount
 
     def values(self, number: int, name: str) -> list[float]:
         """One of GAUGES or COUNTERS of a tenant, of each worker."""

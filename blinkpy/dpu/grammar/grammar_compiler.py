@@ -10,7 +10,7 @@ import orjson
 from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.compile_server import ANSWER, FAILURE
-from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError, GrammarTooSlowError
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
@@ -91,7 +91,7 @@ class GrammarCompiler:
         return GrammarError(*orjson.loads(answer[1:]))
 
 
-_TOO_LONG = GrammarTooLargeError("The grammar takes too long to compile.")
+_TOO_LONG = GrammarTooSlowError("The grammar takes too long to compile.")
 
 
 def _content(grammar: Grammar) -> bytes:

@@ -14,3 +14,7 @@ class GrammarError(ValueError):
 
 class GrammarTooLargeError(GrammarError):
     """The grammar needs more states than an automaton may have."""
+
+
+class GrammarTooSlowError(GrammarTooLargeError):
+    """The grammar takes more time to compile than there is for one."""

@@ -10,6 +10,7 @@ import orjson
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
+from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
@@ -18,15 +19,27 @@ from blinkpy.dpu.token_logprobs import TokenLogprobs
 
 LINE_END = b"\r\n"
 SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # of chunks, made beforehand
-BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events
+BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events, where nobody says it
+TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
+TOLD_BYTES = 1 << 16  # by which an answer grows until it tells so
+LONG_BYTES = 1 << 18  # of an answer that takes more than a few milliseconds to be written
 
 
 class Collector:
     """Gathers the choices of one request. choices: of each prompt; `n` of them are the answer, the likeliest if there are
     more. with_logprobs: whether the answer shows them; shows_prompt: and those of the prompts, as a field. done: set when all
-    have ended, or with the first error, which error then is. awaited: all that somebody may wait for."""
+    have ended, or with the first error, which error then is. awaited: all that somebody may wait for. room: for what all of them
+    hold."""
 
-    def __init__(self, answer: Answer | ResponseAnswer, n: int = 1, with_logprobs: bool = True, shows_prompt: bool = False):
+    def __init__(
+        self,
+        answer: Answer | ResponseAnswer,
+        n: int = 1,
+        with_logprobs: bool = True,
+        shows_prompt: bool = False,
+        room: ByteRoom | None = None,
+    ):
+        self._room, self._bytes, self._told = room, 0, TOLD_BYTES
         self.answer, self._n, self._with_logprobs, self.shows_prompt = answer, n, with_logprobs, shows_prompt
         self.choices = n
         self.generations: list[Generation] = []
@@ -39,7 +52,26 @@ class Collector:
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         self._texts[generation.index].append(text)
-        self._logprobs[generation.index] += logprobs
+        self._bytes += TEXT_BYTES + len(text)
+        if logprobs:
+            self._logprobs[generation.index] += logprobs
+            self._bytes += PAIR_BYTES * sum(2 + len(entry.top) for entry in logprobs)
+        if self._bytes > self._told and self._room is not None:
+            self._told = self._bytes + TOLD_BYTES
+            self._room.hold(self, self._bytes, self._give_up)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether body() takes its time, and should not have the event loop's."""
+        return self._bytes > LONG_BYTES
+
+    def _give_up(self, error: ApiError) -> None:
+        """There is no room for what has come. An answer that is complete is being written, and goes soon."""
+        if not self.done.done():
+            self._texts.clear()
+            self._logprobs.clear()
+            self.error = error
+            self.done.set_result(None)
 
     def send(self) -> None:
         """Nothing goes out before the end."""
@@ -57,6 +89,8 @@ class Collector:
     def close(self) -> None:
         """Let go of what refers to it, which only a garbage collection would end otherwise."""
         self.generations = []
+        if self._room is not None:
+            self._room.release(self)
 
     def usage(self) -> Usage:
         """Tokens over all choices, without those generated after a stop string."""
@@ -105,7 +139,7 @@ class PlainText:
 class Streamer(Collector):
     """Writes events to the connection, all of a step at once. started: set with the first event, so that an error before it can
     still be an answer with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves
-    too much unread."""
+    more than max_backlog events or max_bytes unread."""
 
     def __init__(
         self,
@@ -114,8 +148,10 @@ class Streamer(Collector):
         max_backlog: int,
         usage: StreamUsage,
         on_slow: Callable[[], None],
+        max_bytes: int = BACKLOG_BYTES,
     ):
         super().__init__(answer)
+        self._max_bytes = max_bytes
         self._usage_at_end, self._usage_each = usage
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.awaited.append(self.started)
@@ -187,7 +223,7 @@ class Streamer(Collector):
         unread = transport.get_write_buffer_size()
         if unread:
             self._backlog += count
-            if self._backlog > self._max_backlog or unread > BACKLOG_BYTES:
+            if self._backlog > self._max_backlog or unread > self._max_bytes:
                 self.stop()
                 self._on_slow()
         else:

@@ -13,6 +13,7 @@ from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
 
 DONE = b"data: [DONE]\n\n"
+PIECE = 64  # tokens whose log probabilities are written at a time: other threads wait no longer
 
 
 class Usage(NamedTuple):
@@ -94,6 +95,18 @@ class Answer:
             return None
         return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
 
+    def _all_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | orjson.Fragment | None:
+        """The same, as JSON that was made piece by piece where there are many."""
+        if len(entries) <= PIECE:
+            return self._logprobs(entries)
+        parts = [self._logprobs(entries[first : first + PIECE]) or {} for first in range(0, len(entries), PIECE)]
+        written = [{name: orjson.dumps(value) for name, value in part.items()} for part in parts]
+        fields = []
+        for name, value in parts[0].items():
+            whole = b"[%b]" % b",".join(part[name][1:-1] for part in written) if type(value) is list else written[0][name]
+            fields.append(b'"%b":%b' % (name.encode(), whole))
+        return orjson.Fragment(b"{%b}" % b",".join(fields))
+
     def frame(self, index: int) -> tuple[bytes, bytes] | None:
         """What each event with more text of a choice has before the JSON of that text, and behind it, without log probabilities.
         None before the first event, and where events hold more."""
@@ -135,7 +148,7 @@ class Answer:
 
     def _entry(self, choice: Choice) -> dict[str, Any]:
         content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
-        logprobs = self._logprobs(choice.logprobs)
+        logprobs = self._all_logprobs(choice.logprobs)
         scores = {} if self.chat else self._prompt_logprobs(choice)
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}
 

@@ -116,7 +116,7 @@ class App:
         if get is None and path not in self._posts:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
         if len(exchange.connection.connections) > self.options.max_connections and path not in ALWAYS:
-            raise ApiError(503, "Too many connections.", code="too_many_connections")
+            raise ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
         if path not in OPEN_PATHS:
@@ -211,11 +211,13 @@ class App:
                 connection.abort()
 
         answer = service.answer(request, chat)
-        sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None)
         if request.stream:
-            sink = Streamer(
-                answer, connection, self.options.max_output_backlog, request.stream_usage, partial(drop, "slow_clients")
-            )
+            options, slow = self.options, partial(drop, "slow_clients")
+            most, most_bytes = options.max_output_backlog, options.max_output_backlog_mib << 20
+            sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes)
+        else:
+            room = connection.room.answers
+            sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None, room)
         service.submit(request, prompts, sink, exchange.arrival, ticket)
         exchange.generations = sink.generations
         connection.on_lost = partial(drop, "disconnects")
@@ -227,7 +229,8 @@ class App:
                 if sink.error is not None:
                     raise sink.error
                 scored = sum(map(len, prompts)) if request.scores_prompts else 0
-                body = await asyncio.to_thread(sink.body) if scored > LONG_SCORES else sink.body()
+                is_long = sink.is_long or scored > LONG_SCORES
+                body = await asyncio.to_thread(sink.body) if is_long else sink.body()
                 await exchange.answer(200, JSON, body)
         finally:
             self._drop(sink)  # nothing to do unless something failed

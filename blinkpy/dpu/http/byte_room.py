@@ -9,11 +9,11 @@ GiveUp = Callable[[ApiError], None]
 
 class ByteRoom:
     """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
-    what comes and goes quickly always has room. error: makes the reason, a new one each time: one that is raised again and
-    again keeps the frames of all times alive; given_up: how many did for want of room."""
+    what comes and goes quickly always has room; with `largest` it is the one that holds most. error: makes the reason, a new one
+    each time: one that is raised again and again keeps the frames of all times alive; given_up: how many did for want of room."""
 
-    def __init__(self, limit: int, error: Callable[[], ApiError]):
-        self.limit, self.error = limit, error
+    def __init__(self, limit: int, error: Callable[[], ApiError], largest: bool = False):
+        self.limit, self.error, self._largest = limit, error, largest
         self.used = self.given_up = 0
         self._held: dict[object, tuple[int, GiveUp]] = {}  # the oldest first
 
@@ -23,7 +23,8 @@ class ByteRoom:
         self._held[holder] = size, give_up
         while self.used > self.limit:
             self.given_up += 1
-            self._evict(next(iter(self._held)), self.error())
+            held = self._held
+            self._evict(max(held, key=lambda one: held[one][0]) if self._largest else next(iter(held)), self.error())
 
     def release(self, holder: object) -> None:
         """The holder has none any more."""

@@ -7,26 +7,29 @@ tests/plain/front_end/test_uvicorn.py names what another release changed.
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from blinkpy.config import FrontendOptions
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.held_writes import HeldWrites
+from blinkpy.dpu.metrics import Metrics
 
-MAX_HEADER_BYTES = 1 << 16  # of a request; also of what comes between pieces of a body, and behind it
-MAX_HEADERS = 128
-MAX_PIPELINED = 1  # requests that wait for the answer before theirs
-HEADER_TIMEOUT_S = 30.0
-UNREAD_TIMEOUT_S = 60.0  # for a client to take more of an answer that is complete
-CLOSE_TIMEOUT_S = 10.0  # for it to take the rest of one behind which the connection closes
-BODY_BYTES_PER_S, BODY_BURST = 1 << 27, 1 << 23  # of all bodies that arrive: a tenth of a core, and one body at once
+BODY_BURST = 1 << 23  # of all bodies that arrive, beyond their pace: one body at once
+CHUNK_COST = 1 << 11  # bytes whose way takes as long as that of a chunk
+CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
+WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
 SPARE_CONNECTIONS = 64  # beyond those that are served
 SCOPE_KEY = "blinkpy.connection"
+FRAMING = (b"content-length", b"transfer-encoding")
 
 
 def too_many_bodies() -> ApiError:
@@ -37,45 +40,64 @@ def too_much_unread() -> ApiError:
     return ApiError(503, "Too much is left unread.", code="too_much_unread")  # not told
 
 
+def too_many_answers() -> ApiError:
+    message = "Too much memory is taken by answers, and this one has taken most: stream it, or ask for fewer log probabilities."
+    return ApiError(503, message, code="too_many_answers")
+
+
 class ConnectionRoom:
-    """Room for connections: when there is none, the one that has waited longest for a request goes.
+    """What all connections of a server share. When there is no room for one more, the one that has waited longest for a request
+    goes.
 
-    allowed: connections that are served. A few more are kept, so that they hear why they are not. bodies, unread: bytes of bodies
-    that arrive, and of answers that clients leave unread. on_refused: called with the status of an invalid request. leaving: each
-    connection ends with its next answer, which tells so."""
+    options: max_connections are served, and a few more are kept, so that they hear why they are not. bodies, unread, answers:
+    bytes of bodies that arrive, of answers that clients leave unread, and of whole answers that are being generated. leaving:
+    each connection ends with its next answer, which tells so."""
 
-    def __init__(self, allowed: int, body_bytes: int, unread_bytes: int, on_refused: Callable[[int], object] = lambda _: None):
-        self.allowed, self.on_refused = allowed, on_refused
+    def __init__(self, options: FrontendOptions, body_bytes: int, metrics: Metrics):
+        self.options, self.metrics = options, metrics
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
-        self.bodies, self.unread = ByteRoom(body_bytes, too_many_bodies), ByteRoom(unread_bytes, too_much_unread)
-        self.pace = BytePace(BODY_BYTES_PER_S, BODY_BURST)
+        self.bodies = ByteRoom(body_bytes, too_many_bodies)
+        self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
+        self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
+        self.pace = BytePace(options.body_mib_per_s << 20, BODY_BURST)
         self.leaving = False
 
     def enter(self, connection: "Connection", others: int) -> bool:
         """Whether a new connection may stay beside `others`."""
-        if others >= self.allowed and self.waiting:
+        if others >= self.options.max_connections and self.waiting:
+            self.metrics.refused("max_connections")
             next(iter(self.waiting)).abort()
             others -= 1
         self.waiting[connection] = None
-        return others < self.allowed + SPARE_CONNECTIONS
+        if others < self.options.max_connections + SPARE_CONNECTIONS:
+            return True
+        self.metrics.refused("max_connections")
+        return False
 
 
 class Connection(HttpToolsProtocol):
     """See the module. on_lost: called once when the client is gone; set by whoever answers the current request. held: where
-    answers are written. room: what all connections of a server share."""
+    answers are written. room: what all connections of a server share. taken: what the body has cost since somebody set this to 0,
+    bytes."""
 
     def __init__(self, *args: Any, room: ConnectionRoom | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.room = room or ConnectionRoom(1 << 20, 1 << 30, 1 << 30)
+        self.room = room or ConnectionRoom(FrontendOptions(), 1 << 30, Metrics())
+        self.options = self.room.options
         self.on_lost: Callable[[], object] | None = None
         self.gone = False
+        self.taken = 0
+        self._refusal: ApiError | None = None  # why the parser was told to stop
+        self._data = b""  # that the parser looks at
         self._in_headers = True
         self._header_bytes = 0
         self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
+        self._chunks_left = 0  # pieces of the body, beside the first one of each that comes
         self._complete = 0  # requests that have arrived in full
         self._cycles: list[RequestResponseCycle] = []  # without a complete answer: the one that is served, and pipelined ones
         self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
         self._header_timer: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -91,6 +113,8 @@ class Connection(HttpToolsProtocol):
         self.room.waiting.pop(self, None)
         self.room.unread.release(self)
         self._stop_timer()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         self._disconnect()
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
@@ -100,35 +124,47 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         complete = self._complete
         self._framing_bytes += len(data)
+        self._chunks_left += 1
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self.transport.is_closing():
             return
+        most = self.options.max_header_bytes
         if not self._in_headers:
-            if self._framing_bytes > MAX_HEADER_BYTES:
-                self._refuse(431, f"The trailers are larger than {MAX_HEADER_BYTES} bytes.")
+            if self._framing_bytes > most:
+                self._refuse(_too_large("trailers", most))
+            elif self._wake_timer is None and self.cycle.body:
+                self._wake_timer = self.loop.call_later(WAKE_S, self._wake, self.cycle)
             return
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
-        if self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+        if self._header_bytes > most:
+            self._refuse(_too_large("headers", most))
         elif self._header_bytes and self._header_timer is None:
             self._expect_headers()
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")  # answered as an invalid request
+        most = self.options.max_pipelined
+        if len(self._cycles) > most:
+            message = f"More than {most} requests wait for the answer before theirs."
+            self._stop(400, message, "too_many_pipelined", "max_pipelined")
         super().on_message_begin()
         cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) >= MAX_HEADERS:
-            raise ValueError("too many headers")  # answered as an invalid request
+        if not self._in_headers:
+            return  # a trailer: nobody who looked at the headers has seen it
+        most = self.options.max_header_count
+        if len(self.headers) >= most:
+            self._stop(431, f"The request has more than {most} headers.", "too_many_headers", "max_header_count")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._framing_bytes = 0
+        self._chunks_left = self.options.max_body_chunks
         self.room.waiting.pop(self, None)
         self._stop_timer()
         super().on_headers_complete()
@@ -138,14 +174,53 @@ class Connection(HttpToolsProtocol):
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        """As uvicorn's, but for the limits, and but for the request's task, which is not woken by each piece."""
         self._framing_bytes = 0
-        super().on_body(body)
+        self._chunks_left -= 1
+        size, cycle = len(body), self.cycle
+        if self._chunks_left < 0:
+            most = self.options.max_body_chunks
+            message = f"The body has more than {most} chunks of less than {CHUNK_BYTES} bytes."
+            self._stop(400, message, "too_many_chunks", "max_body_chunks")
+        self._chunks_left += size // CHUNK_BYTES
+        if cycle.response_complete:
+            return
+        self.taken += size + CHUNK_COST
+        cycle.body += body
+        waiting = len(cycle.body)
+        if waiting > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        if waiting >= WAKE_BYTES:
+            cycle.message_event.set()
+
+    def _wake(self, cycle: RequestResponseCycle) -> None:
+        self._wake_timer = None
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # it is not: its body follows
         super().on_message_complete()
         self._in_headers = True
         self._header_bytes = 0
         self._complete += 1
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The client offers another protocol, as some do with each request, and is answered in this one. The parser leaves what
+        is behind the headers to that protocol, the body, too: another one reads it."""
+        error = sys.exception()
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
+        self.parser = httptools.HttpRequestParser(BehindHeaders(self))
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        except httptools.HttpParserError:  # the first one has not looked at the framing
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        self._data = self._data[error.args[0] :]
+        if self._data:
+            super().data_received(self._data)
 
     @property
     def body_arrived(self) -> bool:
@@ -161,7 +236,8 @@ class Connection(HttpToolsProtocol):
                 self._expect_headers()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        refusal, self._refusal = self._refusal, None
+        self._refuse(refusal or ApiError(400, msg, code="invalid_http"))
 
     def hold_unread(self) -> None:
         """Account for what was written and the client has not taken: it stays in this process until then."""
@@ -184,7 +260,9 @@ class Connection(HttpToolsProtocol):
         if streaming or unread < self._unread or not (unread or closing):
             self._unread_since = now
         self._unread = unread
-        if now - self._unread_since > (CLOSE_TIMEOUT_S if closing else UNREAD_TIMEOUT_S):
+        limit = "close_timeout_s" if closing else "send_timeout_s"
+        if now - self._unread_since > getattr(self.options, limit):
+            self.room.metrics.refused(limit)
             self.abort()
 
     def abort(self) -> None:
@@ -201,20 +279,66 @@ class Connection(HttpToolsProtocol):
 
     def _expect_headers(self) -> None:
         self._stop_timer()
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.close)
+        self._header_timer = self.loop.call_later(self.options.header_timeout_s, self._give_up_headers)
+
+    def _give_up_headers(self) -> None:
+        """They have not come in time: tell a client that has begun to send some."""
+        self.room.metrics.refused("header_timeout_s")
+        if self._in_headers and self._header_bytes:
+            seconds = self.options.header_timeout_s
+            self._refuse(ApiError(408, f"The headers did not arrive within {seconds:g} s.", code="timeout"))
+        else:
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _stop(self, status: int, message: str, code: str, limit: str) -> NoReturn:
+        """Within a callback of the parser: end it, and with it the connection."""
+        self._refusal = ApiError(status, message, code=code, limit=limit)
+        raise ValueError(message)
+
+    def _refuse(self, error: ApiError) -> None:
         """Answer an invalid request, and close."""
+        if error.limit is not None:
+            self.room.metrics.refused(error.limit)
         if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
             self._disconnect()
-            body = ApiError(status, message).body()
-            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            body = error.body()
+            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
-            self.room.on_refused(status)
+            self.room.metrics.response(error.status)
         self.transport.close()
+
+
+class BehindHeaders:
+    """Reads on for a connection behind headers that another parser has read: its own parser is shown a request of the same
+    framing first, of which nobody hears."""
+
+    def __init__(self, connection: Connection):
+        self._connection, self._begun = connection, 0
+        self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        self._begun += 1
+        if self._begun > 1:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._begun > 1:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._begun > 1:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._begun > 1:
+            self._connection.on_headers_complete()
+
+
+def _too_large(what: str, most: int) -> ApiError:
+    return ApiError(431, f"The {what} are larger than {most} bytes.", code="headers_too_large", limit="max_header_bytes")

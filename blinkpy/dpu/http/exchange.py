@@ -6,19 +6,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from blinkpy.dpu.admission.tenant import NOBODY
-from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin, Headers
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
-BODY_TIMEOUT_S = 60.0  # for a request's body to arrive
-SEND_TIMEOUT_S = 60.0  # for a client to take the rest of an answer
 JSON = b"application/json"
 LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
-CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
+CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down", "unsupported_transfer_encoding"})
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -31,7 +29,7 @@ class ClientGone(Exception):
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large")
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large", limit="max_body_bytes")
 
 
 class Exchange:
@@ -76,6 +74,8 @@ class Exchange:
                 content_type = value.partition(b";")[0].strip().lower()
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise bad_request("The only transfer coding is chunked.", code="unsupported_transfer_encoding")
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
@@ -93,7 +93,7 @@ class Exchange:
 
     async def _read_slowly(self, body: bytearray, limit: int) -> None:
         """Append all of the body, within a time, beside others that arrive. Raises ApiError and ClientGone."""
-        room = self.connection.room.bodies
+        room, timeout_s = self.connection.room.bodies, self.connection.options.body_timeout_s
         refused: list[ApiError] = []
 
         def give_up(error: ApiError) -> None:
@@ -102,21 +102,23 @@ class Exchange:
                 deadline.reschedule(0)
 
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S) as deadline:
-                before = 0
+            async with asyncio.timeout(timeout_s) as deadline:
+                room.hold(self, 1, give_up)  # it arrives, and can be told
                 while await self._read_piece(body, limit):
                     room.hold(self, len(body), give_up)
-                    before, size = len(body), len(body) - before
-                    await self._keep_pace(size)
+                    await self._keep_pace()
         except TimeoutError:
-            late = ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="timeout")
+            message = f"The body did not arrive within {timeout_s:g} s."
+            late = ApiError(408, message, code="timeout", limit="body_timeout_s")
             raise (refused or [late])[0] from None
         finally:
             room.release(self)
 
-    async def _keep_pace(self, size: int) -> None:
+    async def _keep_pace(self) -> None:
         """Others come first, once bodies arrive faster than their pace: the client is not read from meanwhile."""
-        wait_s = self.connection.room.pace.wait_s(size, asyncio.get_running_loop().time())
+        connection = self.connection
+        size, connection.taken = connection.taken, 0
+        wait_s = connection.room.pace.wait_s(size, asyncio.get_running_loop().time())
         if wait_s:
             self.connection.flow.pause_reading()  # until the next receive
             await asyncio.sleep(wait_s)
@@ -139,14 +141,15 @@ class Exchange:
 
     async def _write(self, message: dict[str, Any]) -> None:
         """Send a part of the answer, for which the client has to take what is before it. Raises ClientGone where it does not
-        within SEND_TIMEOUT_S."""
+        within send_timeout_s."""
         if not self.connection.flow.write_paused:
             await self._send(message)
             return
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
+            async with asyncio.timeout(self.connection.options.send_timeout_s):
                 await self._send(message)
         except TimeoutError:
+            self._metrics.refused("send_timeout_s")
             self.connection.abort()
             raise ClientGone from None
 
@@ -172,6 +175,8 @@ class Exchange:
 
     async def answer_error(self, error: ApiError) -> None:
         """Send an error object."""
+        if error.limit is not None:
+            self._metrics.refused(error.limit)
         headers: Headers = []
         if error.status in LATER:
             headers.append((b"retry-after", b"%d" % error.retry_s))

@@ -25,9 +25,10 @@ class HeldWrites:
             self._kept.append(data)
 
     def release(self) -> None:
-        """Let out what was kept, and what comes from now on at once."""
+        """Let out what was kept, and what comes from now on at once. Nothing where the client has left meanwhile: uvloop refuses
+        to write then."""
         kept, self._kept = self._kept, None
-        if kept:
+        if kept and not self._transport.is_closing():
             self._transport.write(b"".join(kept))
 
     def close(self) -> None:

@@ -124,4 +124,5 @@ class MessageAnswer(Answer):
             del call["index"]
         content = {"role": "assistant", "content": None, **parts}
         reason = message.finish_reason(choice.finish_reason)
-        return {"index": choice.index, "message": content, "logprobs": self._logprobs(choice.logprobs), "finish_reason": reason}
+        logprobs = self._all_logprobs(choice.logprobs)
+        return {"index": choice.index, "message": content, "logprobs": logprobs, "finish_reason": reason}

@@ -18,7 +18,7 @@ from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
-from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooSlowError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import Request
@@ -103,7 +103,10 @@ class Service:
             request.automaton = await self._grammars.automaton(field.grammar)
         except GrammarError as error:
             place = "" if error.path == "#" else f" At {error.path}."
-            raise bad_request(f"'{field.param}': {error.message}{place}", field.param, "invalid_grammar") from error
+            message, limit = f"'{field.param}': {error.message}{place}", None
+            if isinstance(error, GrammarTooSlowError):
+                limit = "grammar_compile_ms"
+            raise ApiError(400, message, param=field.param, code="invalid_grammar", limit=limit) from error
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
 
@@ -148,6 +151,8 @@ class Service:
     def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:
         """A request's stop ids, and the max_tokens of each prompt. Raises ApiError for what can never be served."""
         pair = self.engine.require()
+        if request.checked is not None and request.checked[0] is pair:
+            return request.checked[1:]
         stop_ids = tuple(dict.fromkeys((*request.stop_ids, *(() if request.ignore_eos else self.tokenizer.eos_ids))))
         if len(stop_ids) > STOP_IDS:
             own = STOP_IDS - len(self.tokenizer.eos_ids)
@@ -165,6 +170,7 @@ class Service:
             if len(prompt) > pair.longest_prompt:  # of small arenas, set by hand
                 message = f"The prompt has {len(prompt)} tokens; this server takes at most {pair.longest_prompt}."
                 raise bad_request(message, "prompt", "context_length_exceeded")
+        request.checked = pair, stop_ids, limits
         return stop_ids, limits
 
     def submit(self, request: Request, prompts: list[Int32], sink: Collector, arrival: float, ticket: Ticket) -> None:

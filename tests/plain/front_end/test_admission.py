@@ -19,6 +19,7 @@ from support.front_end.tenants import bearer, make_admission, write_keys
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
+from blinkpy.dpu.admission import admission
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import MOST_TENANTS
 from blinkpy.dpu.admission.tenant import NOBODY
@@ -313,7 +314,8 @@ async def test_who_waits_for_less_takes_the_place_of_who_waits_for_more(keys: Pa
 
 
 @in_loop
-async def test_tokens_a_minute_are_prompt_and_output_while_it_comes(tmp_path: Path) -> None:
+async def test_tokens_a_minute_are_prompt_and_output_while_it_comes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(admission, "SETTLE_S", 0.0)
     stage = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 120}))
     first = stage.enter("a", prompt=100)
     second = stage.enter("a", prompt=19)
@@ -535,3 +537,24 @@ def test_the_wait_for_a_slot_is_queue_time_and_is_logged_with_the_tenant(folder,
         assert 200 <= waited["queue_ms"] <= waited["ms"]
         assert all(one["queue_ms"] < 200 for one in fields if one["tenant"] == "a"), "the engine says 0"
         assert "key-of" not in json.dumps(fields)
+
+
+@in_loop
+async def test_who_leaves_does_not_look_at_all_who_run(tmp_path: Path, monkeypatch) -> None:
+    """With thousands that run and some that wait, each end would take a millisecond, and ends would come ever later."""
+    stage, looked = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 1 << 30}), slots=500), list[Ticket]()
+    settle_one = stage.admission._settle_one
+    monkeypatch.setattr(stage.admission, "_settle_one", lambda ticket: (looked.append(ticket), settle_one(ticket)))
+    tickets = [stage.enter("a") for _ in range(600)]
+    for i in range(100):
+        stage.end(tickets[i], 7)
+        stage.submit(tickets[500 + i])
+        assert tickets[500 + i].inside
+    assert len(looked) <= 500 + 100, "all once, and each that left"
+    stage.now += 2 * admission.SETTLE_S
+    looked.clear()
+    tickets[200].generations[0].tokens = 9
+    before = stage.has("a", "tokens")
+    stage.enter("a")
+    assert stage.has("a", "tokens") == before + 9 + 10, "what has been generated is charged soon"
+    assert len(looked) == 500

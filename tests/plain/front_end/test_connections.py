@@ -18,10 +18,12 @@ from support.front_end.http_server import RunningServer, completion_bytes, servi
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
-from blinkpy.config import ConfigError
+from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
-from blinkpy.dpu.http import connection, exchange
+from blinkpy.dpu.http import connection
+from blinkpy.dpu.metrics import Metrics
 
+HEADER_BYTES = FrontendOptions().max_header_bytes
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -54,10 +56,9 @@ def code(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_who_takes_no_answer_is_given_up(engine, folder, monkeypatch) -> None:
+def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
     """While an answer waits for one that was not taken, within its own time: far below that of what is merely unread."""
-    monkeypatch.setattr(exchange, "SEND_TIMEOUT_S", 0.3)
-    with serving(engine, folder) as server, connect(server) as sock:
+    with serving(engine, folder, send_timeout_s=0.3) as server, connect(server) as sock:
         state = server.server.server_state
         wait_for(lambda: state.connections)
         (served,) = state.connections
@@ -102,7 +103,7 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
 
 
 def test_room_for_connections_ends_where_all_are_served() -> None:
-    room, kept = connection.ConnectionRoom(3, 1, 1), 0
+    room, kept = connection.ConnectionRoom(FrontendOptions(max_connections=3), 1, Metrics()), 0
     for _ in range(200):
         kept += room.enter(Mock(), kept)
         room.waiting.clear()  # its headers have come
@@ -125,10 +126,10 @@ def test_what_follows_a_body_has_a_limit(engine, folder, end) -> None:
         sock.sendall(CHUNKED + b"2\r\n[]\r\n" + end)
         sent = 0
         with contextlib.suppress(OSError):
-            while sent < 64 * connection.MAX_HEADER_BYTES:
+            while sent < 64 * HEADER_BYTES:
                 sock.sendall(filler)
                 sent += len(filler)
-        assert sent < 64 * connection.MAX_HEADER_BYTES, "nobody stopped it"
+        assert sent < 64 * HEADER_BYTES, "nobody stopped it"
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
@@ -153,9 +154,8 @@ def test_pipelined_requests_are_answered_in_order_and_bounded(engine, folder) ->
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
-def test_a_request_that_was_answered_early_has_to_end(engine, folder, monkeypatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_TIMEOUT_S", 0.2)
-    with serving(engine, folder) as server, connect(server) as sock:
+def test_a_request_that_was_answered_early_has_to_end(engine, folder) -> None:
+    with serving(engine, folder, header_timeout_s=0.2) as server, connect(server) as sock:
         sock.sendall(GET.replace(b"\r\n\r\n", b"\r\ncontent-length: 1000000\r\n\r\n"))
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
@@ -222,6 +222,22 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
             engine.hold = False
         assert "ZeroDivisionError" in caplog.text
         caplog.clear()
+
+
+def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, rng) -> None:
+    """Also with all events there, and the answer about to go out."""
+    requests = [completion_bytes(prompt=[7], max_tokens=count, stream=stream) for count in (1, 2) for stream in (True, False)]
+    with serving(engine, folder) as server:
+        for _ in range(400):
+            with connect(server) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
+                sock.sendall(requests[rng.integers(len(requests))])
+                time.sleep(rng.uniform(0, 0.004))
+        server.idle()
+        assert server.complete([7], max_tokens=1).status_code == 200
+        wait_for(lambda: not server.server.server_state.tasks)
+        assert not server.server.failed
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:

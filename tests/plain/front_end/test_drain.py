@@ -285,20 +285,24 @@ def test_livez_needs_no_engine(folder) -> None:
 def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> None:
     """An answer that does not fit into the socket, behind which the connection closes."""
     monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
-    monkeypatch.setattr(connection, "CLOSE_TIMEOUT_S", 0.3)
-    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096) as server, socket.socket() as sock:
+    with (
+        FakeEngine() as engine,
+        serving(engine, folder, send_buffer=4096, close_timeout_s=0.3) as server,
+        socket.socket() as sock,
+    ):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         connections = server.server.server_state.connections
         wait_for(lambda: any(one.transport.is_closing() for one in connections))
         wait_for(lambda: not connections)
+        assert 'refused_close_timeout_s_total{worker="0"} 1' in server.client.get("/metrics").text
 
 
 def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
     monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
-    monkeypatch.setattr(connection, "UNREAD_TIMEOUT_S", 1.0)
-    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, unread_room_mib=1) as server:
+    limits = {"send_timeout_s": 1.0, "unread_room_mib": 1}
+    with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, **limits) as server:
         room, socks = server.server._room.unread, []
         for _ in range(60):
             sock = socket.socket()
@@ -310,6 +314,7 @@ def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, 
         assert room.used <= room.limit
         assert server.complete([7], max_tokens=1).status_code == 200
         wait_for(lambda: room.used == 0, 10)
+        assert 'refused_send_timeout_s_total{worker="0"} 0' not in server.client.get("/metrics").text
         for sock in socks:
             sock.close()
 

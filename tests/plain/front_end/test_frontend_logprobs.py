@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import openai
+import orjson
 import pytest
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import byte_fallback_json, word_piece_json, write_model
 from tokenizers import Tokenizer as Encoder
 
+from blinkpy.dpu.http import answers
 from blinkpy.dpu.text.detokenizer import TokenTexts
 from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.token_logprobs import TokenLogprobs, chat_logprobs, completion_logprobs
 
 EOS, START = 1, 2
 TEXT = "naïve 😀 日本 the dog"
@@ -155,3 +158,19 @@ def test_tokens_of_other_tokenizers(make: Any, rng: np.random.Generator) -> None
             assert text in (word.replace("▁", " "), word.removeprefix("##"))
     beyond = encoder.get_vocab_size() + int(rng.integers(1000))
     assert texts.spell(beyond) == (f"token_id:{beyond}", b"")
+
+
+def spell(token: int) -> tuple[str, bytes]:
+    return f'"{token}\u00e9', b"\xc3"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_many_log_probabilities_are_written_in_pieces_and_say_the_same(chat, rng) -> None:
+    """Around the length of a piece, and with the first token of a prompt, which has none."""
+    for count in (1, answers.PIECE - 1, answers.PIECE, answers.PIECE + 1, 3 * answers.PIECE, int(rng.integers(1, 500))):
+        top = [[(int(rng.integers(600)), -float(rng.random())) for _ in range(rng.integers(5))] for _ in range(count)]
+        entries = [TokenLogprobs(i % 600, None if i == 0 and not chat else -1.5, top[i], 3 * i) for i in range(count)]
+        answer = answers.Answer(chat, "m", spell)
+        whole = orjson.loads(answer.whole([answers.Choice(0, "x", "stop", entries)], answers.Usage(1, count)))
+        expected = chat_logprobs(entries, spell) if chat else completion_logprobs(entries, spell)
+        assert whole["choices"][0]["logprobs"] == orjson.loads(orjson.dumps(expected))

@@ -27,7 +27,6 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http import exchange
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
@@ -306,7 +305,7 @@ def test_bytes_beyond_the_pace_wait(rng: np.random.Generator) -> None:
         assert BytePace(rate, burst).wait_s(int(burst), now) == 0
 
 
-def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monkeypatch) -> None:
+def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder) -> None:
     """Each piece but the last one asks the pace; who is told to wait for longer than a body may take is answered 408."""
     sizes: list[int] = []
 
@@ -315,12 +314,11 @@ def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monke
             sizes.append(size)
             return self._free
 
-    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22) as server:
+    with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22, body_timeout_s=2.0) as server:
         server.server._room.pace = pace = Told(1, 1)
         pace._free = 0.001
         assert server.complete([7], max_tokens=1, user="u" * 3_000_000).status_code == 200
         assert 2_000_000 < sum(sizes) <= 3_000_100
-        monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 2.0)
         pace._free = 1000.0
         assert code(server.complete([7], max_tokens=1, user="u" * 3_000_000)) == (408, "timeout")
 

@@ -55,6 +55,7 @@ class Request:
     allowed_token_ids: tuple[int, ...] = ()  # none: all are
     bad_words: tuple[str, ...] = ()
     rules: TokenRules | None = None  # of these three, with the prompt
+    checked: tuple[Any, tuple[int, ...], list[int]] | None = None  # for a queue pair: stop ids, and max_tokens of each prompt
     echo: bool = False
     prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
 

@@ -34,8 +34,8 @@ def read_fields(body: bytes | bytearray, fields: Mapping[str, Field]) -> tuple[d
         if value is None:
             continue
         attribute, checked = field.attribute, field.check(name, value)
-        if attribute.startswith("parameters."):
-            parameters[attribute.removeprefix("parameters.")] = checked
+        if attribute[:11] == "parameters.":
+            parameters[attribute[11:]] = checked
         elif attribute:
             if attribute in values and values[attribute] != checked:
                 other = next(one for one in content if one in fields and fields[one].attribute == attribute)

@@ -31,10 +31,11 @@ class JobForks:
         if answer:
             outcome, result = pickle.loads(answer)  # of our own process
         if outcome == "too much":
-            raise ApiError(413, "The request takes too much time or memory to be read.", code="too_costly")
+            message = "The request takes too much time or memory to be read."
+            raise ApiError(413, message, code="too_costly", limit="prepare_ms")
         if outcome == "error":
-            status, message, param, code = result
-            raise ApiError(status, message, param=param, code=code)
+            status, message, param, code, limit = result
+            raise ApiError(status, message, param=param, code=code, limit=limit)
         if outcome == "fault":
             raise RuntimeError(f"a request's preparation failed:\n{result}")
         return result

@@ -35,7 +35,7 @@ def _result(kind: str, body: bytes, limits: EngineLimits, reader: RequestReader)
     except ApiError as error:
         if error.code == "invalid_json" and "memory" in error.message:  # as orjson says that it had not enough
             return "too much", None
-        return "error", (error.status, error.message, error.param, error.code)
+        return "error", (error.status, error.message, error.param, error.code, error.limit)
     except (MemoryError, RecursionError):
         return "too much", None
     except Exception:

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.api_errors import ApiError
 
 # A string, also one without an end, which a parser refuses: so no byte is looked at twice.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -22,8 +22,8 @@ def check_shape(body: bytes | bytearray, max_values: int, max_depth: int) -> Non
     bare = _STRING.sub(b"", body)
     values = bare.count(b",") + bare.count(b"[") + bare.count(b"{") + 1
     if values > max_values:
-        raise ApiError(413, f"The body has more than {max_values} values.", code="too_many_values")
+        raise ApiError(413, f"The body has more than {max_values} values.", code="too_many_values", limit="max_body_values")
     brackets = np.frombuffer(bare.translate(None, _NO_BRACKETS), np.uint8)
     steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
     if steps.size and int(np.cumsum(steps, dtype=np.int64).max()) > max_depth:
-        raise bad_request(f"The body is nested more than {max_depth} deep.", code="too_deep")
+        raise ApiError(400, f"The body is nested more than {max_depth} deep.", code="too_deep", limit="max_body_depth")

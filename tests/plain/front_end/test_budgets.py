@@ -1,0 +1,204 @@
+"""Each budget of the HTTP door: an option, a metric, an error that names it, and those who behave are served meanwhile."""
+
+import json
+import re
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+from support.front_end.fake_engine import FACTS, FakeEngine
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+from blinkpy.config import options
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.metrics import COUNTERS, LIMITS
+
+GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\n"
+EVENTS = 20  # that the victim gets beside each attack, at least
+SLOW_REGEX = "(?:a?){4000}a{4000}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+class Victim(threading.Thread):
+    """Takes a stream, and counts its events. text: of them."""
+
+    def __init__(self, server: RunningServer):
+        super().__init__(daemon=True)
+        self.text, self.events, self._left = "", 0, False
+        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        self._sock.sendall(completion_bytes(prompt=[70, 71, 72], max_tokens=60_000, stream=True))
+
+    def run(self) -> None:
+        with self._sock, self._sock.makefile("rb") as lines:
+            for line in lines:
+                if line.startswith(b"data: ") and not self._left:
+                    self.text += json.loads(line[6:])["choices"][0]["text"]
+                    self.events += 1
+                if self._left:
+                    return  # closing cancels it
+
+    def leave(self) -> None:
+        self._left = True
+        self.join(30)
+        assert not self.is_alive()
+
+
+@contextmanager
+def attacked(folder, **limits: object) -> Iterator[tuple[RunningServer, Victim]]:
+    """A server with these limits, and a victim that must have got all of its text in the end."""
+    facts = FACTS._replace(max_model_len=1 << 16, num_pages=1 << 16)
+    with FakeEngine(facts=facts, step_s=0.001) as engine, serving(engine, folder, **limits) as server:
+        victim = Victim(server)
+        victim.start()
+        wait_for(lambda: victim.events > 0)
+        yield server, victim
+        victim.leave()
+        expected = server.complete([70, 71, 72], max_tokens=3).json()["choices"][0]["text"] * len(victim.text)
+        assert victim.text == expected[: len(victim.text)]
+
+
+def connected(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def count_of(server: RunningServer, name: str) -> int:
+    found = re.search(rf'^blinkpy_{name}(?:_total)?{{worker="0"}} (\d+)$', server.client.get("/metrics").text, re.MULTILINE)
+    assert found, name
+    return int(found[1])
+
+
+class Case(NamedTuple):
+    """limit: the option, with its value here. attack: bytes of a connection that go beyond it; more: again and again behind
+    them, until there is an answer."""
+
+    limit: str
+    value: float
+    attack: bytes | Callable[[], bytes]
+    status: int
+    code: str
+    more: bytes = b""
+
+
+def nested(depth: int) -> bytes:
+    return completion_bytes(prompt=[7], metadata=json.loads("[" * depth + "]" * depth))
+
+
+CASES = (
+    Case("max_header_bytes", 2048, GET + b"x: " + b"y" * 5000, 431, "headers_too_large"),
+    Case("max_header_bytes", 2048, CHUNKED + b"2\r\n[]\r\n0\r\nx: ", 431, "headers_too_large", b"y" * 1000),
+    Case("max_header_bytes", 2048, CHUNKED + b"2;", 431, "headers_too_large", b"y" * 1000),
+    Case("max_header_count", 20, GET + b"h: x\r\n" * 30 + b"\r\n", 431, "too_many_headers"),
+    Case("max_pipelined", 1, (GET + b"\r\n") * 3, 400, "too_many_pipelined"),
+    Case("max_pipelined", 0, (GET + b"\r\n") * 2, 400, "too_many_pipelined"),
+    Case("header_timeout_s", 0.2, GET, 408, "timeout"),
+    Case("max_body_bytes", 2000, COMPLETIONS_HEAD + b"content-length: 5000\r\n\r\n", 413, "body_too_large"),
+    Case("max_body_bytes", 2000, CHUNKED + b"1388\r\n" + b" " * 5000 + b"\r\n", 413, "body_too_large"),
+    Case("max_body_chunks", 50, CHUNKED + b"1\r\n[\r\n" * 200, 400, "too_many_chunks"),
+    Case("body_timeout_s", 0.2, COMPLETIONS_HEAD + b"content-length: 50\r\n\r\n{", 408, "timeout"),
+    Case("body_timeout_s", 0.2, COMPLETIONS_HEAD + b"expect: 100-continue\r\ncontent-length: 50\r\n\r\n", 408, "timeout"),
+    Case("max_body_values", 64, completion_bytes(prompt=[7] * 100), 413, "too_many_values"),
+    Case("max_body_depth", 8, nested(20), 400, "too_deep"),
+    Case("prepare_ms", 10, lambda: completion_bytes(prompt="the king and the sea " * 50_000), 413, "too_costly"),
+    Case("grammar_compile_ms", 10, completion_bytes(prompt=[7], guided_regex=SLOW_REGEX), 400, "invalid_grammar"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.limit} {i}" for i, case in enumerate(CASES)])
+def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) -> None:
+    with attacked(folder, **{case.limit: case.value}) as (server, victim):
+        begin, tries = victim.events, 0
+        attack = case.attack() if callable(case.attack) else case.attack
+
+        def answered() -> bool:
+            with connected(server) as sock:
+                sock.sendall(attack)
+                while case.more and not select.select([sock], [], [], 0.01)[0]:
+                    sock.sendall(case.more)
+                answer = b""
+                while b'"code":"' not in answer and (piece := sock.recv(65536)):
+                    answer += piece
+            assert re.search(rb"HTTP/1\.1 %d " % case.status, answer), answer
+            assert f'"code":"{case.code}"'.encode() in answer
+            return victim.events >= begin + EVENTS
+
+        while not answered():
+            tries += 1
+        assert count_of(server, f"refused_{case.limit}") >= tries + 1
+
+
+def test_limits_are_options_and_have_metrics() -> None:
+    known = {item.name for _, item in options("frontend")}
+    assert set(LIMITS) <= known
+    told_otherwise = {"close_timeout_s", "send_timeout_s", "max_connections"}
+    assert {case.limit for case in CASES} | told_otherwise == set(LIMITS)
+    assert {f"refused_{name}" for name in LIMITS} <= COUNTERS.keys()
+
+
+def test_a_connection_too_many_is_told_and_counted(folder) -> None:
+    with attacked(folder, max_connections=2) as (server, victim):
+        with connected(server) as other:
+            other.sendall(completion_bytes(prompt=[7], max_tokens=60_000, stream=True))
+            assert other.recv(100)
+            begin = victim.events
+            wait_for(lambda: server.complete([7]).json()["error"]["code"] == "too_many_connections" and victim.events > begin)
+        server.client.close()
+        wait_for(lambda: len(server.server.server_state.connections) == 1)
+        server.client = type(server.client)(base_url=server.url, timeout=20)
+        assert count_of(server, "refused_max_connections") >= 1
+
+
+def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None:
+    """One that asks for many log probabilities ends with an error; another whole answer beside it is complete."""
+    asked = {"max_tokens": 4000, "logprobs": 20}
+    with attacked(folder, answer_room_mib=2) as (server, victim):
+        begin = victim.events
+        answer = server.complete([7], n=4, **asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_answers")
+        assert victim.events >= begin + EVENTS
+        wait_for(lambda: count_of(server, "answers_given_up") == 1)
+        small = server.complete([7, 8], max_tokens=200, logprobs=20)
+        assert len(small.json()["choices"][0]["logprobs"]["tokens"]) == 200
+        assert server.server._room.answers.used == 0
+        wait_for(lambda: server.engine_client.pair.in_flight == 1)  # the victim's
+        wait_for(lambda: count_of(server, "answer_bytes") == 0)
+
+
+def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
+    """A client that writes JSON as it makes it sends them so; their number counts only where they come in heaps."""
+    most = 20
+    with attacked(folder, max_body_chunks=most) as (server, _), connected(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(CHUNKED)
+        body = json.dumps({"prompt": [70] * 30, "max_tokens": 1}).encode()
+        connections = server.server.server_state.connections
+        wait_for(lambda: any(one.client == sock.getsockname() for one in list(connections)))
+        ours = next(one for one in list(connections) if one.client == sock.getsockname())
+        for place in range(0, len(body), 4):
+            piece, before = body[place : place + 4], ours.taken
+            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            wait_for(lambda before=before: ours.taken != before)
+        assert len(body) // 4 > most
+        sock.sendall(b"0\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
+    gone: list[str] = []
+    room = ByteRoom(100, lambda: ApiError(503, "full"), largest=True)
+    for holder, size in (("old", 10), ("large", 60), ("new", 20), ("new", 35)):
+        room.hold(holder, size, lambda error, holder=holder: gone.append(holder))
+    assert (gone, room.used, room.given_up) == (["large"], 45, 1)
+    room.hold("old", 99, lambda error: gone.append("old"))
+    assert (gone, room.used) == (["large", "old"], 35)

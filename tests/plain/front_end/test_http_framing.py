@@ -1,0 +1,137 @@
+"""Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+BODY = b'{"prompt":[70],"max_tokens":2}'
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+IN_CHUNKS = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+OFFERS = (
+    b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n",
+    b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[RunningServer]:
+    with FakeEngine() as engine, serving(engine, write_model(tmp_path_factory.mktemp("model"))) as server:
+        yield server
+
+
+def statuses(answers: bytes) -> list[bytes]:
+    return [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_offer_of_another_protocol_changes_nothing(server, offer, chunked) -> None:
+    """Java's client makes one with each first request. The body is the request's, wherever a packet ends, and what follows is
+    the next request."""
+    head = COMPLETIONS_HEAD + offer + (CHUNKED if chunked else LENGTH) + b"\r\n"
+    body = IN_CHUNKS + b"\r\n" if chunked else BODY
+    following = b"GET /livez HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\nGET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    for cut in (0, len(head), len(head) + 7):
+        whole = head + body
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(whole[:cut])
+            if cut >= len(head):
+                wait_for(lambda: server.server.app.running == 1)
+            sock.sendall(whole[cut:])
+            answer = b""
+            while b"text_completion" not in answer:
+                answer += sock.recv(65536)
+            assert statuses(answer) == [b"200"]
+            sock.sendall(following)
+            answers = b""
+            while answers.count(b"alive") < 2:
+                answers += sock.recv(65536)
+            assert statuses(answers) == [b"200", b"200"]
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
+def test_a_body_behind_such_an_offer_is_no_request(server, offer) -> None:
+    """A proxy that takes it for a body would let a request of a stranger through."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        sock.sendall(COMPLETIONS_HEAD + offer + b"content-length: %d\r\n\r\n" % len(HIDDEN))
+        wait_for(lambda: server.server.app.running == 1)
+        sock.sendall(HIDDEN)
+        answer = sock.recv(65536)
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            raise AssertionError(sock.recv(65536))
+        assert statuses(answer) == [b"400"]
+        assert b"invalid_json" in answer
+
+
+def test_a_trailer_is_no_header(server) -> None:
+    """It comes behind what was checked, also in one packet."""
+    head = COMPLETIONS_HEAD.replace(b"content-type: application/json\r\n", b"") + CHUNKED + b"\r\n"
+    assert b" 415 " in server.raw(head + IN_CHUNKS + b"content-type: application/json\r\n\r\n")
+    answer = server.raw(COMPLETIONS_HEAD + CHUNKED + b"\r\n" + IN_CHUNKS + b"x-request-id: forged\r\n\r\n")
+    assert statuses(answer) == [b"200"]
+    assert b"forged" not in answer
+
+
+ODD = (
+    LENGTH + CHUNKED,
+    CHUNKED + b"content-length: 4\r\n",
+    b"content-length: 4\r\n" + LENGTH,
+    b"content-length: +%d\r\n" % len(BODY),
+    b"content-length: %d, %d\r\n" % (len(BODY), len(BODY)),
+    b"content-length: -1\r\n",
+    b"content-length: %d\r\n" % 2**64,
+    b"transfer-encoding : chunked\r\n",
+    b"transfer-encoding: xchunked\r\n",
+    b"transfer-encoding: chunked, identity\r\n",
+    b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+    b"transfer-encoding:\x0bchunked\r\n",
+)
+
+
+@pytest.mark.parametrize("offer", [b"", *OFFERS], ids=["plain", "h2c", "websocket"])
+@pytest.mark.parametrize("framing", [*ODD, b"transfer-encoding: gzip\r\n"])
+def test_framing_that_two_readers_may_understand_differently_is_refused(server, framing, offer, caplog) -> None:
+    """And nothing that comes behind it on the connection is read."""
+    for body in (BODY, IN_CHUNKS + b"\r\n"):
+        assert statuses(server.raw(COMPLETIONS_HEAD + offer + framing + b"\r\n" + body + HIDDEN)) == [b"400"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_other_transfer_codings_are_not_understood(server) -> None:
+    answer = server.raw(COMPLETIONS_HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n" + IN_CHUNKS + b"\r\n" + HIDDEN)
+    assert statuses(answer) == [b"400"]
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "unsupported_transfer_encoding"
+
+
+CHUNKS = (
+    b"-1\r\n",
+    b"fffffffffffffffff\r\n",
+    b"0x5\r\n",
+    b" 5\r\n",
+    b"\r\n",
+    b"1e\n" + BODY + b"\n0\n\n",
+    b"1e\r\n" + BODY + b"XX0\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_odd_chunks_are_refused(server, chunks) -> None:
+    assert statuses(server.raw(COMPLETIONS_HEAD + CHUNKED + b"\r\n" + chunks + HIDDEN)) == [b"400"]
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03" + bytes(160), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(2000)]
+)
+def test_other_protocols_are_refused(server, start) -> None:
+    assert statuses(server.raw(start)) == [b"400"]
