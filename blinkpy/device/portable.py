@@ -26,7 +26,7 @@ from blinkpy.device.expect import register_expect
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
-device = register_jitable(no_cfunc_wrapper=True)  # compiled code alone calls it: one wrapper less to compile
+device = register_jitable
 
 # ---- plain Python -------------------------------------------------------------------------------------------------------
 
