@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,10 @@ LONGEST = (
 )
 
 
+# Schedulers of their own policies are compiled there. They share most functions, but only within a process: one runs them all.
+COMPILING = ("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py")
+
+
 def pytest_report_header() -> str:
     return f"random inputs: BLINKPY_SEED={SEED}"
 
@@ -28,6 +33,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of LONGEST go first; all others stay in their order."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadfile a file's tests are one process's, and those of COMPILING are."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "compiling" if file.endswith(COMPILING) else file
+
+    return Together(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,7 +4,7 @@ needs.
 Whole steps are launched, and each case that a variant declares, with meta tensors (shapes, no memory) and Triton's driver
 replaced by one that only names the target: each launch is specialised exactly as the JIT would specialise it (alignment,
 arguments equal to 1) and compiled, but not started. `python -m benchmarks.common.aot_compile` prints a JSON object for each.
-With `--sample SEED` each choice is compiled, and a sample of what differs in sizes alone (aot_sample.py).
+With `--sample SEED` a sample is compiled that has each flag of each kernel (aot_sample.py).
 """
 
 import argparse
@@ -347,7 +347,7 @@ def compile_all(seed: int | None = None) -> list[Variant]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, metavar="SEED", help="each choice, and a sample of sizes")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="a sample, with each flag of each kernel")
     variants = compile_all(parser.parse_args().sample)
     for variant in variants:
         print(json.dumps(asdict(variant) | {"problems": variant.problems()}))

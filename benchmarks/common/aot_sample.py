@@ -1,8 +1,9 @@
 """Which kernels are compiled, of all that launches ask for, where not all of them are.
 
 A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. Sizes of a model's
-layers do so seldom. Chosen are kernels that have, taken together, each choice, and each pair of a kernel's flags; then a share
-of the others, which differ from those in sizes and in how choices meet.
+layers do so seldom. Chosen are kernels that have, taken together, each flag, and a share of all other choices and of the pairs of
+a kernel's flags; then a share of the others, which differ from those in sizes and in how choices meet. A seed draws the shares:
+runs after each other see all.
 """
 
 import random
@@ -17,16 +18,19 @@ SIZES = frozenset(
     )
 )
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
-SHARE = 8  # of what brings no new choice, one in eight is compiled, too
+DRAWN = 4  # of choices that are no flags, and of pairs of flags, one in four is in a sample
+SHARE = 16  # of what brings no new choice, one in sixteen is compiled, too
 
 Fact = tuple[Any, ...]
 
 
 class AskedFor(NamedTuple):
-    """A kernel that a launch asks for. key: tells it from all others. facts: its choices."""
+    """A kernel that a launch asks for. key: tells it from all others. facts: what each sample has of it, itself and its flags.
+    others: its other choices, and pairs of flags."""
 
     key: str
     facts: frozenset[Fact]
+    others: frozenset[Fact] = frozenset()
 
 
 def asked_for(info: dict[str, Any]) -> AskedFor:
@@ -41,16 +45,20 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
         for constant, value in constants.items()
         if constant[0] in SIZES or isinstance(value, bool)
     ]
-    others = [(constant, str(value)) for constant, value in constants.items() if constant[0] not in SIZES]
+    values = [(constant, str(value)) for constant, value in constants.items() if constant[0] not in SIZES]
     together = [("types", *types.values()), ("tile", *options, *tile), *combinations(flags, 2)]
-    return AskedFor(f"{name} {info['key']}", frozenset((name, *fact) for fact in (*together, *flags, *others)))
+    always, others = (frozenset((name, *fact) for fact in facts) for facts in (((), *flags), (*values, *together)))
+    return AskedFor(f"{name} {info['key']}", always, others)
 
 
 def choose(asked: dict[str, AskedFor], seed: int) -> set[str]:
     """The keys of those to compile. Who brings most new choices is next, in a random order where several bring as many."""
     order = sorted(asked)
-    random.Random(seed).shuffle(order)
-    new, chosen = {key: set(asked[key].facts) for key in order}, set[str]()
+    draw = random.Random(seed)
+    draw.shuffle(order)
+    every = sorted(frozenset[Fact]().union(*(kernel.others for kernel in asked.values())), key=repr)
+    drawn = frozenset(draw.sample(every, -(-len(every) // DRAWN)))
+    new, chosen = {key: set(asked[key].facts | asked[key].others & drawn) for key in order}, set[str]()
     while order and new[best := max(order, key=lambda key: len(new[key]))]:
         chosen.add(best)
         covered = set(new[best])

@@ -170,9 +170,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.engine.engine import Engine
 from blinkpy.kv.state import ARRIVALS
 from blinkpy.scheduler.cycle import make_phases
-
-def rank(request):
-    return 0
+from blinkpy.scheduler.policies import fcfs as rank  # compiled already
 
 def run(engine, serve=Engine.run):
     phases, scheduler = make_phases(rank), engine.runner.scheduler
@@ -213,9 +211,7 @@ import time
 from blinkpy.engine.engine import Engine
 from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
-
-def rank(request):
-    return 0
+from blinkpy.scheduler.policies import fcfs as rank  # compiled already
 
 def run(engine):
     time.sleep(1)

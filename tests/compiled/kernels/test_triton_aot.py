@@ -1,6 +1,6 @@
 """Every Triton kernel variant compiles for sm_90 within the limits, in a process of its own (it replaces Triton's driver).
 
-Every choice of code is compiled, and a fresh sample of what differs in sizes alone; with BLINKPY_PROFILE=nightly all of it.
+A fresh sample is compiled, which has each flag of each kernel; with BLINKPY_PROFILE=nightly all of it.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.common.aot_sample import SHARE, AskedFor, choose
+from benchmarks.common.aot_sample import DRAWN, SHARE, AskedFor, choose
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
 ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sample_tokens")
@@ -41,13 +41,19 @@ def test_every_variant_compiles_within_the_limits(seed: int, left_out: Callable[
     assert done.returncode == 0
 
 
-def test_a_sample_has_each_choice_and_a_fresh_share_of_the_others(seed: int, rng: np.random.Generator) -> None:
-    asked = {key: AskedFor(key, frozenset((int(n),) for n in rng.integers(0, 40, 3))) for key in map(str, range(300))}
+def test_a_sample_has_each_flag_and_a_fresh_share_of_all_others(seed: int, rng: np.random.Generator) -> None:
+    def facts(first: int, last: int) -> frozenset[tuple[int]]:
+        return frozenset((int(n),) for n in rng.integers(first, last, 3))
+
+    asked = {key: AskedFor(key, facts(0, 40), facts(40, 100)) for key in map(str, range(300))}
     chosen = choose(asked, seed)
-    facts = [asked[key].facts for key in chosen]
-    assert frozenset().union(*facts) == frozenset().union(*(kernel.facts for kernel in asked.values()))
-    assert 260 // SHARE <= len(chosen) <= 40 + 300 // SHARE + 1
+    has = [asked[key].facts for key in chosen]
+    assert frozenset().union(*has) == frozenset().union(*(kernel.facts for kernel in asked.values()))
+    assert 240 // SHARE <= len(chosen) <= 40 + 60 // DRAWN + 300 // SHARE + 1
     assert choose(asked, seed) == chosen != choose(asked, seed + 1)
+    alone = {key: AskedFor(key, frozenset(), frozenset({(key,)})) for key in asked}
+    assert len(choose(alone, seed)) == 300 // DRAWN + -(-(300 - 300 // DRAWN) // SHARE)
+    assert frozenset().union(*(choose(alone, seed + run) for run in range(60))) == alone.keys(), "runs after each other see all"
 
 
 def test_the_gate_rejects_an_oversized_tile() -> None:

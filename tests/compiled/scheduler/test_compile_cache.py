@@ -26,7 +26,7 @@ sys.stdin.readline()
 for compiled in every:
     print(compiled(9), sum(compiled.stats.cache_hits.values()))
 """
-PROCESSES = 6
+PROCESSES = 3
 CALLS = 55  # leaves of the recursion: a function that is really called, not copied into its caller
 
 

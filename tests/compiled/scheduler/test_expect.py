@@ -1,17 +1,14 @@
 """What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves."""
 
 import importlib
-import re
 from collections import Counter
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numba import njit
-from support.seeded_bugs import Bug, planted
+from support.expecting_phases import EXPECTING
 
 from blinkpy.device.expect import FAULT_TEXTS, BrokenInvariantError, describe_fault, expect, fault_at, fault_code, is_faulted
 from blinkpy.device.table_codegen import ArgumentTable
@@ -19,19 +16,15 @@ from blinkpy.kv.invariants import phase_faults
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import FINISHING, RUNNING, WAITING
 from blinkpy.kv.state_memory import differences, snapshot
+from blinkpy.scheduler.policies import short_prompts
 from blinkpy.sources import PACKAGE
 from blinkpy.verify.sim.simulation import Mode, Simulation, simulate
 from blinkpy.verify.sim.world import make_world
 
 BROKEN = fault_code("slot {} is broken by a test")
 OTHER = fault_code("something else is broken by a test")
-FEW = 16  # instructions of some thousand
 CODES = {name: code for name, code in vars(phase_faults).items() if name.isupper()}
-PHASES = sorted(path for path in (PACKAGE / "scheduler" / "phases").glob("*.py") if path.name != "__init__.py")
-PHASES.append(PACKAGE / "scheduler" / "suspension.py")
 RECORDED = {"RECORD_BEYOND", "COPIED_BEYOND"}  # the simulator's worlds have no recorder; tests of recordings reach these
-# completions.py computes for other phases, and does not get the state.
-EXPECTING = {path: len(re.findall(r"^ +expect\(state, .*, F\.[A-Z_]+\)$", path.read_text(), re.M)) for path in PHASES}
 
 
 def test_python_raises() -> None:
@@ -76,7 +69,7 @@ def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypat
         seen[code] += 1
         expect(state, condition, code)
 
-    for path in PHASES:
+    for path in EXPECTING:
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         monkeypatch.setattr(importlib.import_module(module), "expect", counting, raising=False)
     for number in range(200):
@@ -88,7 +81,7 @@ def test_every_phase_expects_two_things_and_storms_look_at_all_of_them(monkeypat
 
 def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:
     for number in range(10):
-        runs = [Simulation(seed + number, 300, checked=checked) for checked in (False, True)]
+        runs = [Simulation(seed + number, 300, short_prompts, checked=checked) for checked in (False, True)]
         assert [run.run().failure for run in runs] == [None, None]
         plain, checked = (run.world for run in runs)
         assert not differences(snapshot(plain.state), snapshot(checked.state)) and plain.segment == checked.segment
@@ -97,7 +90,7 @@ def test_a_checked_scheduler_leaves_the_same_state(seed: int) -> None:
 
 @pytest.mark.parametrize("mode", ["python", "njit"])
 def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> None:
-    run = Simulation(seed, 300, mode=mode, checked=True, check_every=1000)
+    run = Simulation(seed, 300, short_prompts, mode=mode, checked=True, check_every=1000)
     status = run.world.state.requests.status
     while not (listed := np.flatnonzero((status == RUNNING) | (status == WAITING))).size:
         assert run.advance()
@@ -106,52 +99,3 @@ def test_damage_is_found_where_a_phase_relies_on_it(mode: Mode, seed: int) -> No
     assert run.code == phase_faults.LISTED_IDLE
     if mode == "njit":
         assert state_faults(run.world.limits, run.world.state) == [FAULT_TEXTS[run.code]]
-
-
-def test_the_code_that_serves_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """The loop's kernels for sm_90, from the sources and from those without a line that expects in one of the files, another one
-    each time: the same instructions, but for a few that follow from another choice of registers. One expect that stayed would add
-    a load, a branch and a store. Without those of all files the compiler finds other loops short enough to copy their bodies."""
-    pytest.importorskip("numba_cuda")
-    assert sum(EXPECTING.values()) >= 2 * (len(PHASES) - 1)
-    files = sorted(path for path, count in EXPECTING.items() if count)
-    own, chosen = loop_code(), files[int(rng.integers(len(files)))]
-
-    def without_expects(loader: SourceFileLoader, name: str) -> Any:
-        source = loader.get_source(name) or ""
-        if Path(loader.path) == chosen:
-            source = re.sub(r"^ +expect\(.*\)\n", "", source, flags=re.M)
-            assert "    expect(" not in source
-        return compile(source, loader.path, "exec")
-
-    with planted(Bug("nothing", "phase_faults", "# inbox", "# inbox")):  # all phases import it
-        monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
-        stripped = loop_code()
-    for name, sections in own.items():
-        for with_them, without in zip(sections, stripped[name], strict=True):
-            assert len(with_them) == len(without), (chosen, name)
-            ours, theirs = instructions(with_them), instructions(without)
-            assert sum((ours - theirs).values()) <= FEW, (chosen, name, ours - theirs, theirs - ours)
-
-
-def instructions(code: bytes) -> Counter[int]:
-    """How many of each kind there are: of 16 bytes each the lowest 12 bits."""
-    return Counter(int.from_bytes(code[at : at + 2], "little") & 0xFFF for at in range(0, len(code), 16))
-
-
-def loop_code() -> dict[str, tuple[bytes, ...]]:
-    """Machine code of the loop's kernels, by name."""
-    from blinkpy.device.cuda.cubin import _sections
-    from blinkpy.device.cuda.kernel_compiler import compile_kernel
-
-    make_phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases
-    kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
-    world = make_world(1, 1)
-    kind, table = kernels.device_arguments(world.limits, world.queues, world.state)
-    phases = make_phases()
-    code = {}
-    for name in ("overlap", "schedule", "publish"):
-        kernel = getattr(kernels, f"{name}_kernel")(phases, kind, len(table))
-        cubin = compile_kernel(kernel, getattr(kernels, f"{name.upper()}_SIGNATURE")).cubin
-        code[name] = tuple(cubin[s.offset : s.offset + s.size] for s in _sections(cubin) if s.name.startswith(".text."))
-    return code

@@ -15,10 +15,9 @@ BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 SMALL = [(name, case) for name, variant in VARIANTS.items() for case in variant.cases if not case.large]
 
 
-@BOTH_DTYPES
 @pytest.mark.parametrize(("name", "case"), SMALL)
-def test_experts(rng: np.random.Generator, dtype: torch.dtype, name: str, case: ExpertCase) -> None:
-    experts_case(rng, "cpu", dtype, name, case)
+def test_experts(rng: np.random.Generator, either_dtype: torch.dtype, name: str, case: ExpertCase) -> None:
+    experts_case(rng, "cpu", either_dtype, name, case)
 
 
 @pytest.mark.parametrize(("name", "case"), SMALL)

@@ -68,7 +68,6 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
     rope_case(rng, CPU, dtype, tokens=5, bucket=8, **shape)  # type: ignore[arg-type]
 
 
-@both_dtypes
 @pytest.mark.parametrize(
     "shape",
     [
@@ -80,18 +79,18 @@ def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int
         {"heads": 2, "kv_heads": 1, "head_dim": 256, "page": 16, "cap": 1.3},
     ],
 )
-def test_attention(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
+def test_attention(rng: np.random.Generator, either_dtype: torch.dtype, shape: dict[str, int]) -> None:
     lengths = [1, 1, 1, 19, 7, 2]
     contexts = [1, 200, 64, 19, 100, 150]
     attention_case(
         rng,
         CPU,
-        dtype,
+        either_dtype,
         lengths,
         contexts,
         bucket_tokens=40,
         bucket_rows=8,
-        tiles=VARIANTS["tiles"].plans(dtype)[1],
+        tiles=VARIANTS["tiles"].plans(either_dtype)[1],
         **shape,  # type: ignore[arg-type]
     )
 
@@ -114,7 +113,6 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
     assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
 
 
-@both_dtypes
 @pytest.mark.parametrize(
     "shape",
     [
@@ -123,13 +121,12 @@ def test_rounding_to_fp8(rng: np.random.Generator) -> None:
         {"heads": 3, "kv_heads": 3, "head_dim": 32, "page": 32, "cap": 0.7, "overlap": True},
     ],
 )
-def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
-    lengths, contexts, tiles = [1, 1, 5, 2], [66, 1, 40, 70], VARIANTS["tiles"].plans(dtype)[1]
+def test_attention_over_fp8(rng: np.random.Generator, either_dtype: torch.dtype, shape: dict[str, int]) -> None:
+    lengths, contexts, tiles = [1, 1, 5, 2], [66, 1, 40, 70], VARIANTS["tiles"].plans(either_dtype)[1]
     few = {"bucket_tokens": 12, "bucket_rows": 5, "tiles": tiles, "fp8": True}
-    attention_case(rng, CPU, dtype, lengths, contexts, **few, **shape)  # type: ignore[arg-type]
+    attention_case(rng, CPU, either_dtype, lengths, contexts, **few, **shape)  # type: ignore[arg-type]
 
 
-@both_dtypes
 @pytest.mark.parametrize(
     "shape",
     [
@@ -151,9 +148,9 @@ def test_attention_over_fp8(rng: np.random.Generator, dtype: torch.dtype, shape:
         {"heads": 7, "kv_heads": 1, "head_dim": 128, "rotary": 128, "page": 16, "fp8": True},
     ],
 )
-def test_attention_with_new_tokens(rng: np.random.Generator, dtype: torch.dtype, shape: dict[str, int]) -> None:
-    plan = DecodePlan(splits=4, min_tiles=1, block_n=64 if dtype == torch.bfloat16 else 32)
-    new_tokens_case(rng, CPU, dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
+def test_attention_with_new_tokens(rng: np.random.Generator, either_dtype: torch.dtype, shape: dict[str, int]) -> None:
+    plan = DecodePlan(splits=4, min_tiles=1, block_n=64 if either_dtype == torch.bfloat16 else 32)
+    new_tokens_case(rng, CPU, either_dtype, [1, 300, 2, 65, 64, 129], plan=plan, bucket=8, **shape)  # type: ignore[arg-type]
 
 
 def test_plans_that_are_measured_compute_the_same(seed: int) -> None:
