@@ -156,6 +156,7 @@ def test_what_can_not_start_is_refused(
         assert problem in command.said[-1], command.text
     finally:
         command.kill()
+        print(command.text)
 
 
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
