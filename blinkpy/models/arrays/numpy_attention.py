@@ -117,22 +117,22 @@ class NumpyAttention:
         if self.cache.scales is not None:
             k_scales, v_scales = self.cache.scales[layer][:, :, None, None]
             k, v = FP8_NUMBERS[k] * k_scales, FP8_NUMBERS[v] * v_scales
-        queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
+        # In groups of key heads, with the queries that share each, and some tokens; batch-invariant: all heads, and one token.
+        queries, heads = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context))), 1
         if self.progress.invariant:
-            queries = 1
+            queries, heads = 1, kv_heads
         group = model.heads // kv_heads
 
         def attend(unit: int) -> None:
-            """For one key head, with the queries that share it, and some tokens."""
-            start, head = unit // kv_heads * queries, unit % kv_heads
-            some = q[start : start + queries, head * group : (head + 1) * group]
+            start, head = unit // (kv_heads // heads) * queries, unit % (kv_heads // heads) * heads
+            some = q[start : start + queries, head * group : (head + heads) * group]
             tokens, at = len(some), first + start - base
             low = max(first + start + 1 - window, 0) // page_size * page_size - base if window else 0  # none here sees less
-            grouped = some.transpose(1, 0, 2).reshape(-1, model.head_dim)
-            scores = np.matmul(grouped, k[head, low : at + tokens].T)
-            self.passes.softmax(scores.reshape(group, tokens, -1), at - low, window, scale)
-            attended = np.matmul(scores, v[head, low : at + tokens]).reshape(group, tokens, model.head_dim)
-            out[start : start + queries, head * group : (head + 1) * group] = attended.transpose(1, 0, 2)
+            grouped = some.transpose(1, 0, 2).reshape(heads, -1, model.head_dim)
+            scores = np.matmul(grouped, k[head : head + heads, low : at + tokens].transpose(0, 2, 1))
+            self.passes.softmax(scores.reshape(heads * group, tokens, -1), at - low, window, scale)
+            attended = np.matmul(scores, v[head : head + heads, low : at + tokens]).reshape(heads * group, tokens, -1)
+            out[start : start + queries, head * group : (head + heads) * group] = attended.transpose(1, 0, 2)
             self.progress.word += 1
 
-        self.team.share(attend, -(-len(q) // queries) * kv_heads)
+        self.team.share(attend, -(-len(q) // queries) * (kv_heads // heads))

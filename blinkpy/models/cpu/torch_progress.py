@@ -6,12 +6,20 @@ import torch.nn.functional as F
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.quantised.cpu_fp8 import fp8_linear
-from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.cpu.step_progress import PIECE, StepProgress
 from blinkpy.models.weights.decoder_weights import Matrix
 
 
 class TorchProgress(StepProgress):
-    """Products of which none takes more than a piece."""
+    """Products of which none takes more than a piece. invariant: a piece is one token, so that no sum depends on what else is in
+    the batch."""
+
+    def __init__(self, piece: int = PIECE, *, invariant: bool = False):
+        super().__init__(piece)
+        self.invariant = invariant
+
+    def _tokens_of_piece(self, work: int) -> int:
+        return 1 if self.invariant else super()._tokens_of_piece(work)
 
     def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""

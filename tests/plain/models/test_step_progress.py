@@ -127,14 +127,14 @@ def test_the_word_moves_between_pieces_without_torch(
     decoder = NumpyDecoder(model, weights, cache, CONTEXT, TOKENS, progress)
     products, attentions, words, multiply, matmul = list[int](), list[int](), list[int](), numpy_products.multiply, np.matmul
 
-    def noted_multiply(team: ThreadTeam, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
+    def noted_multiply(team: ThreadTeam, x: np.ndarray, weight: np.ndarray, out: np.ndarray, **options: bool) -> None:
         products.append(len(x) * weight.size)
         words.append(int(progress.word[0]))
-        multiply(team, x, weight, out)
+        multiply(team, x, weight, out, **options)
 
     def noted_matmul(x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
         if not options:  # those of the attention
-            attentions.append(x.shape[0] * x.shape[1] * y.shape[1])
+            attentions.append(x.size * y.shape[-1])
             words.extend([int(progress.word[0])] * (len(attentions) % 2))
         return matmul(x, y, **options)
 
