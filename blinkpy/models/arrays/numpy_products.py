@@ -104,8 +104,8 @@ class NumpyProgress(StepProgress):
         return x
 
 
-def numpy_speed(team: ThreadTeam) -> float:
-    """Multiply-adds per second of NumPy's products."""
+def numpy_speed(team: ThreadTeam, *, invariant: bool = False) -> float:
+    """Multiply-adds per second of NumPy's products, or of batch-invariant ones."""
     x, weight = np.ones((TOKENS, INPUTS), np.float32), np.ones((OUTPUTS, INPUTS), np.float32)
-    out = np.empty((TOKENS, OUTPUTS), np.float32)
-    return measured_speed(lambda: multiply(team, x, weight, out))
+    progress = NumpyProgress(team=team, invariant=invariant)
+    return measured_speed(lambda: progress.linear(x, weight))

@@ -48,7 +48,8 @@ class TorchProgress(StepProgress):
 
 
 @torch.inference_mode()
-def torch_speed(dtype: torch.dtype) -> float:
-    """Multiply-adds per second in dtype, on torch's threads."""
+def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
+    """Multiply-adds per second in dtype, on torch's threads. invariant: of batch-invariant products."""
     x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
-    return measured_speed(lambda: F.linear(x, weight))
+    progress = TorchProgress(invariant=invariant)
+    return measured_speed(lambda: progress.linear(x, weight))
