@@ -46,8 +46,7 @@ class EngineActor:
         self._number, self._crosses_machines = number, crosses_machines
         self._config = config_of(table)
         self._kept: KeptEngine | None = None
-        self._stopping, self._idle = threading.Event(), threading.Event()
-        self._idle.set()
+        self._stopping, self._busy = threading.Event(), threading.Lock()  # busy: the process is waited for
         start_logging(f"engine {number}", self._config.frontend.log_level, self._config.watch.log_format)
 
     def start(self, lost: Sequence[str]) -> Started:
@@ -56,8 +55,8 @@ class EngineActor:
         config = self._config.with_options({"name": private_name()})
         if self._crosses_machines:
             config = config.with_options({"listen": f"{_bracketed(_node_address())}:0"})
-        self._idle.clear()
         try:
+            self._tick()
             config = find_model(config, self._report, tokenizer=False)
             self._wait_for(lost)
             remove_leftovers()
@@ -70,30 +69,28 @@ class EngineActor:
             return Started(problem=str(error), hopeless=True)
         except ChildError as error:
             return Started(problem=str(error), hopeless=error.usage)
-        finally:
-            self._idle.set()
         name = config.engine.name
         return Started(_address(self._kept.flags) if self._crosses_machines else name, name)
 
     def wait_end(self) -> str:
         """Wait until it has died, or had to be ended, and tell how. Nothing of it is left then."""
         assert self._kept is not None
-        self._idle.clear()
-        try:
-            how = self._kept.wait_end(self._tick)
-        except Stopped:
-            return "was told to end"
-        finally:
-            self._idle.set()
-        self._kept.end()
+        with self._busy:
+            try:
+                how = self._kept.wait_end(self._tick)
+            except Stopped:
+                return "was told to end"
+            self._kept.end()
         return how
 
     def end(self) -> None:
         """End it in order: what it has may go on for shutdown_s."""
         self._stopping.set()
-        self._idle.wait(ENGINE_STOP_S)
+        waited = self._busy.acquire(timeout=ENGINE_STOP_S)
         if self._kept is not None:
             self._kept.end(self._config.frontend.shutdown_s)
+        if waited:
+            self._busy.release()
 
     def _wait_for(self, lost: Sequence[str]) -> None:
         """Only engines of this node have a segment here."""

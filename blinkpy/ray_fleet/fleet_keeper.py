@@ -136,6 +136,7 @@ class FleetKeeper:
 
     def end(self, hurry: Callable[[], bool]) -> None:
         """End all: front ends finish what they have, then engines end. hurry: whether they get HURRY_S alone."""
+        self._on_ready = None  # what can't start is no matter any more
         for members in (self.front_ends.copy(), self.engines.copy()):
             for member in members:
                 if member.phase in (STARTING, SERVING):
@@ -184,6 +185,7 @@ class FleetKeeper:
 
     def _ended(self, member: Member, result: Any, problem: str) -> None:
         """A call has ended: what that means by the member's phase."""
+        member.call = None
         if member.phase == STARTING and not problem:
             self._started(member, Started(*result))
         elif member.phase == STARTING:

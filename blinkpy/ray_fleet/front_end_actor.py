@@ -33,8 +33,8 @@ class FrontEndActor:
     def __init__(self, table: Mapping[str, Any], number: int):
         self._config = config_of(table)
         self._child: Child | None = None
-        self._stopping, self._idle = threading.Event(), threading.Event()
-        self._idle.set()
+        self._stopping = threading.Event()
+        self._busy, self._writing = threading.Lock(), threading.Lock()  # the process is waited for; the folder is written
         start_logging(f"front end {number}", self._config.frontend.log_level, self._config.watch.log_format)
         remove_folders()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
@@ -42,9 +42,13 @@ class FrontEndActor:
 
     def start(self, engines: Sequence[str]) -> Started:
         """Start, and wait until it listens. engines: their addresses."""
-        self.set_engines(engines)
-        self._idle.clear()
+        with self._busy:
+            return self._start(engines)
+
+    def _start(self, engines: Sequence[str]) -> Started:
         try:
+            self._tick()
+            self.set_engines(engines)
             require_packages("a front end", *PACKAGES)
             config = self._config.with_options({"engines_file": str(self._file)})
             self._wait_for_address()
@@ -57,17 +61,18 @@ class FrontEndActor:
             return Started(problem=str(error), hopeless=True)
         except ChildError as error:
             return Started(problem=str(error), hopeless=error.usage)
-        finally:
-            self._idle.set()
         scheme = "https" if config.access.ssl_certfile else "http"
         self._url = base_url(config.frontend.host, int(facts["port"]), scheme)
         return Started(self._url)
 
     def set_engines(self, engines: Sequence[str]) -> None:
         """Its engines from now on: their addresses."""
-        new = self._file.with_suffix(".new")
-        new.write_text("".join(f"{engine}\n" for engine in engines))
-        os.replace(new, self._file)
+        with self._writing:
+            if self._stopping.is_set():
+                return
+            new = self._file.with_suffix(".new")
+            new.write_text("".join(f"{engine}\n" for engine in engines))
+            os.replace(new, self._file)
 
     def look(self) -> ServerSample:
         """What its /metrics state."""
@@ -76,31 +81,35 @@ class FrontEndActor:
     def wait_end(self) -> str:
         """Wait until it has died, and tell how."""
         assert self._child is not None
-        self._idle.clear()
-        try:
-            while (code := self._child.exit_code()) is None:
-                time.sleep(POLL_S)
-                self._tick()
-        except Stopped:
-            return "was told to end"
-        finally:
-            self._idle.set()
-        reason = self._child.last_error()
-        self._child.end(0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._busy:
+            try:
+                while (code := self._child.exit_code()) is None:
+                    time.sleep(POLL_S)
+                    self._tick()
+            except Stopped:
+                return "was told to end"
+            reason = self._child.last_error()
+            self._child.end(0)
+            self._remove_folder()
         return describe_exit(code) + (f" ({reason})" if reason else "")
 
     def end(self) -> None:
         """End it in order: what it has may go on for shutdown_s."""
         self._stopping.set()
-        self._idle.wait(END_GRACE_S)
+        waited = self._busy.acquire(timeout=END_GRACE_S)
         if self._child is not None:
             self._child.end(self._config.frontend.shutdown_s + 2 * END_GRACE_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
+        if waited:
+            self._busy.release()
 
     @property
     def _file(self) -> Path:
         return self._folder / "engines"
+
+    def _remove_folder(self) -> None:
+        with self._writing:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_address(self) -> None:
         """The front end of an actor that was lost may still finish what it has. Raises ConfigError."""

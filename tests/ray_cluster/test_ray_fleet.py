@@ -45,7 +45,7 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
         print(f"1 to 3 engines after {server.wait_engines(3):.1f} s")
 
         for number, kind in enumerate(("ray.kill", "ray::EngineActor", "children engine"), 1):
-            starts = server.text.count(" serves after ")
+            starts, asked = server.text.count(" serves after "), load.asked
             if kind == "ray.kill":
                 ray.kill(next(iter(server.actors("engine").values())))
             else:
@@ -54,6 +54,7 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
             took = wait_text(server, " serves after ", starts + 1, START_S)
             print(f"{kind}: noticed after {noticed:.2f} s, another engine serves after {took:.1f} s more")
             server.wait_engines(3)
+            assert load.asked > asked, "nobody was served meanwhile"
 
         load.set_clients(FEW)
         print(f"3 to 1 engines after {server.wait_engines(1):.1f} s")
@@ -63,6 +64,7 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
         print(f"{load.asked} requests, {len(load.failures)} failed, {moves} moves, the longest took {load.longest_s:.1f} s")
         assert load.failures == []
         assert load.asked > 50
+        assert moves > 0, "nothing was there to move"
         assert len(server.actors("engine")) == 1
 
 
@@ -154,6 +156,7 @@ def test_what_can_not_start_is_refused(
         assert problem in command.said[-1], command.text
     finally:
         command.kill()
+        print(command.text)
 
 
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class CpuDevice(HostDevice):
             from blinkpy.models.arrays.numpy_products import numpy_speed
             from blinkpy.models.arrays.thread_team import ThreadTeam
 
-            return numpy_speed(ThreadTeam(config.engine.threads))
+            return numpy_speed(ThreadTeam(config.engine.threads), invariant=config.engine.batch_invariant)
         import torch
 
         from blinkpy.models.cpu.torch_progress import torch_speed
@@ -46,7 +46,7 @@ class CpuDevice(HostDevice):
 
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
-        return torch_speed(choose_dtype(model, config.model.dtype, "cpu"))
+        return torch_speed(choose_dtype(model, config.model.dtype, "cpu"), invariant=config.engine.batch_invariant)
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.cache_scales import cache_itemsize

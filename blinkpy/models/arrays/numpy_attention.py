@@ -131,11 +131,11 @@ class NumpyAttention:
         if self.cache.scales is not None:
             k_scales, v_scales = self.cache.scales[layer][:, :, None, None]
             k, v = FP8_NUMBERS[k] * k_scales, FP8_NUMBERS[v] * v_scales
-        queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
-        if self.progress.invariant:
-            queries = 1
         group = model.heads // kv_heads
+        queries = min(QUERIES, max(1, self.progress.piece // (2 * model.q_size * context)))
         together = min(kv_heads, max(1, PART_WORK // (min(queries, len(q)) * group * context * model.head_dim)))
+        if self.progress.invariant:
+            queries, together = 1, kv_heads
         for start in range(0, len(q), queries):
             tokens = min(queries, len(q) - start)
             at, end = first + start, first + start + tokens

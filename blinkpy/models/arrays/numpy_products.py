@@ -1,5 +1,5 @@
 """Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more, and NumPy's again for
-many where its library is faster."""
+many where its library is faster. Batch-invariant ones are always our own."""
 
 from functools import cache, partial
 
@@ -29,14 +29,15 @@ def has_wide_kernels() -> bool:
     return any(found.get("architecture") in WIDE_KERNELS for found in threadpool_info())
 
 
-def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> None:
+def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, invariant: bool = False) -> None:
     """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All contiguous; only
-    between the weight's rows there may be others."""
+    between the weight's rows there may be others. invariant: a token's results depend on nothing but its row of x and the
+    weight, to the last bit."""
     if not (x.flags.c_contiguous and weight.strides[1] == weight.itemsize and out.flags.c_contiguous):
         raise ValueError("a product of arrays that are not contiguous")
     units = max(1, min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
-    if len(x) == 1:
+    if len(x) == 1 and not invariant:
 
         def do(unit: int) -> None:
             some = slice(unit * size, (unit + 1) * size)
@@ -44,11 +45,11 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32) -> Non
 
         team.share(do, -(-len(weight) // size))
         return
-    if len(x) >= LIBRARY_TOKENS and has_wide_kernels():
+    if len(x) >= LIBRARY_TOKENS and has_wide_kernels() and not invariant:
         team.share(lambda unit: _multiply_by_library(x, weight, out, unit * size, size), -(-len(weight) // size))
         return
     size = -(-size // 4) * 4
-    arguments, function = np.zeros(1, ARGUMENTS), function_of(compiled_product())
+    arguments, function = np.zeros(1, ARGUMENTS), function_of(compiled_product(invariant))
     place = address(arguments)
     arguments[0] = (
         address(x),
@@ -76,21 +77,23 @@ def _multiply_by_library(x: Float32, weight: Float32, out: Float32, first: int, 
 
 
 class NumpyProgress(StepProgress):
-    """Products of which none takes more than a piece. team: what computes them; one thread for each core by default."""
+    """Products of which none takes more than a piece. team: what computes them; one thread for each core by default. invariant:
+    no sum depends on what else is in the batch."""
 
     def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
-        super().__init__(piece, invariant=invariant)
-        self.team = team or ThreadTeam()
+        super().__init__(piece)
+        self.team, self.invariant = team or ThreadTeam(), invariant
 
     def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
         numbers = weight.values if isinstance(weight, ArrayFp8) else weight
         out = np.empty((len(x), len(numbers)), np.float32)
+        product = partial(multiply, self.team, invariant=self.invariant)
         for part in self.pieces(len(x), numbers.size):
             if isinstance(weight, ArrayFp8):
-                multiply_fp8(partial(multiply, self.team), x[part], weight, out[part])
+                multiply_fp8(product, x[part], weight, out[part])
             else:
-                multiply(self.team, x[part], weight, out[part])
+                product(x[part], weight, out[part])
         if bias is not None:
             out += bias
         return out
@@ -101,8 +104,8 @@ class NumpyProgress(StepProgress):
         return x
 
 
-def numpy_speed(team: ThreadTeam) -> float:
-    """Multiply-adds per second of NumPy's products."""
+def numpy_speed(team: ThreadTeam, *, invariant: bool = False) -> float:
+    """Multiply-adds per second of NumPy's products, or of batch-invariant ones."""
     x, weight = np.ones((TOKENS, INPUTS), np.float32), np.ones((OUTPUTS, INPUTS), np.float32)
-    out = np.empty((TOKENS, OUTPUTS), np.float32)
-    return measured_speed(lambda: multiply(team, x, weight, out))
+    progress = NumpyProgress(team=team, invariant=invariant)
+    return measured_speed(lambda: progress.linear(x, weight))

@@ -12,8 +12,8 @@ from blinkpy.models.weights.array_weights import Float32
 
 
 def address(array: np.ndarray) -> int:
-    """Of an array's first element. The attribute ctypes takes twice as long."""
-    return int(array.__array_interface__["data"][0])
+    """Of an array's first element. The attribute ctypes takes twice as long, but the other one describes each field."""
+    return int(array.ctypes.data if array.dtype.names else array.__array_interface__["data"][0])
 
 
 @functools.cache

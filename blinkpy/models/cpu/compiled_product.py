@@ -1,7 +1,9 @@
-"""The matrix product of the decoder that works on NumPy arrays, for two tokens and more, compiled by Numba. float32.
+"""Matrix products of the decoder that works on NumPy arrays, compiled by Numba. float32.
 
-Four tokens and four outputs at a time: their sixteen sums stay in registers, and each number that is loaded is used four times.
-The weights are read as they lie; a library's product first copies them into another order, which few tokens do not pay for.
+One is for two tokens and more: four tokens and four outputs at a time, whose sixteen sums stay in registers, and each number that
+is loaded is used four times. The batch-invariant one has one token and four outputs at a time: every token passes the same
+instructions, whatever is beside it. The weights are read as they lie; a library's product first copies them into another order,
+which few tokens do not pay for.
 """
 
 import functools
@@ -55,7 +57,34 @@ def _product(arguments):  # type: ignore[no-untyped-def]
         unit = take_number(a.begun)
 
 
+def _product_by_token(arguments):  # type: ignore[no-untyped-def]
+    """out = x weight^T, by the same instructions for each token. size: a multiple of 4, so that they are the same ones of the
+    four for each output, too. Beyond the last output it is computed again."""
+    a = carray(arguments, (1,), ARGUMENTS)[0]
+    tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
+    x, out = carray(pointer_to(a.x), (tokens, inputs), np.float32), carray(pointer_to(a.out), (tokens, outputs), np.float32)
+    weight = carray(pointer_to(a.weight), (outputs, a.pitch), np.float32)
+    block = max(TOKEN_BLOCK_ITEMS // inputs, 1)
+    units = (outputs + a.size - 1) // a.size
+    unit = take_number(a.begun)
+    while unit < units:
+        for first in range(0, tokens, block):
+            for n in range(unit * a.size, min((unit + 1) * a.size, outputs), 4):
+                n1, n2, n3 = min(n + 1, outputs - 1), min(n + 2, outputs - 1), min(n + 3, outputs - 1)
+                w0, w1, w2, w3 = weight[n], weight[n1], weight[n2], weight[n3]
+                for t in range(first, min(first + block, tokens)):
+                    y = x[t]
+                    s0 = s1 = s2 = s3 = np.float32(0)
+                    for k in range(inputs):
+                        v = y[k]
+                        s0, s1, s2, s3 = s0 + v * w0[k], s1 + v * w1[k], s2 + v * w2[k], s3 + v * w3[k]
+                    out[t, n], out[t, n1], out[t, n2], out[t, n3] = s0, s1, s2, s3
+        unit = take_number(a.begun)
+
+
 @functools.cache
-def compiled_product() -> Any:
-    """Numba's CFunc void(ARGUMENTS *), which owns the code at its `address`. Threads of a team call it together."""
-    return cached_cfunc(_product, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST)
+def compiled_product(invariant: bool) -> Any:
+    """Numba's CFunc void(ARGUMENTS *), which owns the code at its `address`. Threads of a team call it together. invariant: the
+    batch-invariant one."""
+    function = _product_by_token if invariant else _product
+    return cached_cfunc(function, types.void(types.voidptr), (), error_model="numpy", fastmath=FAST)

@@ -17,7 +17,7 @@ from blinkpy.models.cache_scales import with_inverses
 from blinkpy.models.cpu.cpu_attention_pass import ARGUMENTS, compile_pass
 from blinkpy.models.cpu.cpu_threads import run_on_threads, team_size
 from blinkpy.models.cpu.layer_tables import LayerTables
-from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.blocks import QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache
@@ -34,7 +34,7 @@ class CpuAttention:
         cache: PagedCache,
         max_model_len: int,
         max_tokens: int,
-        progress: StepProgress,
+        progress: TorchProgress,
     ):
         if cache.page_size % 4:
             raise ConfigError(f"page_size must be a multiple of 4 on the CPU, not {cache.page_size}")

@@ -9,16 +9,18 @@ FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
 
 
 class StepProgress:
-    """piece: the most multiply-adds between two moves of the word, but for products with FEWEST_TOKENS tokens. invariant: a piece
-    is one token, so that no sum depends on what else is in the batch."""
+    """piece: the most multiply-adds between two moves of the word, but for products with FEWEST_TOKENS tokens."""
 
-    def __init__(self, piece: int = PIECE, *, invariant: bool = False):
-        self.piece, self.invariant = piece, invariant
+    def __init__(self, piece: int = PIECE):
+        self.piece = piece
         self.word = np.zeros(1, np.int64)  # what front ends see, once the engine has attached
 
     def pieces(self, tokens: int, work: int) -> Iterator[slice]:
         """Slices of `tokens` tokens, each of which takes `work` multiply-adds. The word moves when one is done."""
-        size = 1 if self.invariant else max(FEWEST_TOKENS, self.piece // max(work, 1))
+        size = self._tokens_of_piece(work)
         for start in range(0, tokens, size):
             yield slice(start, min(start + size, tokens))
             self.word += 1
+
+    def _tokens_of_piece(self, work: int) -> int:
+        return max(FEWEST_TOKENS, self.piece // max(work, 1))

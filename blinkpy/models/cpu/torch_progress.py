@@ -6,12 +6,20 @@ import torch.nn.functional as F
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
 from blinkpy.models.cpu.quantised.cpu_fp8 import fp8_linear
-from blinkpy.models.cpu.step_progress import StepProgress
+from blinkpy.models.cpu.step_progress import PIECE, StepProgress
 from blinkpy.models.weights.decoder_weights import Matrix
 
 
 class TorchProgress(StepProgress):
-    """Products of which none takes more than a piece."""
+    """Products of which none takes more than a piece. invariant: a piece is one token, so that no sum depends on what else is in
+    the batch."""
+
+    def __init__(self, piece: int = PIECE, *, invariant: bool = False):
+        super().__init__(piece)
+        self.invariant = invariant
+
+    def _tokens_of_piece(self, work: int) -> int:
+        return 1 if self.invariant else super()._tokens_of_piece(work)
 
     def linear(self, x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""
@@ -40,7 +48,8 @@ class TorchProgress(StepProgress):
 
 
 @torch.inference_mode()
-def torch_speed(dtype: torch.dtype) -> float:
-    """Multiply-adds per second in dtype, on torch's threads."""
+def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
+    """Multiply-adds per second in dtype, on torch's threads. invariant: of batch-invariant products."""
     x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
-    return measured_speed(lambda: F.linear(x, weight))
+    progress = TorchProgress(invariant=invariant)
+    return measured_speed(lambda: progress.linear(x, weight))

@@ -12,11 +12,16 @@ SIZES += [(130, 40, 50)]
 """Tokens, inputs, outputs: below and beyond a tile, a block of tokens, and what one thread computes."""
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("wide", "invariant"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_products(
-    sizes: tuple[int, int, int], threads: int, wide: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int, int],
+    threads: int,
+    wide: bool,
+    invariant: bool,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(numpy_products, "has_wide_kernels", lambda: wide)
     monkeypatch.setattr(numpy_products, "UNIT_BYTES", 1 << 10)  # so that small products are divided, too
@@ -25,7 +30,7 @@ def test_products(
     x = rng.standard_normal((tokens + 2, inputs), np.float32)[1:-1]
     weight = rng.standard_normal((outputs + 2, inputs + 3), np.float32)[1:-1, 1 : inputs + 1]
     around = np.full((tokens + 2, outputs), np.nan, np.float32)
-    multiply(ThreadTeam(threads), x, weight, around[1:-1])
+    multiply(ThreadTeam(threads), x, weight, around[1:-1], invariant=invariant)
     assert np.allclose(around[1:-1], x.astype(np.float64) @ weight.T.astype(np.float64), atol=3e-5 * inputs**0.5)
     assert np.isnan(around[[0, -1]]).all()
 
@@ -40,6 +45,24 @@ def test_a_token_of_our_own_products_does_not_depend_on_the_others(
     for first in range(22):
         multiply(team, np.ascontiguousarray(x[first : first + 2]), weight, apart)
         assert (apart == together[first : first + 2]).all()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(301, 77), (64, 600), (3000, 9)])
+def test_an_invariant_product_depends_on_its_token_alone(
+    inputs: int, outputs: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit: alone, anywhere in a batch, and on any number of threads, between which outputs are divided otherwise."""
+    monkeypatch.setattr(numpy_products, "has_wide_kernels", lambda: True)
+    monkeypatch.setattr(numpy_products, "UNIT_WORK", 1 << 10)
+    x, weight = rng.standard_normal((70, inputs), np.float32), rng.standard_normal((outputs, inputs), np.float32)
+    expected = np.empty((70, outputs), np.float32)
+    for token in range(70):
+        multiply(ThreadTeam(1), x[token : token + 1], weight, expected[token : token + 1], invariant=True)
+    for threads in (1, 2, 5):
+        some = rng.permutation(70)[: int(rng.integers(2, 71))]
+        found = np.empty((len(some), outputs), np.float32)
+        multiply(ThreadTeam(threads), x[some], weight, found, invariant=True)
+        assert (found == expected[some]).all()
 
 
 def test_arrays_with_gaps_are_refused(rng: np.random.Generator) -> None:

@@ -127,14 +127,14 @@ def test_the_word_moves_between_pieces_without_torch(
     decoder = NumpyDecoder(model, weights, cache, CONTEXT, TOKENS, progress)
     products, attentions, words, multiply, matmul = list[int](), list[int](), list[int](), numpy_products.multiply, np.matmul
 
-    def noted_multiply(team: ThreadTeam, x: np.ndarray, weight: np.ndarray, out: np.ndarray) -> None:
+    def noted_multiply(team: ThreadTeam, x: np.ndarray, weight: np.ndarray, out: np.ndarray, **options: bool) -> None:
         products.append(len(x) * weight.size)
         words.append(int(progress.word[0]))
-        multiply(team, x, weight, out)
+        multiply(team, x, weight, out, **options)
 
     def noted_matmul(x: np.ndarray, y: np.ndarray, **options: Any) -> np.ndarray:
         if not options:  # those of the attention
-            attentions.append(x.shape[0] * x.shape[1] * y.shape[1])
+            attentions.append(x.size * y.shape[-1])
             words.extend([int(progress.word[0])] * (len(attentions) % 2))
         return matmul(x, y, **options)
 
@@ -160,7 +160,27 @@ def test_steps_fit_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     work = cpu_speed.work_per_token(model)
     for share, tokens in ((0.4, 1), (1.0, 1), (100.5, 64), (1e9, 2048)):
         assert cpu_speed.tokens_within(share * work, model, 2048) == tokens
-        monkeypatch.setattr(numpy_products, "numpy_speed", lambda team, share=share: share * work)
+        monkeypatch.setattr(numpy_products, "numpy_speed", lambda team, invariant, share=share: share * work)
         assert cpu_device.CpuDevice().step_tokens(Config(), model) == tokens
     monkeypatch.undo()
     assert all(1e6 < speed < 1e15 for speed in (torch_speed(torch.float32), numpy_speed(ThreadTeam())))
+
+
+def test_the_speed_of_batch_invariant_products_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds, calls, multiply, linear = list[bool](), list[int](), numpy_products.multiply, F.linear
+
+    def noted_multiply(*arrays: Any, invariant: bool) -> None:
+        kinds.append(invariant)
+        multiply(*arrays, invariant=invariant)
+
+    def noted_linear(x: torch.Tensor, *more: Any) -> torch.Tensor:
+        calls.append(len(x))
+        return linear(x, *more)
+
+    monkeypatch.setattr(numpy_products, "multiply", noted_multiply)
+    monkeypatch.setattr(F, "linear", noted_linear)
+    for invariant in (False, True):
+        kinds.clear(), calls.clear()
+        assert 1e6 < numpy_speed(ThreadTeam(1), invariant=invariant) < 1e15
+        assert 1e6 < torch_speed(torch.float32, invariant=invariant) < 1e15
+        assert set(kinds) == {invariant} and set(calls) == {1 if invariant else cpu_speed.TOKENS}

@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,17 +62,45 @@ def test_what_can_not_start_is_told(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_who_is_told_to_end_does_not_start() -> None:
-    actor = EngineActor(table(), 0, False)
-    actor.end()
-    name = f"test-ray-{os.getpid()}"
+def test_who_is_told_to_end_does_not_start(temporary: Path) -> None:
+    for actor in (EngineActor(table(), 0, False), FrontEndActor(table(), 0)):
+        actor.end()
+        assert actor.start([]) == Started(problem="it was told to end")
+    assert not list(temporary.iterdir())
+
+
+def test_who_waits_for_a_lost_engine_can_be_told_to_end() -> None:
+    actor, name = EngineActor(table(), 0, False), f"test-ray-{os.getpid()}"
     path = segment_path(name)
     path.write_bytes(b"")
-    with path.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # as a living engine does, whose end the actor awaits
-        assert actor.start([name]) == Started(problem="it was told to end")
-        fcntl.flock(held, fcntl.LOCK_UN)
+    with path.open() as held, ThreadPoolExecutor() as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as a living engine does
+        start = pool.submit(actor.start, [name])
+        with pytest.raises(TimeoutError):
+            start.result(0.3)
+        actor.end()
+        assert start.result(5) == Started(problem="it was told to end")
     path.unlink()
+
+
+def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray calls both in threads: the list of engines is written while the end begins."""
+    actor, writes = FrontEndActor(table(), 0), threading.Event()
+    replace = os.replace
+
+    def slow(*paths: Path) -> None:
+        writes.set()
+        time.sleep(0.3)
+        replace(*paths)
+
+    monkeypatch.setattr("blinkpy.ray_fleet.front_end_actor.os.replace", slow)
+    monkeypatch.setattr(actor, "_wait_for_address", actor._tick)
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(actor.start, [])
+        assert writes.wait(5)
+        actor.end()
+        assert start.result(5) == Started(problem="it was told to end")
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:7700", "[::1]:7700"])

@@ -115,6 +115,26 @@ def test_what_can_not_start_at_all_ends_the_fleet(draw: random.Random) -> None:
         played.run(10)
 
 
+@pytest.mark.parametrize("later_s", [0.0, 0.5])
+def test_who_has_started_beside_it_ends_in_order(draw: random.Random, later_s: float) -> None:
+    """later_s: from the error of the first engine to that of the second."""
+    played, engines = Played(draw, least=2), iter((0.0, later_s))
+    place = played.cluster.place_engine
+
+    def refused(number: int, start: int) -> PlayActor:
+        problem, due = Started(problem="too few pages", hopeless=True), 2.0 + next(engines)
+        played.cluster.problem, played.cluster.start_s = lambda: problem, lambda: due
+        return place(number, start)
+
+    played.cluster.place_engine = refused  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="too few pages"):
+        played.run(10)
+    played.keeper.end(lambda: False)
+    assert all(actor.gone for actor in played.cluster.actors)
+    ended = [actor.is_engine for actor in played.cluster.actors if "end" in [call.method for call in actor.calls]]
+    assert ended == [False, True], "the front end, then the engine whose error came first"
+
+
 def test_a_start_that_takes_too_long_is_given_up(draw: random.Random, caplog: pytest.LogCaptureFixture) -> None:
     played = Played(draw)
     played.cluster.start_s = lambda: 1e9
