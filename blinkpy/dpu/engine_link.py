@@ -307,10 +307,11 @@ class EngineLink:
             last = generation.last_event
             generation.flush()
             generation.last_event = now
-            sinks.append(generation.sink)
+            if last != now:  # else its plain tokens have put it there
+                sinks.append(generation.sink)
             if last and last != now:
                 before[last] = before.get(last, 0) + 1
-            elif generation.error is None:
+            elif not last and generation.error is None:
                 generation.first_event = now
                 metrics.time_to_first_token.observe(now - generation.arrival)
             if generation.finish_reason is not None:

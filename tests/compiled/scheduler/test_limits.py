@@ -1,5 +1,7 @@
 """The scheduler's bounds and the shapes of its memory, against a computation of their own, at random sizes."""
 
+import math
+from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -10,7 +12,7 @@ from support.scheduler_cases import case_sizes
 from blinkpy.config import MOST_GROUPS, ConfigError
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, make_limits
+from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, groups_of_step, make_limits
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.token_bytes import TokenBytes
@@ -62,6 +64,29 @@ def test_what_follows_from_the_sizes(rng: np.random.Generator) -> None:
         assert (b.prefix_caching, b.record_turns, b.burst_tokens) == (0, turns, 77)
         assert (b.mixed_tokens, b.burst_step_tokens) == ((mixed, burst) if steps else (a.tokens, a.tokens))
         assert b.record_words == record_words(b)
+
+
+def test_what_classes_get_if_nobody_says(rng: np.random.Generator) -> None:
+    """What prompts of the latency-sensitive may take beside decodes is what a mixed step has, unless it is given."""
+    rows, tokens, pages = int(rng.integers(1, 9)), 300, int(rng.integers(8, 200))
+    mixed, given = 2 * rows + int(rng.integers(1, 99)), 2 * rows + 100 + int(rng.integers(1, 99))
+    sizes = {"rows": rows, "tokens": tokens, "pages": pages}
+    found = [
+        limits_of(**sizes, mixed_step_tokens=a, sensitive_step_tokens=b, best_effort_step_tokens=c, best_effort_pages=d)
+        for a, b, c, d in ((0, 0, 0, 1.0), (mixed, 0, 0, 0.5), (mixed, given, given, 1e-9), (0, given, 2 * rows, 1.0))
+    ]
+    assert [limits.sensitive_step_tokens for limits in found] == [tokens, mixed, given, given]
+    assert [limits.best_effort_step_tokens for limits in found] == [tokens, tokens, given, 2 * rows]
+    assert [limits.best_effort_pages for limits in found] == [pages, pages // 2, 1, pages]
+    assert [limits.mixed_tokens for limits in found] == [tokens, mixed, mixed, tokens]
+
+
+def test_a_step_has_groups_in_proportion_to_its_bucket() -> None:
+    """Rounded up: no group takes longer than one of the largest step."""
+    for most in (1, 7, 64, 2048):
+        for groups in (1, 2, 3, MOST_GROUPS):
+            for bucket in {1, 2, most // 3 + 1, most // 2, most // 2 + 1, most - 1, most} - {0}:
+                assert groups_of_step(groups, bucket, most) == math.ceil(Fraction(groups * bucket, most))
 
 
 def record_words(limits: Limits) -> int:

@@ -17,6 +17,7 @@ from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import BYTES, ByteAutomaton
 from blinkpy.queues.completion import FINISH_LENGTH
+from blinkpy.queues.hit_word import WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.scheduler.policies import RequestFields, guarded_policy, read_policy
 from blinkpy.scheduler.policy_language import PolicyError
@@ -53,6 +54,29 @@ def test_hits_are_told_in_every_epoch(epoch: int) -> None:
     (sent,) = client.live()
     case.finish()
     assert sent.cached_tokens == 8 and sent.waited_ns >= 0
+
+
+@pytest.mark.parametrize("units", [0, 3, WAIT_LIMIT - 2, WAIT_LIMIT, 5 * WAIT_LIMIT + 1])
+def test_waits_of_any_length_are_told_beside_the_hits(units: int) -> None:
+    """The longest one that the word has room for stands for those that are longer."""
+    case = make_case(pairs=1, rows=1, pages=40)
+    case.judged = False
+    case.submit(tokens(12), 2)
+    case.finish()
+    first, last = case.submit(tokens(3), 4), case.submit(tokens(12), 2)
+    (sent,) = [request for request in case.clients[0].live() if request.owner is last]
+    requests, waited_ns = case.state.requests, -1
+    while not last.ended:
+        waits = requests.status[sent.slot] == S.WAITING
+        if waits and waited_ns < 0:
+            requests.arrival_us[sent.slot] -= (units << WAIT_SHIFT) // 1000
+            waited_ns = 0
+        case.turn()
+        if waits and requests.status[sent.slot] == S.RUNNING:
+            waited_ns = int(case.state.inbox.now_ns[0] - requests.arrival_us[sent.slot] * 1000)
+        case.read(0)
+    assert first.ended and waited_ns >= units << WAIT_SHIFT >> 1
+    assert (sent.cached_tokens, sent.waited_ns) == (8, min(waited_ns >> WAIT_SHIFT, WAIT_LIMIT - 1) << WAIT_SHIFT)
 
 
 def test_the_rules_of_who_has_ended_hold_no_slot() -> None:

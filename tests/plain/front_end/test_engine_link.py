@@ -51,6 +51,7 @@ class Choice:
         self.grammar: Any = None
         self.rules: Any = None
         self.scoring, self.plain = False, None
+        self.tokens = 0
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)
         self.arrival, self.last_event, self.first_event, self.submitted = 1.0, 0.0, 0.0, 0.0
@@ -125,21 +126,28 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
     draw, link, log, rooms = random.Random(seed), stage.link, stage.log, list[int]()
     for turn in range(400):
         stage.now += draw.choice((0.0005, 0.001, 0.004, 0.02, 0.04, 0.3))
-        choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.randint(1, 4))]
+        choices = [Choice(log, f"c{i}", draw.random() < 0.2) for i in range(draw.choice((1, 2, 4, 8)))]
         for choice in choices:
             choice.last_event, choice.open = draw.choice((0.0, 50.0, 50.0, 60.0)), draw.random() < 0.9
             choice.error = draw.choice((None, None, "error"))
             choice.finish_reason = draw.choice((None, None, None, "stop"))
+            if choice.last_event and choice.finish_reason is None and draw.random() < 0.5:  # behind its first event: a shortcut
+                choice.plain, choice.stops = SimpleNamespace(push=log.noted(f"plain {choice.name}")), False
         finished = {choice.name for choice in choices if choice.finish_reason}
-        came = [
-            (draw.choice(choices).request, draw.randrange(9), draw.choice((HAS_TOKEN, HAS_TOKEN, HAS_TOKEN | 2, 3)))
-            for _ in range(draw.choice((0, 1, 1, 2, 4)))
-        ]
+        came, over = list[Any](), set[Choice]()
+        for _ in range(draw.choice((0, 1, 1, 2, 4, 16))):
+            choice, flags = draw.choice(choices), draw.choice((HAS_TOKEN, HAS_TOKEN, HAS_TOKEN | 2, 3))
+            if choice not in over:
+                came.append((choice.request, draw.randrange(9), flags))
+            over |= {choice} if flags != HAS_TOKEN and choice.plain else set()  # no token is behind its end
         stage.pair.poll, stage.pair.in_flight = lambda most, came=came: came, draw.choice((0, 1))
-        expected, touched = list[Any](), list[Choice]()
+        expected, touched, plain = list[Any](), list[Choice](), list[Choice]()
         for request, token, flags in came:
             choice = request.owner
-            if choice.open and choice.name not in finished:
+            if choice.open and choice.plain and flags == HAS_TOKEN:
+                expected.append((f"plain {choice.name}", token))
+                plain += [choice] if choice not in plain else []
+            elif choice.open and choice.name not in finished:
                 expected.append(("push", choice.name, token, flags))
                 finished |= {choice.name} if flags & 0xF else set()
                 expected += [("cancel", choice.name)] if choice.stops else []
@@ -147,22 +155,24 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         tokens = sum(flags & HAS_TOKEN > 0 for _, _, flags in came)
         expected += [("count", "generated_tokens", tokens)] if came else []
         for choice in touched:
-            expected.append(("flush", choice.name, choice.last_event))
+            expected.append(("flush", choice.name, stage.now if choice in plain else choice.last_event))
             if not choice.last_event and choice.error is None:
                 expected.append(("time_to_first_token", stage.now - 1.0))
             if choice.name in finished:
                 expected.append(("request_duration", stage.now - 1.0))
-        gaps = Counter(stage.now - choice.last_event for choice in touched if choice.last_event)
-        expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(touched)
+        both = list(dict.fromkeys(plain + touched))
+        gaps = Counter(stage.now - choice.last_event for choice in both if choice.last_event)
+        expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(both)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         stage.timers.clear()
         link.on_room = lambda turn=turn: rooms.append(turn)
         link._poll()
         assert (log.taken(), rooms[-1:] == [turn]) == (expected, came != []), turn
-        assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(touched))]
+        assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(both))]
         assert stage.timers == ([turn + 1.25] if stage.pair.in_flight else [])
         assert (link._poll_timer is None) == (not stage.timers)
-        assert all(choice.last_event == stage.now for choice in touched)
+        assert all(choice.last_event == stage.now for choice in both)
+        assert [choice.tokens for choice in choices] == [sum(e[0] == f"plain {c.name}" for e in expected) for c in choices]
         assert [choice.first_event for choice in choices] == [stage.now if choice in firsts else 0.0 for choice in choices]
 
 

@@ -15,6 +15,8 @@ from support.waiting import wait_for
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
 from blinkpy.dpu.fleet.engine_list import MOST_BYTES, check_engines, engine_configs
+from blinkpy.dpu.fleet.engine_places import EngineEntry
+from blinkpy.dpu.fleet.engines_file import EnginesFile
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,32 @@ def test_a_file_that_can_not_be_is_refused(file: Path, values: dict[str, Any], c
     given = {**values, "engines_file": str(file)}
     with pytest.raises(ConfigError, match=problem):
         check_engines(Config().with_options(given), frozenset(given))
+
+
+def test_each_state_of_the_file_is_read_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrong one, too: nobody's log is filled with it."""
+    made = list[str]()
+    write(file, "aa")
+    config = Config().with_options({"engines_file": str(file)})
+
+    def entry(label: str, one: Config) -> Any:
+        made.append(label)
+        return EngineEntry(label, lambda: pytest.fail("nobody connects"))
+
+    engines = EnginesFile(config, entry)
+    for names, expected in ((["aa"], ["aa"]), (["b", "b"], []), (["ab"], ["ab"]), (["ab", "c"], ["ab", "c"]), ([], [])):
+        if names != ["aa"]:
+            made.clear()
+            before = file.stat()
+            write(file, *names)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if it was replaced in one tick of the clock
+        caplog.clear()
+        seen = [engines.look() for _ in range(3)]
+        assert made == expected
+        assert all(each is seen[0] for each in seen)
+        assert caplog.text.count("the engines stay as they were") == (names == ["b", "b"])
+        if names != ["b", "b"]:
+            assert [entry.label for entry in engines.entries] == names
 
 
 def test_a_file_names_engines_as_the_option_does(file: Path) -> None:

@@ -11,7 +11,7 @@ import importlib
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
@@ -242,7 +242,7 @@ class Storm:
     """seed: of everything. Imports are made here: a planted bug is in them."""
 
     def __init__(self, seed: int):
-        self.seed, self.draw, self.now = seed, random.Random(seed), 100.0
+        self.seed, self.draw, self.look, self.now = seed, random.Random(seed), random.Random(seed), 100.0
         self.modules = {
             name: importlib.import_module(f"blinkpy.dpu.{name}")
             for name in ("fleet.fleet", "engine_link", "generation", "link.queue_pair", "prompt_scores")
@@ -252,6 +252,7 @@ class Storm:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._instances = count(), count(1)
         self.clients: list[Client] = []
+        self.told: dict[int, set[tuple[int, ...]]] = {}  # prompts that the placement heard of, by the engine's instance
         self.failures: list[BaseException] = []
 
     def run(self, steps: int) -> "Storm":
@@ -262,6 +263,7 @@ class Storm:
             patch.object(self.modules["engine_link"], "time", clock),
             patch.object(self.modules["engine_link"], "asyncio", SimpleNamespace(get_running_loop=lambda: self._loop)),
             patch.object(fleet, "secrets", drawing),
+            patch.object(fleet, "Placement", fleet.Placement),
         ):
             self._open()
             for _ in range(steps):
@@ -284,6 +286,14 @@ class Storm:
         metrics: Any = SimpleNamespace(
             count=counting, gauge=lambda *_: None, inter_token_latency=silent, time_to_first_token=silent, request_duration=silent
         )
+        told, fleet_of = self.told, self
+
+        class Noting(module.Placement):  # type: ignore[name-defined, misc]
+            def sent(self, engine: int, prompt: Any, salt: int) -> None:
+                told.setdefault(fleet_of.fleet._places[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
+                super().sent(engine, prompt, salt)
+
+        module.Placement = Noting
         self._listed = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
         self.fleet = module.Fleet(self._listed, metrics, lambda: PIECES, self.limit, self.timeout_s)
         watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())
@@ -415,6 +425,25 @@ class Storm:
                 waits = moves_now and self.now - flight.paused_at + flight.paused_s > self.timeout_s + 0.1
                 self.require(not waits, "a choice waits for too long")
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
+        self._check_links()
+
+    def _check_links(self) -> None:
+        """What the fleet knows of its engines, against what they have."""
+        prompt = self.look.choice(self.clients).asked.prompt if self.clients else []
+        if self.fleet._has_placement():
+            self.fleet._loads()  # as before each choice: who was started again is noticed there
+        for link in self.fleet.links:
+            if link.pair is None:
+                continue
+            costs = sum(len(request.prompt) + request.sampling.max_tokens for request in link.pair.requests)
+            self.require(link.load().tokens_in_flight == costs, f"{link.load().tokens_in_flight} tokens in flight, not {costs}")
+            told = self.told.get(link.pair.facts.instance, set())
+            heard = all(tuple(request.prompt) in told for request in link.pair.requests)
+            self.require(heard, "a placement does not hear what an engine got")
+            if prompt and self.fleet._has_placement() and link.status() is None:
+                known = self.fleet._placement._cached(np.array(prompt, np.int32), 0)[link.index]
+                most = max((_common(prompt, other) for other in told), default=0)
+                self.require(known <= most, "a placement takes an engine for the one before it")
 
     def _finish(self) -> None:
         for _ in range(400):
@@ -457,6 +486,11 @@ class Storm:
             return
         allowed = generation.flight.moves >= self.limit or self.timeout_s < 1
         self.require(allowed, f"a choice ended without need: {generation.error.message}")
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _automaton(draw: random.Random) -> ByteAutomaton:

@@ -1,0 +1,116 @@
+"""What a fleet knows of its engines when it chooses one: loads word by word, and what this worker has just placed there."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.fleet import fleet_link
+from blinkpy.dpu.fleet.engine_load import EngineLoad
+from blinkpy.dpu.fleet.fleet import EngineEntry, Fleet
+from blinkpy.dpu.fleet.fleet_link import LOAD_S, FleetLink
+from blinkpy.dpu.link.queue_pair import EngineLostError
+from blinkpy.queues.layout import BLOCK_WORDS
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_READY
+
+ANY: Any = None
+
+
+def gone() -> Any:
+    raise EngineLostError("there is no engine")
+
+
+def made_link() -> Any:
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+    return FleetLink(3, "first", gone, metrics, ANY, lambda *_: None, lambda *_: None)
+
+
+def made_pair(free_slots: int, words: list[int] | None = None, instance: int = 1) -> Any:
+    words = [0] * BLOCK_WORDS if words is None else words
+    return SimpleNamespace(
+        free_slots=free_slots, in_flight=0, facts=SimpleNamespace(page_size=4, num_pages=64, instance=instance),
+        transport=SimpleNamespace(read_engine=lambda: list(words), read_engine_state=lambda: STATE_READY),
+    )  # fmt: skip
+
+
+def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    draw, now = random.Random(seed), 50.0
+    monkeypatch.setattr(fleet_link, "time", SimpleNamespace(monotonic=lambda: now))
+    link, words = made_link(), [0] * BLOCK_WORDS
+    for _ in range(200):
+        words[:] = [draw.randrange(1 << 20) for _ in words]
+        words[COUNTER["requests_accepted"]] *= draw.random() < 0.9
+        link.pair, link._held = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
+        link._outstanding = draw.randrange(1000)
+        now += 2 * LOAD_S
+        spare = link.pair.free_slots - len(link._held)
+        accepted = words[COUNTER["requests_accepted"]] or 1
+        waiting = words[GAUGE["requests_waiting"]] * words[COUNTER["prompt_tokens"]] // accepted
+        free, running = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]], words[GAUGE["requests_running"]]
+        for _ in range(2):  # what was published since then does not count yet
+            load = link.load()
+            assert [getattr(load, name) for name in EngineLoad.__slots__] == [
+                *(3, spare, waiting, running, free, link._outstanding, spare > 0)
+            ]
+            words[:] = [0] * BLOCK_WORDS
+
+
+def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
+    link = made_link()
+    assert link.is_idle()
+    link.pair = made_pair(4)
+    assert link.is_idle()
+    link._held = [None]
+    assert not link.is_idle(), "who waits for room in the arenas would be forgotten"
+    link._held, link.pair.in_flight = [], 1
+    assert not link.is_idle()
+
+
+def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
+    link, starts = made_link(), SimpleNamespace(restarts=7, retry_s=lambda: 42)
+    link.vacate()
+    assert (link.leaving, link.vacant) == (True, True)
+    link.occupy("second", made_link, starts)
+    assert (link.label, link._connect, link.leaving, link.vacant) == ("second", made_link, False, False)
+    assert (link.restarts(), link.unavailable("").retry_s) == (7, 42)
+
+
+def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
+    """Nothing is published in between."""
+    draw, loads = random.Random(seed), list[list[EngineLoad]]()
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+
+    def choose(request: Any, engines: Any) -> EngineLoad:
+        loads.append(list(engines))
+        return draw.choice(engines)
+
+    fleet = Fleet([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
+    slots = [draw.randint(1, 4) for _ in fleet.links]
+    for link, many in zip(fleet.links, slots, strict=True):
+        link.pair = made_pair(many, [STATE_READY if i == ENGINE_STATE else 0 for i in range(BLOCK_WORDS)])
+    work: Any = [
+        (
+            SimpleNamespace(leader=None),
+            np.arange(draw.randint(1, 20), dtype=np.int32),
+            RequestParameters(max_tokens=draw.randint(1, 90)),
+        )
+        for _ in range(sum(slots))
+    ]
+    placed = {id(one[0]): link.index for link, part in fleet._placed(work) for one in part}
+    flying, free = [0] * 3, list(slots)
+    for (generation, prompt, sampling), seen in zip(work, [*loads, *[None] * len(work)], strict=False):
+        if seen is not None:  # with one engine left there is no choice
+            assert {load.index: (load.tokens_in_flight, load.free_slots) for load in seen} == {
+                i: (flying[i], free[i]) for i in range(3) if free[i] > 0
+            }
+        engine = placed[id(generation)]
+        flying[engine] += len(prompt) + sampling.max_tokens
+        free[engine] -= 1
+    assert free == [0, 0, 0]
+    with pytest.raises(ApiError) as refused:
+        fleet._placed([*work, work[0]])
+    assert refused.value.status == 429
