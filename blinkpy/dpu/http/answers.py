@@ -71,7 +71,7 @@ def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]
 
 class Answer:
     """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
-    answers with log probabilities. request_id: the client's own. service_tier: what it is served as; None: not shown."""
+    answers with log probabilities. request_id: the client's own. service_tier: what it names; None: nothing."""
 
     def __init__(
         self, chat: bool, model: str, spell: TokenSpeller, request_id: str | None = None, service_tier: str | None = None

@@ -10,7 +10,7 @@ from blinkpy.dpu.admission.admission import Admission
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import keys_of
-from blinkpy.dpu.admission.service_tiers import TIERS
+from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy
@@ -145,7 +145,7 @@ class Service:
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier])
-        request.service_tier = tier
+        request.service_tier = shown_tier(request.service_tier, tier)
         return ticket
 
     def _check(self, request: Request, prompts: list[Int32]) -> tuple[tuple[int, ...], list[int]]:

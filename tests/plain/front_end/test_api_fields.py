@@ -90,7 +90,8 @@ HARMLESS_CHAT = {
 HARMLESS_COMPLETIONS = {"suffix": [""], "add_special_tokens": [True], "logprobs": []}
 HARMLESS_RESPONSES = {
     "background": [False], "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "truncation": ["disabled"],
-    "include": [[]], "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
+    "include": [[], ["reasoning.encrypted_content"]],
+    "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
     "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
     "stream_options": [{"include_obfuscation": False}], "metadata": [{}], "top_logprobs": [0],
 }  # fmt: skip

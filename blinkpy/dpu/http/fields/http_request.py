@@ -25,7 +25,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # the request's own
     ignore_eos: bool = False
-    service_tier: str | None = None  # as asked for; once it has entered, what it is served as
+    service_tier: str | None = None  # as asked for; once it has entered, what its answer names
     stream: bool = False
     stream_usage: "StreamUsage" = field(default_factory=lambda: StreamUsage())
     n: int = 1  # choices for each prompt

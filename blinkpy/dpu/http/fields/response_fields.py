@@ -26,6 +26,7 @@ from blinkpy.queues.request_parameters import RequestParameters
 
 SPEAKERS = tuple(role for role in ROLES if role != "tool")
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 TEXT_PARTS = ("input_text", "output_text", "text")
 ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
 NOT_HERE = frozenset({"max_tokens", "n", "stream_options"})  # of the common fields
@@ -107,12 +108,14 @@ def _message(where: str, value: Any) -> Message:
     return {"role": value["role"], "content": "\n".join(texts)}
 
 
-@takes(type="array", items={"enum": [LOGPROBS]})
+@takes(type="array", items={"enum": [LOGPROBS, ENCRYPTED]})
 def _include(name: str, value: Any) -> bool:
+    """Whether log probabilities are asked for. Who asks for encrypted reasoning wants to send it back: it comes in the clear."""
     for one in typed(name, value, list):
-        if one != LOGPROBS:
-            raise bad_request(f"'{name}' is supported with the value \"{LOGPROBS}\" only.", name, "unsupported_parameter")
-    return bool(value)
+        if one not in (LOGPROBS, ENCRYPTED):
+            message = f"'{name}' is supported with the values {LOGPROBS} and {ENCRYPTED} only."
+            raise bad_request(message, name, "unsupported_parameter")
+    return LOGPROBS in value
 
 
 @takes(type="object", properties={"include_obfuscation": BOOLEAN, "include_usage": BOOLEAN}, additionalProperties=False)
@@ -153,6 +156,7 @@ _TOOLS_VALUES = (
     '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default'
 )
 _CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
+_ENCRYPTED_VALUES = f'`"{ENCRYPTED}"`, without effect, as reasoning comes in the clear'
 _REASONING_VALUES = '`effort`: as `reasoning_effort`; `summary`: `"auto"`, without effect'
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
@@ -160,7 +164,7 @@ RESPONSE_FIELDS = {
     "instructions": Field("instructions", text, "a system message before the input"),
     "max_output_tokens": Field("max_tokens", limit, "as `max_tokens`"),
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
-    "include": Field("logprobs", _include, f'`["{LOGPROBS}"]`: log probabilities of the generated tokens'),
+    "include": Field("logprobs", _include, f'`"{LOGPROBS}"`: log probabilities of the generated tokens; {_ENCRYPTED_VALUES}'),
     "top_logprobs": Field("top_logprobs", top_logprobs, "0 to 20, with `include`"),
     "reasoning": Field("reasoning_effort", _reasoning_options, _REASONING_VALUES),
     "text": Field("text_format", _text_options, _FORMAT_VALUES),
