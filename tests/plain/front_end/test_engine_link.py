@@ -50,7 +50,8 @@ class Choice:
         self.leader: Any = None
         self.grammar: Any = None
         self.rules: Any = None
-        self.scoring, self.plain = False, None
+        self.scoring = False
+        self.plain: Any = None
         self.tokens = 0
         self.error: Any = None
         self.request: Any = SimpleNamespace(owner=self, name=name)

@@ -90,7 +90,7 @@ def test_what_a_front_end_looks_for_is_what_it_imports() -> None:
     files = (ROOT / "blinkpy" / "dpu").rglob("*.py")
     imported = {module.partition(".")[0] for file in files for module, _ in imports_of(file)}
     others = {"blinkpy", "numpy", "pyverbs", "opentelemetry"}  # NumPy comes with the first import; the others are for some alone
-    assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"httptools", "uvloop"}  # those, uvicorn imports
+    assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"uvloop"}  # uvicorn imports it
 
 
 def test_import_is_light_and_the_offline_api_is_there() -> None:
