@@ -7,6 +7,7 @@ import random
 import re
 import secrets
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +144,10 @@ class Fleet:
         assert not left, left
         processes = {pid for command in (self.front, *self.engines) for pid in (command.process.pid, *tree(command.process.pid))}
         for command in (self.front, *self.engines):
-            assert command.end() == 0, "".join(command.said[-20:])
+            try:
+                assert command.end() == 0, "".join(command.said[-20:])
+            except subprocess.TimeoutExpired as error:
+                raise AssertionError(f"it does not end: {''.join(command.said[-20:])}") from error
         assert not any(map(alive, processes))
         segments = [path.name for path in Path("/dev/shm").glob("blinkpy*") if any(name in path.name for name in self._names)]
         assert not segments
