@@ -101,7 +101,9 @@ def test_langchain(served, expected, responses) -> None:
     assert model.invoke(TEXT).text == expected
     assert "".join(chunk.text for chunk in model.stream(TEXT)) == expected
     assert [answer.text for answer in model.batch([TEXT, TEXT])] == [expected] * 2
-    assert model.invoke(TEXT).usage_metadata["output_tokens"] == TOKENS
+    usage = model.invoke(TEXT).usage_metadata
+    assert usage["output_tokens"] == TOKENS
+    assert "cache_read" in usage["input_token_details"], "not counted as of a paid tier"
 
 
 def test_langchain_completions(served) -> None:
