@@ -10,7 +10,8 @@ import pytest
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fleet import fleet_link
 from blinkpy.dpu.fleet.engine_load import EngineLoad
-from blinkpy.dpu.fleet.fleet import EngineEntry, Fleet
+from blinkpy.dpu.fleet.engine_places import EngineEntry
+from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.fleet.fleet_link import LOAD_S, FleetLink
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.layout import BLOCK_WORDS
