@@ -293,7 +293,7 @@ class Storm:
                 told.setdefault(fleet_of.fleet._places[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
                 super().sent(engine, prompt, salt)
 
-        module.Placement = Noting  # type: ignore[attr-defined]
+        vars(module)["Placement"] = Noting
         self._listed = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
         self.fleet = module.Fleet(self._listed, metrics, lambda: PIECES, self.limit, self.timeout_s)
         watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())

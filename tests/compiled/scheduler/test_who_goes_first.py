@@ -1,0 +1,58 @@
+"""Who is first, who yields and who is preempted, function by function: states at random, against the rules in one line each."""
+
+import numpy as np
+from support.scheduler_cases import make_case
+
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.kv import state as S
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.scheduler.phases.admit import budget_left, tokens_ahead
+from blinkpy.scheduler.phases.preempt import preemption_victim
+from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, first_to_enter, sensitive_prompt_runs
+
+
+def test_states_at_random(rng: np.random.Generator) -> None:
+    """Many requests are equal in rank and in the microsecond of their arrival, and slots are in another order than arrivals."""
+    case = make_case(pairs=3, slots=4, rows=6, tokens=24, best_effort_step_tokens=12)
+    limits, state, seen = case.limits, case.state, set[object]()
+    r, counts, views = state.requests, state.counts, as_memoryviews(state)
+    for _ in range(1500):
+        slots = rng.permutation(limits.slots)
+        n, waiting, unranked = (int(rng.integers(most)) for most in (7, 4, 3))
+        state.running[:n], state.waiting[: waiting + unranked] = slots[:n], slots[n : n + waiting + unranked]
+        counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.UNRANKED_COUNT]] = n, waiting, unranked
+        r.status[:], r.status[slots[:n]] = S.WAITING, S.RUNNING
+        r.computed[:] = rng.integers(0, 5, limits.slots)
+        r.length[:] = r.computed + rng.integers(1, 4, limits.slots)
+        r.stalled[:] = rng.choice((0, 0, S.STALLED, S.IN_FLIGHT), limits.slots)
+        r.entry[:, WORD_BEST_EFFORT] = rng.random(limits.slots) < rng.choice((0.1, 0.5, 0.9))
+        r.rank[:], r.arrival[:], r.arrival_us[:] = rng.integers(0, 3, limits.slots), rng.permutation(limits.slots), 7
+        state.pairs.unclaimed_entries[:] = rng.integers(0, 3, limits.pairs)
+        effort, missing = r.entry[:, WORD_BEST_EFFORT] != 0, r.length - r.computed
+        running, line = slots[:n].tolist(), slots[n : n + waiting + unranked].tolist()
+        free = [slot for slot in running if r.stalled[slot] == 0]
+
+        for slot in range(limits.slots):
+            assert best_effort_prompt(views.requests, slot) == (effort[slot] and missing[slot] > 1)
+        assert sensitive_prompt_runs(views, 0, 1) == any(missing[slot] > 1 and not effort[slot] for slot in free)
+        there = best_effort_is_there(views, 0, 1)
+        assert there == any(effort[slot] for slot in running + line)
+        enters = [slot for slot in line[:waiting] if state.pairs.unclaimed_entries[r.pair[slot]] > 0]
+        assert first_to_enter(views) == (enters[0] if enters else -1)
+        if line:
+            own = (r.rank[line[0]], r.arrival[line[0]])
+            first = [slot for slot in free if not effort[slot] and (r.rank[slot], r.arrival[slot]) < own]
+            ahead = {*first, *(slot for slot in free if missing[slot] == 1)}
+            assert tokens_ahead(views, line[0], 0, 1) == sum(missing[slot] for slot in ahead)
+        apart = [slot for slot in free if effort[slot] and missing[slot] > 1]
+        prompts, room = sum(missing[slot] for slot in apart), 12 - sum(missing[slot] == 1 for slot in free)
+        others = sum(missing[slot] for slot in free) - prompts
+        assert budget_left(limits, views, 24, 0, 1) == (24 - others - min(prompts, room), room - prompts)
+        for paused, only in ((False, False), (False, True), (True, False), (True, True)):
+            able = [s for s in running if r.stalled[s] != S.IN_FLIGHT and (r.stalled[s] == S.STALLED or not paused)]
+            able = [slot for slot in able if effort[slot] or not only]
+            key = {s: (r.stalled[s], 0 if r.stalled[s] else r.rank[s], r.arrival[s]) for s in able}
+            assert preemption_victim(views, paused, only, 0, 1) == max(able, key=key.__getitem__, default=-1)
+            seen.add((paused, only, bool(able)))
+        seen |= {("there", there), ("enters", bool(enters)), ("apart", prompts > room)}
+    assert len(seen) == 14
