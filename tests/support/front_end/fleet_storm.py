@@ -427,6 +427,10 @@ class Storm:
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
         self._check_links()
 
+    def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
+        """Prompt and max_tokens of each request that an engine has."""
+        return [(request.prompt, request.sampling.max_tokens) for request in pair.requests]
+
     def _check_links(self) -> None:
         """What the fleet knows of its engines, against what they have."""
         prompt = self.look.choice(self.clients).asked.prompt if self.clients else []
@@ -435,10 +439,11 @@ class Storm:
         for link in self.fleet.links:
             if link.pair is None:
                 continue
-            costs = sum(len(request.prompt) + request.sampling.max_tokens for request in link.pair.requests)
+            asked = self._asked(link.pair)
+            costs = sum(len(prompt) + max_tokens for prompt, max_tokens in asked)
             self.require(link.load().tokens_in_flight == costs, f"{link.load().tokens_in_flight} tokens in flight, not {costs}")
             told = self.told.get(link.pair.facts.instance, set())
-            heard = all(tuple(request.prompt) in told for request in link.pair.requests)
+            heard = all(tuple(prompt) in told for prompt, _ in asked)
             self.require(heard, "a placement does not hear what an engine got")
             if prompt and self.fleet._has_placement() and link.status() is None:
                 known = self.fleet._placement._cached(np.array(prompt, np.int32), 0)[link.index]

@@ -7,6 +7,7 @@ continuation that is wrong in any token, position or page gives another text tha
 """
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,10 @@ class ScheduledPair:
     transport: Any
     live: Any
 
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.asked: dict[Any, tuple[tuple[int, ...], int]] = {}  # of each request: prompt and max_tokens
+
     @property
     def state(self) -> int:
         return int(self.case.views.engine[W.ENGINE_STATE])
@@ -57,6 +62,7 @@ class ScheduledPair:
 
     def submit(self, prompt: Any, sampling: Any, owner: Any = None, **more: Any) -> Any:
         request = super().submit(prompt, sampling, owner, **more)  # type: ignore[misc]
+        self.asked[request] = tuple(prompt.tolist()), sampling.max_tokens
         owner.sink.homes += 1
         return request
 
@@ -92,6 +98,9 @@ class SchedulerStorm(Storm):
         self.fleet.pieces = lambda: case.pieces
         # The simulator's model takes small seeds. The storm patches this module, and mends it at the end.
         vars(self.modules["fleet.fleet"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
+
+    def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
+        return [pair.asked[request] for request in pair.requests]
 
     def _attach(self, link: Any) -> None:
         case = self._cases.get(link.index)
