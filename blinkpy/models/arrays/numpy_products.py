@@ -83,6 +83,7 @@ class NumpyProgress(StepProgress):
     def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
         super().__init__(piece)
         self.team, self.invariant = team or ThreadTeam(), invariant
+        compiled_product(invariant)  # now, and not in the first step that needs it
 
     def linear(self, x: Float32, weight: ArrayMatrix, bias: Float32 | None = None) -> Float32:
         """x weight^T + bias. x: [tokens, in]. weight: [out, in]."""

@@ -71,3 +71,14 @@ def test_arrays_with_gaps_are_refused(rng: np.random.Generator) -> None:
         multiply(ThreadTeam(1), x[::2], weight, np.empty((2, 6), np.float32))
     with pytest.raises(ValueError, match="contiguous"):
         multiply(ThreadTeam(1), np.ascontiguousarray(x[:, ::2]), weight[:, ::2], np.empty((4, 6), np.float32))
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_products_are_compiled_before_the_first_step(wide: bool, invariant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first products that run are the library's: else a step with a few tokens would wait for a compiler."""
+    asked: list[bool] = []
+    monkeypatch.setattr(numpy_products, "has_wide_kernels", lambda: wide)
+    monkeypatch.setattr(numpy_products, "compiled_product", asked.append)
+    numpy_products.NumpyProgress(team=ThreadTeam(1), invariant=invariant)
+    assert asked == [invariant]
