@@ -26,8 +26,9 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Iterator[tuple[Command, tuple[str, ...]]]:
-    """An engine, and the options with which front ends find it. wait: until it is ready for them."""
-    command = Command("engine", "--transport", "rdma", "--listen", listen, *options)
+    """An engine with a name of its own, and the options with which front ends find it. wait: until it is ready for them."""
+    name = () if "--name" in options else ("--name", f"test-{secrets.token_hex(4)}")
+    command = Command("engine", "--transport", "rdma", "--listen", listen, *name, *options)
     try:
         yield command, ("--transport", "rdma", "--engine", command.find(ADDRESS)[1] if wait else listen)
     finally:
