@@ -109,4 +109,4 @@ def numpy_speed(team: ThreadTeam, *, invariant: bool = False) -> float:
     """Multiply-adds per second of NumPy's products, or of batch-invariant ones."""
     x, weight = np.ones((TOKENS, INPUTS), np.float32), np.ones((OUTPUTS, INPUTS), np.float32)
     progress = NumpyProgress(team=team, invariant=invariant)
-    return measured_speed(lambda: progress.linear(x, weight))
+    return measured_speed(lambda tokens: progress.linear(x[:tokens], weight))

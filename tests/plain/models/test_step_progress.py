@@ -183,4 +183,18 @@ def test_the_speed_of_batch_invariant_products_is_measured(monkeypatch: pytest.M
         kinds.clear(), calls.clear()
         assert 1e6 < numpy_speed(ThreadTeam(1), invariant=invariant) < 1e15
         assert 1e6 < torch_speed(torch.float32, invariant=invariant) < 1e15
-        assert set(kinds) == {invariant} and set(calls) == {1 if invariant else cpu_speed.TOKENS}
+        assert set(kinds) == {invariant} and set(calls) <= ({1} if invariant else {cpu_speed.FEW, cpu_speed.TOKENS})
+
+
+@pytest.mark.parametrize(("token_s", "calls"), [(0.001, [4, 128, 128, 128, 128]), (10.0, [4])])
+def test_the_speed_of_a_very_slow_machine_is_that_of_a_few_tokens(token_s: float, calls: list[int]) -> None:
+    clock, asked = [0.0], list[int]()
+
+    def multiply(tokens: int) -> None:
+        asked.append(tokens)
+        clock[0] += token_s * tokens
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blinkpy.models.cpu.cpu_speed.time.perf_counter", lambda: clock[0])
+        found = cpu_speed.measured_speed(multiply)
+    assert found == pytest.approx(cpu_speed.INPUTS * cpu_speed.OUTPUTS / token_s) and asked == calls
