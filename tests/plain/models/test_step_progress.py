@@ -12,7 +12,7 @@ from support.models.paged_batch import PagedBatches
 
 from blinkpy.config import Config
 from blinkpy.engine.devices import cpu_device
-from blinkpy.models.arrays import numpy_products
+from blinkpy.models.arrays import numpy_attention, numpy_products
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.arrays.numpy_products import NumpyProgress, numpy_speed
 from blinkpy.models.arrays.thread_team import ThreadTeam
@@ -113,6 +113,21 @@ def test_the_word_moves_between_pieces_of_bounded_work(
     assert max(watched.others) <= max(piece, FEWEST_TOKENS * 2 * model.q_size * 120)
     assert max(watched.products) <= max(piece, FEWEST_TOKENS * max(199, model.q_size + 2 * model.kv_size) * model.hidden_size)
     assert len(watched.products) > 60 and all(a < b for a, b in zip(watched.words, watched.words[1:], strict=False))
+
+
+@pytest.mark.parametrize(("gathered", "work"), [(1, 1), (45, 1 << 12), (1 << 20, 1 << 40)])
+def test_parts_of_any_size_attend_alike(
+    gathered: int, work: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of one prompt or of several at a time; one key head or all together."""
+    seed, lengths = int(rng.integers(2**31)), [40, 5, 70, 30]
+    expected = all_logits(decoder_of("dense", TorchProgress())[1], seed, lengths)
+    monkeypatch.setattr(numpy_attention, "GATHERED", gathered)
+    monkeypatch.setattr(numpy_attention, "PART_WORK", work)
+    model, progress = describe_config(SHAPES["dense"]), NumpyProgress(team=ThreadTeam(2))
+    weights, cache = dummy_array_weights(model, 7, 0.2), ArrayCache(model, PAGES, PAGE)
+    decoder = NumpyDecoder(model, weights, cache, CONTEXT, TOKENS, progress)
+    assert torch.allclose(all_logits(decoder, seed, lengths), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", ["dense", "experts"])
