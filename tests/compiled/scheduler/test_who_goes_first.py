@@ -23,7 +23,7 @@ def test_states_at_random(rng: np.random.Generator) -> None:
         counts[[S.RUNNING_COUNT, S.WAITING_COUNT, S.UNRANKED_COUNT]] = n, waiting, unranked
         r.status[:], r.status[slots[:n]] = S.WAITING, S.RUNNING
         r.computed[:] = rng.integers(0, 5, limits.slots)
-        r.length[:] = r.computed + rng.integers(1, 4, limits.slots)
+        r.length[:] = r.computed + rng.integers(1, 7, limits.slots)
         r.stalled[:] = rng.choice((0, 0, S.STALLED, S.IN_FLIGHT), limits.slots)
         r.entry[:, WORD_BEST_EFFORT] = rng.random(limits.slots) < rng.choice((0.1, 0.5, 0.9))
         r.rank[:], r.arrival[:], r.arrival_us[:] = rng.integers(0, 3, limits.slots), rng.permutation(limits.slots), 7
