@@ -155,7 +155,10 @@ _FORMAT_VALUES += '`verbosity`: `"medium"`'
 _TOOLS_VALUES = (
     '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default'
 )
-_CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
+_CHOICE_VALUES = (
+    '`none`, `auto`, `required`, `{"type": "function", "name": NAME}`, or `{"type": "allowed_tools", '
+    '"mode": "auto" or "required", "tools": [FUNCTION, ...]}` with functions of this form'
+)
 _ENCRYPTED_VALUES = f'`"{ENCRYPTED}"`, without effect, as reasoning comes in the clear'
 _REASONING_VALUES = '`effort`: as `reasoning_effort`; `summary`: `"auto"`, without effect'
 RESPONSE_FIELDS = {
