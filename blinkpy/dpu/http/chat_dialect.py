@@ -163,6 +163,9 @@ class ChatDialect:
             if self._whole and request.reasoning_effort not in CHANNEL_EFFORTS:
                 message = f"'reasoning_effort' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
                 raise bad_request(message, "reasoning_effort", "invalid_value")
+            silent = self.tags is None and not self._whole and not self._as_content
+            if request.reasoning_effort == "none" and "reasoning_effort" not in known and silent:
+                return values  # it does not reason as it is
             if "reasoning_effort" not in known:
                 message = "The chat template of this model takes no 'reasoning_effort'."
                 raise bad_request(message, "reasoning_effort", "unsupported_parameter")

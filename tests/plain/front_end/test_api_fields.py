@@ -60,7 +60,7 @@ HARMLESS = {
     "include_stop_str_in_output": [False],
     "return_token_ids": [False],
     "return_tokens_as_token_ids": [False],
-    "structured_outputs": [{}, {"json": None}],
+    "structured_outputs": [{}, {"json": None}, {"disable_any_whitespace": False, "disable_fallback": False}],
     "stream_options": [
         {}, {"include_usage": None}, {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False},
     ],
@@ -92,7 +92,8 @@ HARMLESS_RESPONSES = {
     "background": [False], "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "truncation": ["disabled"],
     "include": [[], ["reasoning.encrypted_content"]],
     "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
-    "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
+    "reasoning": [{}, {"effort": None, "summary": None}, {"summary": "auto", "context": "auto", "mode": "standard"}],
+    "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
     "stream_options": [{"include_obfuscation": False}], "metadata": [{}], "top_logprobs": [0],
 }  # fmt: skip
 
@@ -137,6 +138,35 @@ def test_values_that_ask_for_nothing_are_accepted(endpoint, values) -> None:
             request = accept(endpoint, **{name: value})
             assert (request.stop, request.stop_ids, request.stream) == (plain.stop, plain.stop_ids, plain.stream), name
             assert request.parameters == plain.parameters, name
+
+
+def test_hints_within_fields_are_accepted() -> None:
+    """Of OpenAI's API, and of Anthropic's, whose clients keep it: about prefixes that are cached anyway, and hosted tools."""
+    plain = accept("chat", messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    kept = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}, "annotations": list[str]()}
+    for key, value in kept.items():
+        part = {"type": "text", "text": "x", key: value}
+        assert accept("chat", messages=[{"role": "user", "content": [part]}]) == plain
+        assert accept("responses", input=[{"role": "user", "content": [part]}]) == accept("responses")
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    more = {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}
+    assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "x"}
+    assert accept("responses", input=[call, {**result, "name": "f"}]) == accept("responses", input=[call, result])
+    for fields, param in (
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "hint": 1}]}]}, "input[0].content[0].hint"),
+        ({"tools": [{**tool, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**tool, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            accept("responses", **fields)
+        assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "unsupported_parameter")
+    with pytest.raises(ApiError) as caught:
+        accept("chat", messages=[{"role": "user", "content": [{"type": "text", "text": "x", "hint": 1}]}])
+    assert caught.value.param == "messages[0].content[0].hint"
 
 
 @pytest.mark.parametrize("endpoint", TABLES)

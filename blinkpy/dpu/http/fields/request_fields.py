@@ -104,7 +104,9 @@ _CHOICE_VALUES = (
     '"allowed_tools": {"mode": "auto" or "required", "tools": [FUNCTION, ...]}}` with functions of this form'
 )
 _KWARGS_VALUES = "an object: variables of the model's chat template"
-_EFFORT_VALUES = f"{', '.join(tool_fields.EFFORTS)}; where the chat template takes it"
+_EFFORT_VALUES = (
+    f"{', '.join(tool_fields.EFFORTS)}; where the chat template takes it; `none` also where the model does not reason"
+)
 
 
 def _grammar_field(check: Callable[[str, Any], GrammarField | None], values: str, *kinds: str, **more: Any) -> Field:

@@ -17,6 +17,7 @@ MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool of /v1/responses
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
@@ -109,6 +110,8 @@ def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
 
 def _tool(where: str, value: Any, flat: bool) -> Tool:
     _function(f"{where}.type", typed(where, value, dict).get("type"))
+    if flat:
+        value = {key: entry for key, entry in value.items() if key not in HARMLESS_KEYS or entry != HARMLESS_KEYS[key]}
     given = _object(where, value, ("type", *(FUNCTION_KEYS if flat else ("function",))))
     if flat:
         function = {key: entry for key, entry in given.items() if key != "type"}
@@ -228,7 +231,7 @@ def call_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A call's result as an input item of /v1/responses, as a message. Raises ApiError for what is no text."""
-    given = _object(where, value, ("type", "id", "call_id", "output", "status"))
+    given = _object(where, value, ("type", "id", "call_id", "output", "status", "name"))
     output, texts = given.get("output"), []
     parts = output if type(output) is list else [{"type": "input_text", "text": output}]
     for i, part in enumerate(parts):
