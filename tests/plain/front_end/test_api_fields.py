@@ -1,6 +1,7 @@
 """The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
 
 import json
+from typing import get_args
 
 import openai.types.chat.completion_create_params as openai_chat
 import openai.types.completion_create_params as openai_completions
@@ -9,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.shared import ReasoningEffort
 from support.front_end.json_schema import valid
 
 from blinkpy.dpu.api_errors import ApiError
@@ -16,6 +18,7 @@ from blinkpy.dpu.http.endpoints import ENDPOINTS, nullable, openapi, page
 from blinkpy.dpu.http.fields.request_body import parse
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS, parse_response
+from blinkpy.dpu.http.fields.tool_fields import EFFORTS
 from blinkpy.queues.request_parameters import RequestParameters
 
 DEFAULTS = RequestParameters()
@@ -37,7 +40,11 @@ VLLM_CHAT = [
     "echo", "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
     "media_io_kwargs", "mm_processor_kwargs", "include_reasoning", "return_prompt_text", "best_of",
 ]  # fmt: skip
-VLLM_RESPONSES = ["request_id", "mm_processor_kwargs", "priority", "cache_salt"]
+VLLM_RESPONSES = [
+    "request_id", "mm_processor_kwargs", "priority", "cache_salt", "logit_bias", "top_k", "skip_special_tokens",
+    "include_stop_str_in_output", "enable_response_messages", "previous_input_messages", "previous_response",
+    "structured_outputs", "repetition_penalty", "seed", "stop", "ignore_eos", "vllm_xargs",
+]  # fmt: skip
 
 # What asks for nothing, written down from the two references, whatever the tables have.
 HARMLESS = {
@@ -117,6 +124,12 @@ def test_every_field_of_the_references_is_known(endpoint, types, more) -> None:
     assert not (names | set(more)) - set(TABLES[endpoint])
 
 
+def test_the_efforts_are_those_of_the_client() -> None:
+    literal, none = get_args(ReasoningEffort)
+    assert get_args(literal) == EFFORTS
+    assert none is type(None)
+
+
 @pytest.mark.parametrize("endpoint", TABLES)
 def test_null_counts_as_absent(endpoint) -> None:
     nulls = dict.fromkeys(TABLES[endpoint], None)
@@ -151,6 +164,8 @@ def test_hints_within_fields_are_accepted() -> None:
     tool = {"type": "function", "name": "f", "parameters": {}}
     more = {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}
     assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
+    chat_tool = {"type": "function", "function": {"name": "f"}}
+    assert accept("chat", tools=[{**chat_tool, "defer_loading": False}]) == accept("chat", tools=[chat_tool])
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "1", "output": "x"}
     assert accept("responses", input=[call, {**result, "name": "f"}]) == accept("responses", input=[call, result])

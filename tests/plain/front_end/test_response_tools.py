@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,17 @@ def test_each_token_has_its_log_probabilities_however_its_text_is_held_back(rng:
         data = re.findall(rb"^data: (.*)$", b"".join(events) + answer.last_event(0, "stop"), re.MULTILINE)
         deltas = [event for event in map(orjson.loads, data) if event["type"] == "response.output_text.delta"]
         assert [entry["token"] for event in deltas for entry in event["logprobs"]] == [str(i) for i in range(len(texts))], texts
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    with served_with(tmp_path, chat_templates.THINKING) as thinking:
+        for value, end in ((True, "<think>\n"), (False, "<think>\n\n</think>\n\n")):
+            respond(
+                thinking,
+                "Hmm.</think>Well." if value else "Well.",
+                extra_body={"chat_template_kwargs": {"enable_thinking": value}},
+            )
+            assert thinking.prompt().endswith(f"<|start|>assistant\n{end}")
 
 
 # ---- the count of input tokens ---------------------------------------------------------------------------------------------

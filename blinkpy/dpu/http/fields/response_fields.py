@@ -180,6 +180,7 @@ RESPONSE_FIELDS = {
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
     "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),
     "parallel_tool_calls": CHAT_ONLY_FIELDS["parallel_tool_calls"],
+    "chat_template_kwargs": CHAT_ONLY_FIELDS["chat_template_kwargs"],
     "stream_options": Field("", _stream_options, '`{"include_obfuscation": false}`; `include_usage`, without effect'),
     **unsupported_fields(RESPONSES),
 }

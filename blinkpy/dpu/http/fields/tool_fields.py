@@ -15,9 +15,9 @@ MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
 MAX_DEPTH = 32  # of containers in a tool, in the arguments of a call, in chat_template_kwargs
 MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool of /v1/responses
+HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
@@ -110,8 +110,7 @@ def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
 
 def _tool(where: str, value: Any, flat: bool) -> Tool:
     _function(f"{where}.type", typed(where, value, dict).get("type"))
-    if flat:
-        value = {key: entry for key, entry in value.items() if key not in HARMLESS_KEYS or entry != HARMLESS_KEYS[key]}
+    value = {key: entry for key, entry in value.items() if key not in HARMLESS_KEYS or entry != HARMLESS_KEYS[key]}
     given = _object(where, value, ("type", *(FUNCTION_KEYS if flat else ("function",))))
     if flat:
         function = {key: entry for key, entry in given.items() if key != "type"}
