@@ -242,7 +242,9 @@ class LLM:
             tool_fields.check_choice(fields["tool_choice"], fields["tools"])
             requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
             prompts = [self._dialect.prompt(request, self.tokenizer.specials) for request in requests]
-            grammars = [None if r.grammar is None else automaton_of_grammar(r.grammar.grammar) for r in requests]
+            takes_grammars = self._pair.facts.grammar_share > 0
+            fields_of = [r.grammar if r.grammar is not None and (r.grammar.needed or takes_grammars) else None for r in requests]
+            grammars = [None if field is None else automaton_of_grammar(field.grammar) for field in fields_of]
         except (ApiError, GrammarError) as error:
             raise ValueError(error.message) from error
         except ChatError as error:

@@ -45,6 +45,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "the dog", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/responses": {"input": "hi", "max_output_tokens": 2, "store": False},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/tokenize": {"prompt": "the dog", "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

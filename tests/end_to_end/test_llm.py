@@ -163,6 +163,24 @@ TOOL: dict[str, Any] = {
 }
 
 
+def test_calls_without_room_for_grammars(tmp_path: Path) -> None:
+    """A grammar that only helps is left out; one that a strict tool needs is an error."""
+    template = tmp_path / "tools.jinja"
+    template.write_text("{% for tool in tools %}{{ tool.function.name }} <tool_call>{% endfor %}{{ messages[0].content }}")
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    }
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    with LLM("demo", device="null", slots=8, grammar_slots=0, chat_template=str(template)) as llm:
+        for how in ("required", choice):
+            (done,) = llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=3), tools=tools, tool_choice=how)
+            assert len(done.outputs[0].token_ids) == 3
+        strict = {"type": "function", "function": {"name": "h", "strict": True}}
+        with pytest.raises(ValueError, match="takes no grammars"):
+            llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=3), tools=[strict])
+
+
 def test_chat_with_tools(tmp_path: Path) -> None:
     """A call that must come, a conversation that goes on with its result, and a call that may come."""
     template = tmp_path / "tools.jinja"

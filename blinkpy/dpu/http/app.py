@@ -71,6 +71,7 @@ class App:
             "/v1/chat/completions": partial(self._generate, "chat", True),
             "/v1/completions": partial(self._generate, "completion", False),
             "/v1/responses": partial(self._generate, "response", None),
+            "/v1/responses/input_tokens": self._count_input,
             "/tokenize": partial(self._convert, "tokenize"),
             "/detokenize": partial(self._convert, "detokenize"),
         }
@@ -177,6 +178,13 @@ class App:
 
     async def _convert(self, kind: str, exchange: Exchange) -> None:
         await exchange.answer(200, JSON, await self._prepare(kind, exchange))
+
+    async def _count_input(self, exchange: Exchange) -> None:
+        """The tokens of what would be a request to /v1/responses."""
+        request, count = await self._prepare("input_tokens", exchange)
+        if self.service.needs_automaton(request):
+            await exchange.unless_gone(self.service.compile_grammar(request))
+        await exchange.answer(200, JSON, orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
     async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
         """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""

@@ -7,7 +7,7 @@ from blinkpy.config import ConfigError, ModelOptions
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
 from blinkpy.dpu.text.chat_prompt import chat_text
 from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
@@ -53,11 +53,11 @@ class ChatDialect:
         ChatError."""
         if self.template is None:
             raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
-        choice = request.tool_choice
-        tools = () if choice is not None and choice.mode == "none" else request.tools
-        self._check(request, tools)
+        shown = () if _choice(request).mode == "none" else request.tools
+        self._check(request, shown)
         messages = self._probe.fitted(request.messages or ())
-        described = self._probe.described([tool.described for tool in tools])
+        described = self._probe.described([tool.described for tool in shown])
+        tools = [tool for tool in shown if _choice(request).allows(tool.name)]
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
         text = chat_text(self.template, specials, messages, generation, continued, described, self._values(request))
         if self._whole:
@@ -72,7 +72,8 @@ class ChatDialect:
 
     def _expected(self, request: Request, tools: Sequence[Tool], inside: bool, prefix: str = "") -> Expected:
         names = frozenset(tool.name for tool in tools)
-        return Expected(self.tags, inside, self.calls, names, request.parallel_tool_calls, prefix, self._as_content)
+        parallel, closed = request.parallel_tool_calls, _choice(request).allowed is not None
+        return Expected(self.tags, inside, self.calls, names, parallel, prefix, self._as_content, closed)
 
     def _in_channels(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, begun: str) -> Expected:
         """What an answer in channels may hold; a grammar is about its final message, or the arguments of its calls. begun: the
@@ -80,19 +81,22 @@ class ChatDialect:
         field, names = request.grammar, frozenset(tool.name for tool in tools)
         final = bool(begun) and not header_of(begun, names).reasons
         grammar = None if field is None else field.grammar
+        needed = field is not None or must_call(request) or any(tool.strict for tool in tools)
+        held = any(tool.strict for tool in tools) or (field is None and _choice(request).allowed is not None)
         if must_call(request):
             _check_forced(request)
             if final:
                 message = "'tool_choice' can't ask for a call within a message that goes on."
                 raise bad_request(message, "tool_choice", "invalid_value")
             grammar, field = channel_answer(wanted(request), None, True, bool(begun)), None
-        elif final and any(tool.strict for tool in tools):
+        elif final and held:
             grammar = grammar or ANY_TEXT
-        elif not final and (grammar is not None or any(tool.strict for tool in tools)):
+        elif not final and (grammar is not None or held):
             may_call = field is None or field.param.startswith(FORMATS)
             grammar = channel_answer(tools if may_call else (), grammar, False, bool(begun))
         if grammar is not None:
-            request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names))
+            param = "tools" if field is None else field.param
+            request.grammar = GrammarField(param, with_tokens(grammar, specials.names), needed)
         return self._expected(request, tools, False, begun)
 
     def _forced(
@@ -108,19 +112,24 @@ class ChatDialect:
         return text + prefix, self._expected(request, tools, inside, prefix)
 
     def _hold(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, inside: bool) -> None:
-        """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, and of reasoning
-        before it."""
+        """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, or of allowed
+        tools alone, and of reasoning before it."""
         field, strict = request.grammar, any(tool.strict for tool in tools)
-        if field is None and not strict:
+        if field is None and not strict and not self._keeps_out(request):
             return
         grammar = None if field is None else field.grammar
         of_content = field is not None and field.param.startswith(FORMATS)  # other fields are about all of the output
-        if tools and self.calls is not None and (strict or of_content):
+        if tools and self.calls is not None and (strict or of_content or field is None):
             grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar)
         assert grammar is not None
         if self.tags is not None:
             grammar = after_reasoning(grammar, self.tags, inside)
-        request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names))
+        needed = field is not None or strict
+        request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names), needed)
+
+    def _keeps_out(self, request: Request) -> bool:
+        """Whether a grammar can keep out calls of tools that are not allowed, whatever the others' arguments are."""
+        return _choice(request).allowed is not None and self.calls is not None and not self.calls.text.keywords
 
     def _closed(self, text: str) -> str:
         """A prompt behind its reasoning."""
@@ -154,6 +163,9 @@ class ChatDialect:
             if self._whole and request.reasoning_effort not in CHANNEL_EFFORTS:
                 message = f"'reasoning_effort' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
                 raise bad_request(message, "reasoning_effort", "invalid_value")
+            silent = self.tags is None and not self._whole and not self._as_content
+            if request.reasoning_effort == "none" and "reasoning_effort" not in known and silent:
+                return values  # it does not reason as it is
             if "reasoning_effort" not in known:
                 message = "The chat template of this model takes no 'reasoning_effort'."
                 raise bad_request(message, "reasoning_effort", "unsupported_parameter")
@@ -163,9 +175,13 @@ class ChatDialect:
         return values
 
 
+def _choice(request: Request) -> ToolChoice:
+    return request.tool_choice or ToolChoice()
+
+
 def must_call(request: Request) -> bool:
     """Whether the answer must be a call."""
-    return request.tool_choice is not None and request.tool_choice.mode == "required"
+    return _choice(request).mode == "required"
 
 
 def _check_forced(request: Request) -> None:
@@ -177,5 +193,5 @@ def _check_forced(request: Request) -> None:
 
 def wanted(request: Request) -> Sequence[Tool]:
     """The tools among which the choice is."""
-    name = request.tool_choice.name if request.tool_choice is not None else None
-    return [tool for tool in request.tools if name in (None, tool.name)]
+    choice = _choice(request)
+    return [tool for tool in request.tools if choice.name in (None, tool.name) and choice.allows(tool.name)]

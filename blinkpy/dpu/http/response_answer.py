@@ -167,6 +167,9 @@ def _choice(request: Request) -> Any:
     choice = request.tool_choice
     if choice is None:
         return "auto" if request.tools else "none"
+    if choice.allowed is not None:
+        allowed = [{"type": "function", "name": name} for name in choice.allowed]
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": allowed}
     return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
 
 

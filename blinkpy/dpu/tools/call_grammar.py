@@ -72,12 +72,11 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
     more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
     before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
     ways = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
-    for tool in tools:
-        to = f" to=functions.{tool.name}"
-        heads = ({"text": f"<|channel|>commentary{to}"}, {"text": f"{to}<|channel|>commentary"})
-        kinds = ({"text": text} for text in (" <|constrain|>json", "<|constrain|>json", " json"))
-        body = {"schema": {"type": "object", **tool.parameters}} if tool.strict or must_call else ANY_OBJECT
-        ways.append(_sequence({"any": list(heads)}, {"any": list(kinds)}, "<|message|>", body))
+    bodies = [{"schema": {"type": "object", **tool.parameters}} if tool.strict or must_call else ANY_OBJECT for tool in tools]
+    for names, body in _by_body([f" to=functions.{tool.name}" for tool in tools], bodies):
+        heads = [{"text": head} for to in names for head in (f"<|channel|>commentary{to}", f"{to}<|channel|>commentary")]
+        kinds = [{"text": text} for text in (" <|constrain|>json", "<|constrain|>json", " json")]
+        ways.append(_sequence({"any": heads}, {"any": kinds}, "<|message|>", body))
     return _sequence(*((more,) if begun else ()), {"repeat": before, "low": 0, "high": None}, {"any": ways})
 
 
@@ -99,13 +98,21 @@ def _calls(
     text: CallText, heads: Sequence[str], bodies: Sequence[Grammar], parallel: bool, first: Grammar | None = None
 ) -> Grammar:
     """From a call's name to the end of the last call. first: arguments whose name stands before the grammar."""
-    any_call = {"any": [_sequence(head, body) for head, body in zip(heads, bodies, strict=True)]}
+    any_call = {"any": [_sequence({"any": [{"text": head} for head in some]}, body) for some, body in _by_body(heads, bodies)]}
     more = {
         "repeat": _sequence(text.close, text.between, text.open, any_call),
         "low": 0,
         "high": None if parallel else 0,
     }
     return _sequence(first or any_call, more, text.close, text.end)
+
+
+def _by_body(heads: Sequence[str], bodies: Sequence[Grammar]) -> list[tuple[list[str], Grammar]]:
+    """Heads that the same follows, together: an automaton has it once."""
+    found: dict[str, tuple[list[str], Grammar]] = {}
+    for head, body in zip(heads, bodies, strict=True):
+        found.setdefault(json.dumps(body), ([], body))[0].append(head)
+    return list(found.values())
 
 
 def _sequence(*parts: str | Grammar) -> Grammar:

@@ -65,13 +65,15 @@ class Header(NamedTuple):
         return self.channel == "analysis" and not self.tool
 
 
-def header_of(text: str, known: frozenset[str]) -> Header:
-    """What a header says. known: the request's tools; without any there are no calls, and with some a call may name others, too.
-    A recipient that is no function of a client's, as those that gpt-oss was trained with, counts for nothing."""
+def header_of(text: str, known: frozenset[str], only_known: bool = False) -> Header:
+    """What a header says. known: the request's tools; without any there are no calls, and with some a call may name others, too,
+    but with only_known. A recipient that is no function of a client's, as those that gpt-oss was trained with, counts for
+    nothing."""
     channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
     given = recipient[1] if recipient is not None else ""
     name = given.removeprefix(FUNCTIONS)
-    return Header(channel[1] if channel is not None else "", name if known and (name != given or name in known) else "")
+    is_other = bool(known) and name != given and not only_known
+    return Header(channel[1] if channel is not None else "", name if name in known or is_other else "")
 
 
 class _Messages:
@@ -103,7 +105,7 @@ class _Messages:
             if self._header is not None and mark == CONSTRAIN:
                 self._header += mark
             elif self._header is not None:
-                self._begin_message(header_of(self._header, self._known))
+                self._begin_message(header_of(self._header, self._known, self._source.allowed is not None))
         elif mark == CHANNEL and self._header is not None:
             self._header += mark
         else:

@@ -52,6 +52,7 @@ def _members(source: OutputSource, known: Names, begun: list[str]) -> Steps[None
             name = yield from source.string()
             if not NAME.fullmatch(name) or (known is not None and name not in known):
                 raise NotACall
+            source.check_name(name)
         elif key in ARGUMENTS and not begun and not early:
             if name:
                 whole = yield from stream_arguments(source, name)

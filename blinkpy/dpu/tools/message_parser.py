@@ -22,6 +22,7 @@ class Expected:
     parallel: bool = True  # more than one call
     prefix: str = ""
     as_content: bool = False  # reasoning is content
+    only_tools: bool = False  # a call of another function is text
 
     @property
     def whole(self) -> bool:
@@ -31,7 +32,7 @@ class Expected:
     def reasoning_counter(self) -> ReasoningCounter | None:
         """A counter for an answer that may have reasoning."""
         if self.whole and not self.as_content:
-            return ChannelCounter(self.tools, self.prefix)
+            return ChannelCounter(self.tools, self.prefix, self.only_tools)
         return None if self.tags is None else TagCounter(self.tags, self.inside)
 
     def new_id(self) -> str:
@@ -50,6 +51,8 @@ class MessageParser:
         self._source = OutputSource()
         if expected.as_content:
             self._source.reasoning = Content
+        if expected.only_tools:
+            self._source.allowed = expected.tools
         self._steps = self._parse()
         next(self._steps)
         self._last: type[OutputEvent] | None = None

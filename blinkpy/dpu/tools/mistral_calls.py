@@ -21,6 +21,7 @@ def parse(source: OutputSource, known: frozenset[str]) -> Steps[None]:
 
 def _named(source: OutputSource) -> Steps[None]:
     name = yield from source.match(NAME)
+    source.check_name(name)
     if (yield from source.skip(CALL_ID)):
         yield from source.match(NAME)
     yield from source.skip(ARGS)

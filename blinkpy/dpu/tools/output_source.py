@@ -43,6 +43,7 @@ class OutputSource:
     def __init__(self) -> None:
         self.kind: type[Content] | type[Reasoning] = Content  # of the text that is no call
         self.reasoning: type[Content] | type[Reasoning] = Reasoning  # the kind of reasoning
+        self.allowed: frozenset[str] | None = None  # the only functions of which there are calls; None: any
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
@@ -67,6 +68,11 @@ class OutputSource:
     def content(self, text: str) -> None:
         if text:
             self._events.append(self.kind(text))
+
+    def check_name(self, name: str) -> None:
+        """Raise NotACall for a function that is not allowed."""
+        if self.allowed is not None and name not in self.allowed:
+            raise NotACall
 
     def begin(self, name: str) -> None:
         """A call: what is behind the mark won't be needed again."""

@@ -43,12 +43,12 @@ class TagCounter:
 
 
 class ChannelCounter:
-    """Reasoning in messages of harmony. begun: the answer's beginning, in the prompt."""
+    """Reasoning in messages of harmony. known, only_known: as for header_of; begun: the answer's beginning, in the prompt."""
 
-    __slots__ = ("_header", "_known", "_reasons", "_waiting", "tokens")
+    __slots__ = ("_header", "_known", "_only_known", "_reasons", "_waiting", "tokens")
 
-    def __init__(self, known: frozenset[str], begun: str):
-        self._known, self._reasons = known, False
+    def __init__(self, known: frozenset[str], begun: str, only_known: bool = False):
+        self._known, self._only_known, self._reasons = known, only_known, False
         self._header: str | None = ""  # so far; None outside of headers
         self.tokens = self._waiting = 0  # waiting: of a header, until it shows what its message is
         for character in begun:
@@ -64,7 +64,7 @@ class ChannelCounter:
             return
         self._waiting += 1
         if mark == MESSAGE:
-            self._reasons = header_of(self._header, self._known).reasons
+            self._reasons = header_of(self._header, self._known, self._only_known).reasons
             self.tokens += self._waiting if self._reasons else 0
             self._header = None
         elif mark == START:

@@ -1,6 +1,7 @@
 """The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
 
 import json
+from typing import get_args
 
 import openai.types.chat.completion_create_params as openai_chat
 import openai.types.completion_create_params as openai_completions
@@ -9,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.shared import ReasoningEffort
 from support.front_end.json_schema import valid
 
 from blinkpy.dpu.api_errors import ApiError
@@ -16,6 +18,7 @@ from blinkpy.dpu.http.endpoints import ENDPOINTS, nullable, openapi, page
 from blinkpy.dpu.http.fields.request_body import parse
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS, parse_response
+from blinkpy.dpu.http.fields.tool_fields import EFFORTS
 from blinkpy.queues.request_parameters import RequestParameters
 
 DEFAULTS = RequestParameters()
@@ -37,7 +40,11 @@ VLLM_CHAT = [
     "echo", "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
     "media_io_kwargs", "mm_processor_kwargs", "include_reasoning", "return_prompt_text", "best_of",
 ]  # fmt: skip
-VLLM_RESPONSES = ["request_id", "mm_processor_kwargs", "priority", "cache_salt"]
+VLLM_RESPONSES = [
+    "request_id", "mm_processor_kwargs", "priority", "cache_salt", "logit_bias", "top_k", "skip_special_tokens",
+    "include_stop_str_in_output", "enable_response_messages", "previous_input_messages", "previous_response",
+    "structured_outputs", "repetition_penalty", "seed", "stop", "ignore_eos", "vllm_xargs",
+]  # fmt: skip
 
 # What asks for nothing, written down from the two references, whatever the tables have.
 HARMLESS = {
@@ -60,7 +67,7 @@ HARMLESS = {
     "include_stop_str_in_output": [False],
     "return_token_ids": [False],
     "return_tokens_as_token_ids": [False],
-    "structured_outputs": [{}, {"json": None}],
+    "structured_outputs": [{}, {"json": None}, {"disable_any_whitespace": False, "disable_fallback": False}],
     "stream_options": [
         {}, {"include_usage": None}, {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False},
     ],
@@ -92,7 +99,8 @@ HARMLESS_RESPONSES = {
     "background": [False], "store": [False], "tools": [[]], "tool_choice": ["none", "auto"], "truncation": ["disabled"],
     "include": [[], ["reasoning.encrypted_content"]],
     "text": [{}, {"format": {"type": "text"}}, {"format": None, "verbosity": "medium"}],
-    "reasoning": [{}, {"effort": None, "summary": None}], "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
+    "reasoning": [{}, {"effort": None, "summary": None}, {"summary": "auto", "context": "auto", "mode": "standard"}],
+    "parallel_tool_calls": [True], "service_tier": ["auto", "flex"],
     "stream_options": [{"include_obfuscation": False}], "metadata": [{}], "top_logprobs": [0],
 }  # fmt: skip
 
@@ -116,6 +124,12 @@ def test_every_field_of_the_references_is_known(endpoint, types, more) -> None:
     assert not (names | set(more)) - set(TABLES[endpoint])
 
 
+def test_the_efforts_are_those_of_the_client() -> None:
+    literal, none = get_args(ReasoningEffort)
+    assert get_args(literal) == EFFORTS
+    assert none is type(None)
+
+
 @pytest.mark.parametrize("endpoint", TABLES)
 def test_null_counts_as_absent(endpoint) -> None:
     nulls = dict.fromkeys(TABLES[endpoint], None)
@@ -137,6 +151,37 @@ def test_values_that_ask_for_nothing_are_accepted(endpoint, values) -> None:
             request = accept(endpoint, **{name: value})
             assert (request.stop, request.stop_ids, request.stream) == (plain.stop, plain.stop_ids, plain.stream), name
             assert request.parameters == plain.parameters, name
+
+
+def test_hints_within_fields_are_accepted() -> None:
+    """Of OpenAI's API, and of Anthropic's, whose clients keep it: about prefixes that are cached anyway, and hosted tools."""
+    plain = accept("chat", messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    kept = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}, "annotations": list[str]()}
+    for key, value in kept.items():
+        part = {"type": "text", "text": "x", key: value}
+        assert accept("chat", messages=[{"role": "user", "content": [part]}]) == plain
+        assert accept("responses", input=[{"role": "user", "content": [part]}]) == accept("responses")
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    more = {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}
+    assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])
+    chat_tool = {"type": "function", "function": {"name": "f"}}
+    assert accept("chat", tools=[{**chat_tool, "defer_loading": False}]) == accept("chat", tools=[chat_tool])
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "x"}
+    assert accept("responses", input=[call, {**result, "name": "f"}]) == accept("responses", input=[call, result])
+    for fields, param in (
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "hint": 1}]}]}, "input[0].content[0].hint"),
+        ({"tools": [{**tool, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**tool, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            accept("responses", **fields)
+        assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "unsupported_parameter")
+    with pytest.raises(ApiError) as caught:
+        accept("chat", messages=[{"role": "user", "content": [{"type": "text", "text": "x", "hint": 1}]}])
+    assert caught.value.param == "messages[0].content[0].hint"
 
 
 @pytest.mark.parametrize("endpoint", TABLES)
@@ -181,7 +226,7 @@ def test_checks_take_what_the_schemas_take(value) -> None:
                 accepted = False
             described = valid(value, nullable(row.schema))
             assert described or not accepted, f"{endpoint}: the check of {name} takes {value!r}, its schema does not"
-            exact = name not in LOOSE and not _float_for_integer(value) and "\0" not in str(value)
+            exact = name not in LOOSE and not _float_for_integer(value) and "\\x00" not in repr(value)
             assert accepted or not described or not exact, f"{endpoint}: the schema of {name} takes {value!r}, its check does not"
 
 

@@ -273,9 +273,9 @@ def test_tools_and_calls() -> None:
     ((name, parameters, strict, described),) = request.tools
     assert (name, parameters, strict) == ("f-1_A", {"type": "object", "properties": {}}, True)
     assert described == {"type": "function", "function": {"name": "f-1_A", "description": "é", "parameters": parameters}}
-    assert request.tool_choice == ("required", "f-1_A")
+    assert request.tool_choice == ("required", "f-1_A", None)
     assert chat(tools=[], tool_choice="none", parallel_tool_calls=False).tools == ()
-    assert chat(tools=[TOOL], tool_choice="required").tool_choice == ("required", None)
+    assert chat(tools=[TOOL], tool_choice="required").tool_choice == ("required", None, None)
     calls = [
         {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": given}}
         for given in ('{"a": [1]}', "{", "[1]", "")

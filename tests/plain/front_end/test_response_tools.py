@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
@@ -26,6 +27,7 @@ TOOLS: Any = [
     {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": CITY, "strict": False},
     {"type": "function", "name": "get_time"},
 ]
+TOOL_NAME = {"type": "function", "name": "get_time"}
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +166,82 @@ def test_each_token_has_its_log_probabilities_however_its_text_is_held_back(rng:
         data = re.findall(rb"^data: (.*)$", b"".join(events) + answer.last_event(0, "stop"), re.MULTILINE)
         deltas = [event for event in map(orjson.loads, data) if event["type"] == "response.output_text.delta"]
         assert [entry["token"] for event in deltas for entry in event["logprobs"]] == [str(i) for i in range(len(texts))], texts
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    with served_with(tmp_path, chat_templates.THINKING) as thinking:
+        for value, end in ((True, "<think>\n"), (False, "<think>\n\n</think>\n\n")):
+            respond(
+                thinking,
+                "Hmm.</think>Well." if value else "Well.",
+                extra_body={"chat_template_kwargs": {"enable_thinking": value}},
+            )
+            assert thinking.prompt().endswith(f"<|start|>assistant\n{end}")
+
+
+# ---- the count of input tokens ---------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object", "properties": {"a": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"instructions": "Be brief."},
+        {"input": [*ASK, {"role": "assistant", "content": "Yo"}, {"role": "user", "content": "<|im_end|> é"}]},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "name": "get_weather"}, "parallel_tool_calls": False},
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [TOOL_NAME]}},
+        {"text": {"format": {"type": "text"}}, "truncation": "disabled", "reasoning": {}},
+        {"temperature": 0, "max_output_tokens": 3, "stream": True, "metadata": {"a": "b"}},
+    ],
+)
+def test_input_tokens_are_those_of_the_response(hermes: Served, fields: dict[str, Any]) -> None:
+    hermes.says("x")
+    body = {"model": MODEL, "input": "Hi", **fields}
+    before = len(hermes.engine.submitted)
+    counted = hermes.server.client.post("/v1/responses/input_tokens", json=body)
+    assert counted.status_code == 200
+    count = InputTokenCountResponse.model_validate(counted.json(), strict=True)
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": count.input_tokens}
+    assert len(hermes.engine.submitted) == before, "the engine hears nothing of it"
+    asked = hermes.client.responses.create(**{**body, "stream": False})
+    assert asked.usage is not None
+    assert count.input_tokens == asked.usage.input_tokens == len(hermes.engine.submitted[-1].prompt) > 1
+
+
+def test_input_tokens_with_the_official_client(hermes: Served) -> None:
+    """Also more of them than fit into the context, which is what one wants to know."""
+    few = hermes.client.responses.input_tokens.count(model=MODEL, input="Hi", tools=TOOLS, tool_choice="auto")
+    many = hermes.client.responses.input_tokens.count(model=MODEL, input="Hi " * 20_000, tools=TOOLS)
+    assert 8192 < many.input_tokens
+    assert many.input_tokens - few.input_tokens == len(hermes.tokenizer.encode("Hi " * 20_000, False)) - len(
+        hermes.tokenizer.encode("Hi", False)
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": []},
+        {"input": 5},
+        {"input": "Hi", "model": "other"},
+        {"input": "Hi", "conversation": "x"},
+        {"input": "Hi", "unheard_of": 1},
+        {"input": "Hi", "temperature": "hot"},
+        {"input": "Hi", "truncation": "auto"},
+        {"input": "Hi", "logit_bias": {"99999": 1}},
+        {"input": "Hi", "tool_choice": "required"},
+        {"input": "Hi", "tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}},
+        {"input": "Hi", "text": {"format": {**SCHEMA, "schema": {"contains": {}}}}},
+    ],
+)
+def test_input_tokens_of_wrong_requests(hermes: Served, body: dict[str, Any]) -> None:
+    """The checks are those of /v1/responses."""
+    one, other = (hermes.server.client.post(path, json=body) for path in ("/v1/responses", "/v1/responses/input_tokens"))
+    assert one.status_code == other.status_code == (404 if "model" in body else 400), other.text
+    assert one.json() == other.json()

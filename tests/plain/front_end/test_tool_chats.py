@@ -128,6 +128,7 @@ def test_reasoning(thinking: Served) -> None:
     choice = thinking.chat("Hmm, <tool_call>?\n</think>\n\nWell. ")
     assert message_of(choice) == ("assistant", "Well. ", "Hmm, <tool_call>?", [])
     assert thinking.prompt().endswith("<|start|>assistant\n<think>\n")
+    assert thinking.refused(reasoning_effort="none")[0] == "reasoning_effort", "it would reason all the same"
     choice = thinking.chat("Well.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert message_of(choice) == ("assistant", "Well.", None, [])
     assert thinking.prompt().endswith("<think>\n\n</think>\n\n")
@@ -198,6 +199,7 @@ def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
         assert served.refused(messages=[*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}])[0] == "messages[1].role"
         assert served.server.chat(tools=TOOLS, tool_choice="none").status_code == 200
         assert served.refused(reasoning_effort="low")[0] == "reasoning_effort"
+        assert message_of(served.chat("x", reasoning_effort="none"))[1] == "x", "it does not reason as it is"
         assert "has none" in served.refused(chat_template_kwargs={"enable_thinking": True})[1]
     with served_with(tmp_path / "xml", chat_templates.XML) as served:
         assert "--tool-call-parser" in served.refused(tools=TOOLS)[1]

@@ -14,7 +14,14 @@ import pytest
 TOOLS = Path(__file__).parents[3] / "tools"
 FIELDS = {
     path: ["prompt", "messages", "input", "tokens", "max_tokens", "user", "stream", "n"]
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+    for path in (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/tokenize",
+        "/detokenize",
+    )
 }
 
 

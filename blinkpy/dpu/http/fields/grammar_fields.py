@@ -112,9 +112,14 @@ STRUCTURES: dict[str, Callable[[str, Any], GrammarField | None]] = {
 }
 
 
+OPTIONS = ("disable_any_whitespace", "disable_fallback", "disable_additional_properties")  # of vLLM; false asks for nothing
+
+
 def structured_outputs(name: str, value: Any) -> GrammarField | None:
     """An object with one of STRUCTURES."""
-    given = {key: one for key, one in _object(name, value).items() if one is not None}
+    given = {
+        key: one for key, one in _object(name, value).items() if one is not None and (one is not False or key not in OPTIONS)
+    }
     _only(name, given, *STRUCTURES)
     found = [check(f"{name}.{key}", given[key]) for key, check in STRUCTURES.items() if key in given]
     grammars = [one for one in found if one is not None]

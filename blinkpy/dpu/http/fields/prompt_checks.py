@@ -13,6 +13,7 @@ MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Of a message; templates do not use `name` and `refusal`.
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
+PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})  # prefixes are cached without being told
 
 _ROLE = {"enum": list(ROLES)}
 _PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
@@ -51,12 +52,20 @@ def _content(where: str, value: Any) -> str | list[dict[str, str]]:
     if type(value) is list:
         parts = []
         for i, part in enumerate(value):
-            if type(part) is not dict or part.get("type") != "text" or set(part) != {"type", "text"}:
+            if type(part) is not dict or part.get("type") != "text" or "text" not in part:
                 message = f"'{where}[{i}]' must be an object of type 'text' with a 'text'; other content is not supported."
                 raise bad_request(message, f"{where}[{i}]", "unsupported_content")
+            check_part(f"{where}[{i}]", part)
             parts.append({"type": "text", "text": text(f"{where}[{i}].text", part["text"])})
         return parts
     return text(where, value)
+
+
+def check_part(where: str, part: dict[str, Any], *more: str) -> None:
+    """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint."""
+    for key, entry in part.items():
+        if key not in PART_FIELDS and key not in more and not says_nothing(entry):
+            raise unsupported(f"{where}.{key}")
 
 
 _PROMPT_IDS = {"type": "array", "items": {"type": "integer"}}

@@ -99,9 +99,14 @@ _TOOLS_VALUES = (
     f'up to {tool_fields.MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
     f"together {tool_fields.MAX_TOOLS_BYTES >> 10} KiB, nested {tool_fields.MAX_DEPTH} deep"
 )
-_CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "function": {"name": NAME}}`'
+_CHOICE_VALUES = (
+    '`none`, `auto`, `required`, `{"type": "function", "function": {"name": NAME}}`, or `{"type": "allowed_tools", '
+    '"allowed_tools": {"mode": "auto" or "required", "tools": [FUNCTION, ...]}}` with functions of this form'
+)
 _KWARGS_VALUES = "an object: variables of the model's chat template"
-_EFFORT_VALUES = f"{', '.join(tool_fields.EFFORTS)}; where the chat template takes it"
+_EFFORT_VALUES = (
+    f"{', '.join(tool_fields.EFFORTS)}; where the chat template takes it; `none` also where the model does not reason"
+)
 
 
 def _grammar_field(check: Callable[[str, Any], GrammarField | None], values: str, *kinds: str, **more: Any) -> Field:

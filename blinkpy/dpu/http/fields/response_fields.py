@@ -8,7 +8,7 @@ from blinkpy.dpu.http.fields.field import BOOLEAN, STRING, Field, one_of, takes,
 from blinkpy.dpu.http.fields.field_checks import boolean, limit, text, top_logprobs
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
 from blinkpy.dpu.http.fields.http_request import Message, Request
-from blinkpy.dpu.http.fields.prompt_checks import MAX_MESSAGES, ROLES
+from blinkpy.dpu.http.fields.prompt_checks import MAX_MESSAGES, ROLES, check_part
 from blinkpy.dpu.http.fields.request_body import missing, read_request
 from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS
 from blinkpy.dpu.http.fields.tool_fields import (
@@ -104,6 +104,7 @@ def _message(where: str, value: Any) -> Message:
         place = f"{where}.content[{i}]" if parts is content else f"{where}.content"
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise bad_request(f"'{place}' must be an object of type 'input_text' or 'output_text'.", place, "unsupported_content")
+        check_part(place, part, "annotations", "logprobs")
         texts.append(text(place, part.get("text")))
     return {"role": value["role"], "content": "\n".join(texts)}
 
@@ -126,11 +127,16 @@ def _stream_options(name: str, value: Any) -> None:
             raise unsupported(f"{name}.{key}")
 
 
-@takes(type="object", properties={"effort": {"enum": list(EFFORTS)}, "summary": {"enum": ["auto"]}}, additionalProperties=False)
+# Of `reasoning`, beside the effort. There are no summaries: the reasoning comes as it is.
+_HARMLESS_REASONING = {"summary": "auto", "generate_summary": "auto", "context": "auto", "mode": "standard"}
+_REASONING = {"effort": {"enum": list(EFFORTS)}, **{key: {"enum": [value]} for key, value in _HARMLESS_REASONING.items()}}
+
+
+@takes(type="object", properties=_REASONING, additionalProperties=False)
 def _reasoning_options(name: str, value: Any) -> str | None:
-    """The effort. There are no summaries: the reasoning comes as it is."""
+    """The effort."""
     for key, option in typed(name, value, dict).items():
-        if key not in ("effort", "summary", "generate_summary") or (key != "effort" and option not in (None, "auto")):
+        if key != "effort" and (key not in _HARMLESS_REASONING or option not in (None, _HARMLESS_REASONING[key])):
             raise unsupported(f"{name}.{key}")
     return None if value.get("effort") is None else reasoning_effort(f"{name}.effort", value["effort"])
 
@@ -155,9 +161,12 @@ _FORMAT_VALUES += '`verbosity`: `"medium"`'
 _TOOLS_VALUES = (
     '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default'
 )
-_CHOICE_VALUES = '`none`, `auto`, `required`, or `{"type": "function", "name": NAME}`'
+_CHOICE_VALUES = (
+    '`none`, `auto`, `required`, `{"type": "function", "name": NAME}`, or `{"type": "allowed_tools", '
+    '"mode": "auto" or "required", "tools": [FUNCTION, ...]}` with functions of this form'
+)
 _ENCRYPTED_VALUES = f'`"{ENCRYPTED}"`, without effect, as reasoning comes in the clear'
-_REASONING_VALUES = '`effort`: as `reasoning_effort`; `summary`: `"auto"`, without effect'
+_REASONING_VALUES = '`effort`: as `reasoning_effort`; `summary`, `context`: `"auto"`, without effect'
 RESPONSE_FIELDS = {
     **{name: row for name, row in COMMON_FIELDS.items() if name not in NOT_HERE},
     "input": Field("messages", _input, _INPUT_VALUES),
@@ -171,6 +180,7 @@ RESPONSE_FIELDS = {
     "tools": Field("tools", takes(type="array", items={"type": "object"})(partial(tools, flat=True)), _TOOLS_VALUES),
     "tool_choice": Field("tool_choice", takes(type=["string", "object"])(partial(tool_choice, flat=True)), _CHOICE_VALUES),
     "parallel_tool_calls": CHAT_ONLY_FIELDS["parallel_tool_calls"],
+    "chat_template_kwargs": CHAT_ONLY_FIELDS["chat_template_kwargs"],
     "stream_options": Field("", _stream_options, '`{"include_obfuscation": false}`; `include_usage`, without effect'),
     **unsupported_fields(RESPONSES),
 }

@@ -15,8 +15,9 @@ MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
 MAX_DEPTH = 32  # of containers in a tool, in the arguments of a call, in chat_template_kwargs
 MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
@@ -34,10 +35,15 @@ class Tool(NamedTuple):
 
 
 class ToolChoice(NamedTuple):
-    """none, auto, or required; of one function, if it has a name."""
+    """none, auto, or required; of one function, if it has a name, or of those that are allowed, None for all."""
 
     mode: str = "auto"
     name: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def allows(self, tool: str) -> bool:
+        """Whether a function of this name is among those that are allowed."""
+        return self.allowed is None or tool in self.allowed
 
 
 def depth_of(value: Any) -> int:
@@ -104,6 +110,7 @@ def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
 
 def _tool(where: str, value: Any, flat: bool) -> Tool:
     _function(f"{where}.type", typed(where, value, dict).get("type"))
+    value = {key: entry for key, entry in value.items() if key not in HARMLESS_KEYS or entry != HARMLESS_KEYS[key]}
     given = _object(where, value, ("type", *(FUNCTION_KEYS if flat else ("function",))))
     if flat:
         function = {key: entry for key, entry in given.items() if key != "type"}
@@ -122,12 +129,34 @@ def tool_choice(name: str, value: Any, flat: bool = False) -> ToolChoice:
     if value in ("none", "auto", "required"):
         return ToolChoice(value)
     if type(value) is not dict:
-        message = f"'{name}' must be 'none', 'auto', 'required' or an object that names a function."
+        message = f"'{name}' must be 'none', 'auto', 'required' or an object that names functions."
         raise bad_request(message, name, "invalid_value")
-    _function(f"{name}.type", value.get("type"))
+    if value.get("type") == "allowed_tools":
+        return _allowed_tools(name, value, flat)
+    return ToolChoice("required", _named_function(name, value, flat))
+
+
+def _named_function(name: str, value: Any, flat: bool) -> str:
+    """The function that an object names as its only content."""
+    _function(f"{name}.type", typed(name, value, dict).get("type"))
     given = _object(name, value, ("type", "name" if flat else "function"))
     function = given if flat else _object(f"{name}.function", given.get("function"), ("name",))
-    return ToolChoice("required", _function_name(f"{name}.name" if flat else f"{name}.function.name", function.get("name")))
+    return _function_name(f"{name}.name" if flat else f"{name}.function.name", function.get("name"))
+
+
+def _allowed_tools(name: str, value: dict[str, Any], flat: bool) -> ToolChoice:
+    """The choice among some of the tools, each of which may come more than once."""
+    given = _object(name, value, ("type", "mode", "tools") if flat else ("type", "allowed_tools"))
+    where = name if flat else f"{name}.allowed_tools"
+    allowed = given if flat else _object(where, given.get("allowed_tools", {}), ("mode", "tools"))
+    if allowed.get("mode") not in ("auto", "required"):
+        raise bad_request(f"'{where}.mode' must be 'auto' or 'required'.", f"{where}.mode", "invalid_value")
+    named = typed(f"{where}.tools", allowed.get("tools", []), list)
+    if not 1 <= len(named) <= MAX_TOOLS:
+        message = f"'{where}.tools' must name 1 to {MAX_TOOLS} functions, not {len(named)}."
+        raise bad_request(message, f"{where}.tools", "invalid_value")
+    names = [_named_function(f"{where}.tools[{i}]", tool, flat) for i, tool in enumerate(named)]
+    return ToolChoice(allowed["mode"], None, tuple(dict.fromkeys(names)))
 
 
 def template_values(name: str, value: Any) -> dict[str, Any]:
@@ -144,12 +173,14 @@ def reasoning_effort(name: str, value: Any) -> str:
 
 def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
     """Raise ApiError where the choice does not fit the tools."""
-    if choice is None or choice.mode != "required":
+    if choice is None:
         return
-    if not given:
+    if choice.mode == "required" and not given:
         raise bad_request("'tool_choice' asks for a call, but there are no 'tools'.", "tool_choice", "invalid_value")
-    if choice.name is not None and choice.name not in [tool.name for tool in given]:
-        raise bad_request(f"'tool_choice' names '{choice.name}', which is not in 'tools'.", "tool_choice", "invalid_value")
+    known = [tool.name for tool in given]
+    for name in (choice.name,) if choice.name is not None else choice.allowed or ():
+        if name not in known:
+            raise bad_request(f"'tool_choice' names '{name}', which is not in 'tools'.", "tool_choice", "invalid_value")
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
@@ -199,7 +230,7 @@ def call_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A call's result as an input item of /v1/responses, as a message. Raises ApiError for what is no text."""
-    given = _object(where, value, ("type", "id", "call_id", "output", "status"))
+    given = _object(where, value, ("type", "id", "call_id", "output", "status", "name"))
     output, texts = given.get("output"), []
     parts = output if type(output) is list else [{"type": "input_text", "text": output}]
     for i, part in enumerate(parts):

@@ -36,6 +36,7 @@ UNSUPPORTED = (
     Unsupported("context_management", (RESPONSES,), ([],), "no prompt is shortened"),
     Unsupported("conversation", (RESPONSES,), (), "nothing is stored"),
     Unsupported("documents", (CHAT,), ([],), "templates get no documents"),
+    Unsupported("enable_response_messages", (RESPONSES,), (False,), _OF_TOKENS),
     Unsupported("early_stopping", GENERATING, (False,), _OF_BEAMS),
     Unsupported("ec_transfer_params", GENERATING, ({},), _TRANSFER),
     Unsupported("function_call", (CHAT,), ("none",), "see `tool_choice`"),
@@ -51,7 +52,10 @@ UNSUPPORTED = (
     Unsupported("modalities", (CHAT,), (["text"],), _NO_IMAGES),
     Unsupported("moderation", (CHAT, RESPONSES), ({},), "there is no moderation here"),
     Unsupported("prediction", (CHAT,), (), "no output can be given in advance"),
-    Unsupported("previous_response_id", (RESPONSES,), (), "nothing is stored: send the whole conversation"),
+    *(
+        Unsupported(name, (RESPONSES,), (), "nothing is stored: send the whole conversation")
+        for name in ("previous_input_messages", "previous_response", "previous_response_id")
+    ),
     Unsupported("prompt", (RESPONSES,), (), "nothing is stored"),
     Unsupported("prompt_cache_options", (CHAT, RESPONSES), ({},), "prefixes are cached while there is room"),
     Unsupported(
@@ -74,7 +78,7 @@ UNSUPPORTED = (
     Unsupported("truncation_side", GENERATING, ("left", "right"), "no prompt is shortened"),
     Unsupported("use_beam_search", GENERATING, (False,), _OF_BEAMS),
     Unsupported("verbosity", (CHAT,), ("medium",), "ask for it in the messages"),
-    Unsupported("vllm_xargs", GENERATING, ({},), "there are no extensions here"),
+    Unsupported("vllm_xargs", ALL, ({},), "there are no extensions here"),
     Unsupported("watermarking", GENERATING, (False,), "texts have no watermarks"),
     Unsupported("web_search_options", (CHAT,), (), _HOSTED),
     *(

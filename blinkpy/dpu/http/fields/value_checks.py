@@ -4,7 +4,15 @@ from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 
-KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+KINDS = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
 
 
 def typed(name: str, value: Any, *kinds: type) -> Any:

@@ -138,6 +138,17 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
     return job
 
 
+def _input_tokens(reader: RequestReader, body: Body, limits: EngineLimits) -> tuple[Request, int]:
+    """A body of /v1/responses, and how many tokens its prompt has, which may be more than fit into the context."""
+    reader.check(body)
+    request = parse_response(body, reader.defaults)
+    reader.check_model(request.model)
+    (prompt,) = reader.prompts(request, None)
+    reader.token_rules(request, limits)
+    request.messages = []
+    return request, len(prompt)
+
+
 def _tokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> bytes:
     reader.check(body)
     request, with_strings = parse_tokenize(body)
@@ -168,6 +179,7 @@ JOBS: dict[str, Callable[[RequestReader, Body, EngineLimits], Any]] = {
     "chat": _generation(lambda body, defaults: parse(body, CHAT_FIELDS, defaults)),
     "completion": _generation(lambda body, defaults: parse(body, COMPLETION_FIELDS, defaults)),
     "response": _generation(parse_response),
+    "input_tokens": _input_tokens,
     "tokenize": _tokenize,
     "detokenize": _detokenize,
 }
