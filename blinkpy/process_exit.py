@@ -1,13 +1,17 @@
-"""How a process ends: at a signal, with a failure in one line, or at once; and how to say that one did."""
+"""How a process ends: at a signal, with a failure in one line, at once, or after a bound; and how to say that one did."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, Self
 
+FLUSH_S = 1.0  # for the last output to go out
+TRACES_S = 1.5  # before a bound, from when on what keeps the process can be read
 SECOND_SIGNAL = b"blinkpy: a second signal: ending at once\n"
 
 
@@ -76,8 +80,27 @@ def exit_process(code: int) -> NoReturn:
     """End this process without taking the interpreter and its libraries down first, when all that matters is closed.
 
     After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that wakes up while
-    the interpreter ends, such as the one that watches the parent, can do so.
+    the interpreter ends, such as the one that watches the parent, can do so. Output that nobody reads keeps it for FLUSH_S.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flushing = threading.Thread(target=_flush, name="flush", daemon=True)
+    flushing.start()
+    flushing.join(FLUSH_S)
     os._exit(code)
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody is left to read it
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def end_within(seconds: float) -> None:
+    """This process has so long to end, from the first call on; then the kernel ends it by SIGALRM, whatever it waits for: a
+    thread, output that nobody reads, the interpreter's own end. TRACES_S before, it writes where all its threads are. To be
+    called in the main thread, also by a signal handler."""
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # standard error is closed
+        faulthandler.dump_traceback_later(max(seconds - TRACES_S, seconds / 2))

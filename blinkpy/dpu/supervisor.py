@@ -27,10 +27,17 @@ FIRST_STARTS = 6  # of a worker that has never been ready: then its front end en
 RESTART_DELAYS_S = (0.5, 8.0)  # after the first death; twice as long after each further one, up to the second
 END_GRACE_S = 5.0  # beyond shutdown_s, before a worker is killed
 HURRY_S = 2.0  # the same after a second stop()
+KILL_S = 0.2  # for a worker to be gone, then
 POLL_S, END_POLL_S = 0.2, 0.02
 REFUSED = 2  # a worker's exit code when its options or its model can't be used
 
 logger = logging.getLogger("blinkpy.frontend")
+
+
+def longest_end_s(config: Config) -> float:
+    """From a first signal until all workers are gone, killed if need be, at most."""
+    options = config.frontend
+    return options.shutdown_s + END_GRACE_S + HURRY_S + KILL_S * options.workers
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:

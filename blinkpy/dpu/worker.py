@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import NoReturn, cast
 
 import uvicorn
 
@@ -36,9 +36,10 @@ from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
-from blinkpy.dpu.watch.energy_meter import start_energy_meter
-from blinkpy.dpu.watch.log_output import start_logging
+from blinkpy.dpu.watch.energy_meter import EnergyMeter, start_energy_meter
+from blinkpy.dpu.watch.log_output import end_logging, start_logging
 from blinkpy.dpu.watched_tasks import WatchedTasks
+from blinkpy.process_exit import end_within, exit_process
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.transport_kinds import WorkerIdentity
@@ -47,13 +48,15 @@ CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
 CLOSE_S = 2  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
+MOST_END_S = 6.0  # beyond shutdown_s, before the kernel ends a worker that has lost its supervisor
 END_POLL_S = 0.02
 SWEEP_S = 1.0  # between two looks at all connections
 YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server around an App, which starts and drains with it."""
+    """uvicorn's server around an App, which starts and drains with it. on_end: called when its end begins; on_ended: when all is
+    closed, on the event loop, which may still have threads."""
 
     def __init__(
         self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
@@ -83,12 +86,15 @@ class Server(uvicorn.Server):
         self._on_ready, self._on_drained = on_ready, on_drained
         self._watched = WatchedTasks(self._give_up)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[], None] = lambda: None
         self.failed = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM ends the process in order, a second one at once, in order too. Ctrl-C is for the supervisor, which tells its
         workers."""
         if sig == signal.SIGTERM:
+            self.on_end()
             self.force_exit = self.should_exit
             self.should_exit = self.app.draining = True
 
@@ -123,6 +129,11 @@ class Server(uvicorn.Server):
     def _reload(self) -> None:
         self._reloading = asyncio.ensure_future(self.app.service.admission.reload())
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, until all is closed."""
+        await super().serve(sockets)
+        self.on_ended()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.app.service.engine.start(self._watched)
@@ -138,6 +149,7 @@ class Server(uvicorn.Server):
 
     def _give_up(self) -> None:
         """A task that the worker can't do without has ended: end, so that the supervisor starts a successor."""
+        self.on_end()
         self.failed = self.should_exit = self.force_exit = True
         self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
 
@@ -280,11 +292,19 @@ def serve_worker(
         server = make_server(config, pair, Path(folder), memory, ready, owner, reporter.drained, starts, secret)
         signal.signal(signal.SIGHUP, lambda *_: server.hang_up())
         signal.signal(signal.SIGUSR1, lambda *_: server.leave())
+        server.on_end = partial(end_within, config.frontend.shutdown_s + MOST_END_S)
         energy = start_energy_meter(server.app.service.metrics) if pair == 0 and may_meter(config) else None
+        server.on_ended = lambda: _end(server, energy)
         server.run(sockets=[sock])
-        if energy is not None:
-            energy.stop()
     return 1 if server.failed else 0
+
+
+def _end(server: Server, energy: EnergyMeter | None) -> NoReturn:
+    """All is closed: wait for no thread that may not end, such as one that looks for an engine, nor for the interpreter's end."""
+    if energy is not None:
+        energy.stop()
+    end_logging()
+    exit_process(1 if server.failed else 0)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,17 @@ from pathlib import Path
 from blinkpy.config import Config
 from blinkpy.dpu.fleet.engine_list import check_engines
 from blinkpy.dpu.handover import Inheritance, inherit
+from blinkpy.dpu.watch.log_output import end_logging, start_logging
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
-from blinkpy.process_exit import Signals
+from blinkpy.process_exit import Signals, end_within, exit_process
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
 
 FRONTEND_START_S = 60.0
 FRONTEND_HURRY_S = 3.0  # for its workers' last words after a second signal
+SPARE_S = 3.0  # from when the last worker must be gone to when the kernel ends the front end
 PACKAGES = ("httptools", "jinja2", "orjson", "tokenizers", "uvicorn", "uvloop")
 
 
@@ -28,7 +30,8 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
     inherited = inherit(config)
     check_access(config, inherited is not None)
     config = find_model(config, Progress(), weights=False)
-    return run_front(config, lambda host, port: print_ready(config, port), inherited=inherited)
+    code = run_front(config, lambda host, port: print_ready(config, port), inherited=inherited)
+    exit_process(code)
 
 
 def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
@@ -45,10 +48,17 @@ def run_front(
 ) -> int:
     """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
     what a second signal does. inherited: from the front end before."""
-    from blinkpy.dpu.supervisor import Supervisor
-    from blinkpy.dpu.watch.log_output import start_logging
+    from blinkpy.dpu.supervisor import Supervisor, longest_end_s
 
-    start_logging("frontend", config.frontend.log_level, config.watch.log_format)
+    start_logging("frontend", config.frontend.log_level, config.watch.log_format, on_thread=True)
     supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd, inherited)
-    with Signals(lambda count: supervisor.stop(), quiet, supervisor.hang_up).caught():
-        return supervisor.run()
+
+    def stop(count: int) -> None:
+        supervisor.stop()
+        end_within(longest_end_s(config) + SPARE_S)
+
+    with Signals(stop, quiet, supervisor.hang_up).caught():
+        try:
+            return supervisor.run()
+        finally:
+            end_logging()

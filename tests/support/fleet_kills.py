@@ -26,6 +26,8 @@ ENGINE = (
     *("--device", "cpu", "--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
     *("--threads", "1", "--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
 )
+END_S = 40.0  # beyond the bound of a front end, which tells then where its threads are
+TOLD_LINES = 80  # of a process that does not end in order
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
 SCHEMA = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "year": {"type": "integer"}},
@@ -145,9 +147,9 @@ class Fleet:
         processes = {pid for command in (self.front, *self.engines) for pid in (command.process.pid, *tree(command.process.pid))}
         for command in (self.front, *self.engines):
             try:
-                assert command.end() == 0, "".join(command.said[-20:])
+                assert command.end(END_S) == 0, "".join(command.said[-TOLD_LINES:])
             except subprocess.TimeoutExpired as error:
-                raise AssertionError(f"it does not end: {''.join(command.said[-20:])}") from error
+                raise AssertionError(f"it does not end: {''.join(command.said[-TOLD_LINES:])}") from error
         assert not any(map(alive, processes))
         segments = [path.name for path in Path("/dev/shm").glob("blinkpy*") if any(name in path.name for name in self._names)]
         assert not segments

@@ -17,9 +17,3 @@ class EngineLoad:
     free_pages: int
     tokens_in_flight: int
     accepts: bool
-
-    def published_as(self, other: "EngineLoad") -> bool:
-        """Whether the engine had published the same then."""
-        return (
-            self.waiting_tokens == other.waiting_tokens and self.running == other.running and self.free_pages == other.free_pages
-        )

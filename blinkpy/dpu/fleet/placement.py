@@ -88,20 +88,27 @@ class Placement:
         self._records[engine].clear()
 
     def _cached(self, prompt: Int32, salt: int) -> list[int]:
-        """Tokens of a prompt that each engine probably has. Most engines know nothing of a prompt: one look, and no call."""
+        """Tokens of a prompt that each engine probably has."""
         page, (text, key) = self._page_size, self._named(prompt, salt)
         usable = (len(prompt) - 1) // page * page * ITEM_BYTES  # an engine computes one token at least
-        return [record.match(text, key, usable) * page if key in record.first_keys else 0 for record in self._records]
+        return [pages * page for pages in PrefixRecord.match_each(self._records, text, key, usable)]
 
     def _unseen_now(self, loads: Sequence[EngineLoad]) -> list[int]:
         """Tokens that were sent to each engine since it published anything new."""
         seen, unseen = self._seen, self._unseen
         for load in loads:
-            before = seen[load.index]
-            if load is not before:
-                if before is None or not load.published_as(before):
-                    unseen[load.index] = 0
-                seen[load.index] = load
+            index = load.index
+            before = seen[index]
+            if load is before:
+                continue
+            if (  # it has published something else, or nothing before
+                before is None
+                or load.waiting_tokens != before.waiting_tokens
+                or load.running != before.running
+                or load.free_pages != before.free_pages
+            ):
+                unseen[index] = 0
+            seen[index] = load
         return unseen.copy()
 
     def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:

@@ -55,10 +55,12 @@ def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
     more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
     least, cached = least_loaded(request, engines), request.cached
-    if cached[least.index] == max(cached):
+    own, most = cached[least.index], max(cached)
+    if own == most:
         return least
-    most = max([cached[engine.index] for engine in engines])
-    saved = most - cached[least.index]
+    if len(engines) < len(cached):
+        most = max([cached[engine.index] for engine in engines])
+    saved = most - own
     if saved == 0:
         return least
     homes = [engine for engine in engines if cached[engine.index] == most]

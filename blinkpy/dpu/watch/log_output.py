@@ -134,3 +134,10 @@ def start_logging(who: str, level: str, log_format: str, on_thread: bool = False
 
     sys.excepthook = died
     threading.excepthook = lambda thrown: died(thrown.exc_type, thrown.exc_value, thrown.exc_traceback)
+
+
+def end_logging() -> None:
+    """Let the last lines go out, for a time, in a process that skips the interpreter's end."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogThread):
+            handler.close()

@@ -1,0 +1,128 @@
+"""A front end that is asked to end does so, whatever keeps a thread of it: each process has a bound."""
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import ROOT, Command
+from support.waiting import wait_for
+
+from benchmarks.serving.systems import alive, tree
+
+LONG_S = 60.0  # far beyond any bound
+SERVES = re.compile("blinkpy serves")
+PIPE_BYTES = 4096
+STUCK = {
+    "a lock": "threading.Lock().acquire() and lock.acquire()",
+    "a thread": "thread.start(); thread.join()",
+    "the interpreter's end": "thread.start()",
+    "an exit function": "atexit.register(time.sleep, 1000)",
+    "signals again and again": "signal.signal(signal.SIGTERM, lambda *_: time.sleep(1000)); signal.raise_signal(signal.SIGTERM)",
+}
+
+
+def script(stuck: str) -> str:
+    return (
+        "import atexit, signal, threading, time\n"
+        "from blinkpy.process_exit import end_within\n"
+        "thread, lock = threading.Thread(target=time.sleep, args=(1000,)), threading.Lock()\n"
+        f"lock.acquire()\nend_within(1.0)\nend_within(1000.0)\n{stuck}\n"
+    )
+
+
+@pytest.mark.parametrize("stuck", STUCK.values(), ids=STUCK.keys())
+def test_a_process_that_should_end_does_and_tells_where_it_was(stuck: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", script(stuck)], cwd=ROOT, timeout=LONG_S, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGALRM
+    assert "most recent call first" in ended.stderr
+
+
+def test_a_process_ends_although_nobody_reads_what_it_writes() -> None:
+    """By the bound where it writes, and in order where it is about to flush."""
+    reader, writer = os.pipe()
+    fill(writer)
+    leaves = "from blinkpy.process_exit import exit_process; import sys; sys.stdout.write('x'); exit_process(3)"
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    try:
+        for code, expected in ((script("import sys; sys.stderr.write('x')"), -signal.SIGALRM), (leaves, 3)):
+            both = {"stdout": writer, "stderr": writer}
+            assert (
+                subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LONG_S, env=buffered, **both).returncode
+                == expected
+            )
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def fill(writer: int) -> None:
+    """A pipe that takes nothing more."""
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x")
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+
+
+def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
+    """Its supervisor has something to say: a worker was killed."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "blinkpy", "frontend", "demo", "--engine", "none-1", "--engine", "none-2", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--shutdown-s", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=writer, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert SERVES.search(process.stdout.readline() + process.stdout.readline())
+            fill(writer)
+            (worker,) = tree(process.pid)[1:]
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda: {worker} != set(tree(process.pid)[1:]) != set(), LONG_S)  # another one
+            process.terminate()
+            assert process.wait(LONG_S) == 0
+        finally:
+            process.kill()
+            os.close(reader)
+            os.close(writer)
+
+
+@pytest.fixture
+def stuck_links(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a look for an engine never ends."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'blinkpy.dpu.worker' in sys.orig_argv:\n"
+        "    import time\n"
+        "    from pathlib import Path\n"
+        "    from blinkpy.dpu.link import connectors\n"
+        "    def stuck(*given):\n"
+        "        Path('/proc/thread-self/comm').write_text('stuck')\n"
+        "        time.sleep(1000)\n"
+        "    connectors.open_queue_pair = stuck\n"
+    )
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+
+
+@pytest.mark.parametrize("orphaned", [False, True], ids=["asked", "without its supervisor"])
+def test_a_worker_ends_while_it_looks_for_engines(orphaned: bool, stuck_links: dict[str, str]) -> None:
+    engines = ("--engine", "none-1", "--engine", "none-2")
+    front = Command("frontend", "demo", *engines, "--port", "0", "--shutdown-s", "0", env=stuck_links)
+    try:
+        front.find(SERVES)
+        (worker,) = tree(front.process.pid)[1:]
+        assert "stuck" in {path.read_text().strip() for path in Path(f"/proc/{worker}/task").glob("*/comm")}
+        if orphaned:
+            os.kill(front.process.pid, signal.SIGKILL)
+        else:
+            assert front.end(LONG_S) == 0
+        wait_for(lambda: not alive(worker), LONG_S)
+        assert not any("did not end in time" in line for line in front.said)
+    finally:
+        front.kill()
