@@ -118,10 +118,14 @@ class Exchange:
         """Others come first, once bodies arrive faster than their pace: the client is not read from meanwhile."""
         connection = self.connection
         size, connection.taken = connection.taken, 0
-        wait_s = connection.room.pace.wait_s(size, asyncio.get_running_loop().time())
+        began = asyncio.get_running_loop().time()
+        wait_s = connection.room.pace.wait_s(size, began)
         if wait_s:
             self.connection.flow.pause_reading()  # until the next receive
-            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.sleep(wait_s)
+            finally:  # its time may be over before
+                self._metrics.count("body_wait_seconds", asyncio.get_running_loop().time() - began)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
