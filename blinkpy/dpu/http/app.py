@@ -212,6 +212,8 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
+        if connection.gone:  # since the last wait was over: nobody would cancel what is submitted now
+            raise ClientGone
         answer = service.answer(request, chat)
         if request.stream:
             options, slow = self.options, partial(drop, "slow_clients")
