@@ -378,6 +378,22 @@ async def heavy_answers(site: Site, until: float, seen: Seen) -> None:
     await again_and_again(site, until, seen, 2, talk)
 
 
+async def reset_requests(site: Site, until: float, seen: Seen) -> None:
+    """reset requests: 200 connections that ask for streams of 100 choices, and are reset at once or at the first byte"""
+    body = b'{"prompt":"the king","n":100,"max_tokens":1900,"logprobs":5,"stream":true,"ignore_eos":true}'
+    request, waits = site.head(len(body)) + body, itertools.cycle((False, True))
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock: socket.socket = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.write(request)
+        if next(waits):
+            await reader.read(1)
+        seen["sent and reset"] += 1
+
+    await again_and_again(site, until, seen, 200, talk)
+
+
 async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
     """drain: SIGTERM, and 20 clients that go on asking, on connections old and new"""
     body = b'{"prompt":"the king","max_tokens":4}'
@@ -415,6 +431,7 @@ ATTACKS: dict[str, Attack] = {
     "tiny chunks": tiny_chunks,
     "dripping bodies": dripping_bodies,
     "heavy answers": heavy_answers,
+    "reset requests": reset_requests,
     "drain": drain_under_load,
 }
 

@@ -15,7 +15,8 @@ MAX_MESSAGE = 1000  # characters
 
 class ApiError(Exception):
     """An answer that is not a completion. param: the request's parameter at fault; code: for programs; retry_s: seconds after
-    which the same request may be served, where that is a matter of time; limit: the option that it went beyond, if any."""
+    which the same request may be served, where that is a matter of time; limit: the option that it went beyond, if any; allow:
+    the methods that the path has, of a 405."""
 
     def __init__(
         self,
@@ -26,9 +27,10 @@ class ApiError(Exception):
         code: str | None = None,
         retry_s: int = 1,
         limit: str | None = None,
+        allow: str = "",
     ):
         super().__init__(message)
-        self.limit = limit
+        self.limit, self.allow = limit, allow
         self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
 
     def body(self) -> bytes:

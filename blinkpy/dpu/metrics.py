@@ -23,6 +23,7 @@ COUNTERS = {
     "slow_clients": "Requests cancelled because the client did not read",
     "engine_losses": "Times that the engine or the lease was lost",
     "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
+    "body_wait_seconds": "Seconds that clients were not read from because bodies came too fast (body_mib_per_s), in all",
     "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
     "answers_given_up": "Requests ended because whole answers took too much memory (answer_room_mib)",
     "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",

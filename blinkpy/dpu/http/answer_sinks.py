@@ -164,7 +164,7 @@ class Streamer(Collector):
     def open(self) -> None:
         """The response has started: write the events that wait, and from now on those of each step. Where all have come, they go
         out with the end."""
-        self._open = True
+        self._open = not self._connection.gone
         if self._chunks:
             self._connection.held.write(b"".join(self._chunks))
             self._chunks.clear()

@@ -21,6 +21,7 @@ from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.request_head import KEPT_SLASH
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.watch.access_log import AccessLog
@@ -113,7 +114,7 @@ class App:
             return
         get = self._gets.get(path)
         if get is None and path.startswith(f"{MODELS}/"):
-            get = partial(self._model, path.removeprefix(f"{MODELS}/"))
+            get = partial(self._model, path.removeprefix(f"{MODELS}/").replace(KEPT_SLASH, "/"))
         if get is None and path not in self._posts:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
         if len(exchange.connection.connections) > self.options.max_connections and path not in ALWAYS:
@@ -125,7 +126,8 @@ class App:
             exchange.tenant = self.service.admission.tenant_of(given)
         allowed = ("POST",) if get is None else ("GET", "HEAD")
         if exchange.method not in allowed:
-            raise ApiError(405, f"{path[:200]} allows {allowed[0]} only.", code="method_not_allowed")
+            message = f"{path[:200]} allows {allowed[0]} only."
+            raise ApiError(405, message, code="method_not_allowed", allow=", ".join(allowed))
         if get is not None:
             await exchange.answer(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
             return
@@ -218,6 +220,8 @@ class App:
             if counter == "slow_clients":
                 connection.abort()
 
+        if connection.gone:  # since the last wait was over: nobody would cancel what is submitted now
+            raise ClientGone
         answer = service.answer(request, chat)
         if request.stream:
             options, slow = self.options, partial(drop, "slow_clients")

@@ -20,6 +20,7 @@ from blinkpy.config import FrontendOptions
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.http.fields.request_head import check_head
 from blinkpy.dpu.http.held_writes import HeldWrites
 from blinkpy.dpu.metrics import Metrics
 
@@ -159,9 +160,17 @@ class Connection(HttpToolsProtocol):
         most = self.options.max_header_count
         if len(self.headers) >= most:
             self._stop(431, f"The request has more than {most} headers.", "too_many_headers", "max_header_count")
-        super().on_header(name, value)
+        super().on_header(name, value.rstrip(b" \t"))  # it is not of the value: the parser takes off what is before it alone
 
     def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        try:
+            check_head(version, self.parser.get_method(), self.url, self.headers)
+        except ApiError as error:
+            self._refusal = error
+            raise
+        if version == "1.0":
+            self.expect_100_continue = False  # it does not know that status
         self._in_headers = False
         self._framing_bytes = 0
         self._chunks_left = self.options.max_body_chunks

@@ -6,17 +6,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from blinkpy.dpu.admission.tenant import NOBODY
-from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin, Headers
+from blinkpy.dpu.http.fields.request_head import path_of
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
 JSON = b"application/json"
 LATER = frozenset({429, 503})  # the same request may be served later
 CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
-CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down", "unsupported_transfer_encoding"})
+CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -38,7 +39,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, cross_origin: CrossOrigin):
         self.arrival = time.monotonic()
-        self.path, self.method, self.http_version = scope["path"], scope["method"], scope["http_version"]
+        self.path, self.method, self.http_version = path_of(scope["raw_path"]), scope["method"], scope["http_version"]
         self.headers: Headers = scope["headers"]
         self.connection: Connection = scope[SCOPE_KEY]
         self.client = "{}:{}".format(*scope["client"]) if scope["client"] else "unix"
@@ -74,8 +75,6 @@ class Exchange:
                 content_type = value.partition(b";")[0].strip().lower()
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
                 raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
-            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise bad_request("The only transfer coding is chunked.", code="unsupported_transfer_encoding")
         if content_type != JSON:
             # Browsers send other types to any server without a preflight request.
             raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
@@ -118,10 +117,14 @@ class Exchange:
         """Others come first, once bodies arrive faster than their pace: the client is not read from meanwhile."""
         connection = self.connection
         size, connection.taken = connection.taken, 0
-        wait_s = connection.room.pace.wait_s(size, asyncio.get_running_loop().time())
+        began = asyncio.get_running_loop().time()
+        wait_s = connection.room.pace.wait_s(size, began)
         if wait_s:
             self.connection.flow.pause_reading()  # until the next receive
-            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.sleep(wait_s)
+            finally:  # its time may be over before
+                self._metrics.count("body_wait_seconds", asyncio.get_running_loop().time() - began)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
@@ -182,6 +185,8 @@ class Exchange:
             headers.append((b"retry-after", b"%d" % error.retry_s))
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if error.allow:
+            headers.append((b"allow", error.allow.encode()))
         if error.status in CLOSING or error.code in CLOSING_CODES:
             headers.append((b"connection", b"close"))
         await self.answer(error.status, JSON, error.body(), *headers)

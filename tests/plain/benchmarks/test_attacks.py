@@ -31,6 +31,7 @@ EXPECTED = {
     "silent handshakes": {"handshakes"},
     "tiny chunks": {"400"},
     "dripping bodies": {"bytes"},
+    "reset requests": {"sent and reset"},
 }
 
 

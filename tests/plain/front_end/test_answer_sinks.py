@@ -32,7 +32,7 @@ class Wire:
     def __init__(self) -> None:
         self.writes, self.unread, self.transport = list[bytes](), 0, self
         self.write, self.get_write_buffer_size = self.writes.append, lambda: self.unread
-        self.is_closing = lambda: False
+        self.is_closing, self.gone = lambda: False, False
         self.held = HeldWrites(cast(asyncio.Transport, self))
 
     def taken(self) -> list[Part]:

@@ -1,23 +1,26 @@
 """Each budget of the HTTP door: an option, a metric, an error that names it, and those who behave are served meanwhile."""
 
+import contextlib
 import json
 import re
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from support.front_end.fake_engine import FACTS, FakeEngine
-from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes
 from support.front_end.tiny_tokenizer import write_model
+from support.front_end.victim import attacked
 from support.waiting import wait_for
 
 from blinkpy.config import options
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.http.connection import BODY_BURST
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
@@ -29,44 +32,6 @@ SLOW_REGEX = "(?:a?){4000}a{4000}"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
-
-
-class Victim(threading.Thread):
-    """Takes a stream, and counts its events. text: of them."""
-
-    def __init__(self, server: RunningServer):
-        super().__init__(daemon=True)
-        self.text, self.events, self._left = "", 0, False
-        self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-        self._sock.sendall(completion_bytes(prompt=[70, 71, 72], max_tokens=60_000, stream=True))
-
-    def run(self) -> None:
-        with self._sock, self._sock.makefile("rb") as lines:
-            for line in lines:
-                if line.startswith(b"data: ") and not self._left:
-                    self.text += json.loads(line[6:])["choices"][0]["text"]
-                    self.events += 1
-                if self._left:
-                    return  # closing cancels it
-
-    def leave(self) -> None:
-        self._left = True
-        self.join(30)
-        assert not self.is_alive()
-
-
-@contextmanager
-def attacked(folder, **limits: object) -> Iterator[tuple[RunningServer, Victim]]:
-    """A server with these limits, and a victim that must have got all of its text in the end."""
-    facts = FACTS._replace(max_model_len=1 << 16, num_pages=1 << 16)
-    with FakeEngine(facts=facts, step_s=0.001) as engine, serving(engine, folder, **limits) as server:
-        victim = Victim(server)
-        victim.start()
-        wait_for(lambda: victim.events > 0)
-        yield server, victim
-        victim.leave()
-        expected = server.complete([70, 71, 72], max_tokens=3).json()["choices"][0]["text"] * len(victim.text)
-        assert victim.text == expected[: len(victim.text)]
 
 
 def connected(server: RunningServer) -> socket.socket:
@@ -173,6 +138,48 @@ def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None
         assert server.server._room.answers.used == 0
         wait_for(lambda: server.engine_client.pair.in_flight == 1)  # the victim's
         wait_for(lambda: count_of(server, "answer_bytes") == 0)
+
+
+def test_bodies_have_a_pace_together_and_others_do_not_wait_for_them(folder) -> None:
+    """Clients that send without an end are read from at the pace, their wait is counted, and small requests go past them."""
+    piece = b"%x\r\n%b\r\n" % (1 << 16, b" " * (1 << 16))
+    limits = {"body_mib_per_s": 1, "body_room_mib": 256, "max_body_bytes": 1 << 30, "body_timeout_s": 1000.0}
+    stop = threading.Event()
+
+    def pour(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(CHUNKED)
+            while not stop.is_set():
+                sock.sendall(piece)
+
+    with attacked(folder, **limits) as (server, victim):
+        room, began = server.server._room.bodies, time.monotonic()
+        socks = [connected(server) for _ in range(4)]
+        threads = [threading.Thread(target=pour, args=[sock], daemon=True) for sock in socks]
+        try:
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: count_of(server, "body_wait_seconds") > 0)
+            begin = victim.events
+            with connected(server) as small:
+                small.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                head, _, body = completion_bytes(prompt=[7], max_tokens=1).partition(b"\r\n\r\n")
+                small.sendall(head + b"\r\n\r\n")
+                wait_for(lambda: len(room._held) == len(socks) + 1)  # it is among those that arrive
+                small.sendall(body)
+                assert small.recv(65536).startswith(b"HTTP/1.1 200")
+            wait_for(lambda: victim.events >= begin + EVENTS)
+            most = BODY_BURST + (1 << 20) * (time.monotonic() - began) + len(socks) * (1 << 19)
+            assert BODY_BURST // 2 < room.used <= most, "each may have one piece more than its pace"
+            assert len(room._held) == len(socks), "nobody was given up"
+        finally:
+            stop.set()
+            server.server._room.pace = BytePace(1 << 40, BODY_BURST)  # what the kernel has of them is read before their end
+            for sock in socks:
+                sock.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(30)
+        wait_for(lambda: room.used == 0)
 
 
 def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:

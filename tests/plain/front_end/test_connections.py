@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import Mock
 
 import httpx
@@ -238,6 +239,36 @@ def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, r
         wait_for(lambda: not server.server.server_state.tasks)
         assert not server.server.failed
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stream) -> None:
+    """It left when nothing was to be cancelled any more: nobody would cancel what is submitted then, and the stream would be
+    written to a closed transport, which ends the worker."""
+    with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, connect(server) as sock:
+        service, connections, left = server.server.app.service, server.server.server_state.connections, []
+        prepare, submit, submitted = service.prepare, service.submit, []
+
+        async def prepare_then_leave(*arguments: Any) -> Any:
+            prepared = await prepare(*arguments)
+            connection = next(one for one in connections if one.client == sock.getsockname())
+            connection.transport.abort()
+            left.append(connection)
+            return prepared
+
+        def noted(*arguments: Any) -> None:
+            submitted.append(arguments)
+            submit(*arguments)
+
+        monkeypatch.setattr(service, "is_short", lambda body: False)
+        monkeypatch.setattr(service, "prepare", prepare_then_leave)
+        monkeypatch.setattr(service, "submit", noted)
+        sock.sendall(completion_bytes(prompt=[70, 71], max_tokens=100, stream=stream))
+        wait_for(lambda: left and left[0].gone)
+        wait_for(lambda: server.server.app.running == 0 or submitted)
+        monkeypatch.undo()
+        assert server.complete([70], max_tokens=100).status_code == 200
+        assert not submitted
 
 
 def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(engine, folder, caplog) -> None:

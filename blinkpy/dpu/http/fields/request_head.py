@@ -1,0 +1,41 @@
+"""What the head of an HTTP request must be, beside what the parser checks: valid by RFC 9112, and nothing that a proxy before
+this server may understand differently."""
+
+import re
+from urllib.parse import unquote
+
+from blinkpy.dpu.api_errors import ApiError, bad_request
+
+# uri-host [":" port] of RFC 3986, but for the comma: two Host headers that somebody has joined.
+AUTHORITY = rb"(?:\[[0-9A-Za-z:.~_-]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
+HOST = re.compile(AUTHORITY)
+TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
+SLASH = re.compile(rb"%2f", re.IGNORECASE)
+KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
+
+
+def _invalid(message: str) -> ApiError:
+    return bad_request(message, code="invalid_http")
+
+
+def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Raise ApiError for a head that is not served. version: such as "1.1"; headers: their names in small letters."""
+    if version not in ("1.0", "1.1"):
+        raise _invalid("The version must be HTTP/1.1 or HTTP/1.0.")
+    if method == b"CONNECT":  # what follows would be no HTTP
+        raise _invalid("This server is no proxy.")
+    if not TARGET.fullmatch(target) and (method, target) != (b"OPTIONS", b"*"):
+        raise _invalid("The request target must be a path, or an http URL without user and fragment.")
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        raise _invalid("There must be one Host header.")
+    if hosts and not HOST.fullmatch(hosts[0]):
+        raise _invalid("The Host header must be a host, and a port or none.")
+    for name, value in headers:
+        if name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
+            raise bad_request("The only transfer coding is chunked, of HTTP/1.1.", code="unsupported_transfer_encoding")
+
+
+def path_of(raw: bytes) -> str:
+    """The decoded path. An escaped slash separates nothing: it stays KEPT_SLASH. raw: ASCII."""
+    return unquote(SLASH.sub(b"%252F", raw).decode("ascii"))

@@ -1,0 +1,267 @@
+"""Heads and framing of requests as RFC 9112 wants them: what is answered, and whether the connection goes on. A neighbour's
+stream always does."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.front_end.http_server import RunningServer
+from support.front_end.tiny_tokenizer import write_model
+from support.front_end.victim import Victim, attacked
+from support.waiting import wait_for
+
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.fields.request_head import check_head, path_of
+
+EVENTS = 3  # that the neighbour gets beside each case, at least
+LARGEST = 50_000  # bytes of a body
+BODY = b'{"prompt":[70],"max_tokens":2}'
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+OFFER = b"connection: upgrade\r\nupgrade: websocket\r\n"
+LAST = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def get(
+    target: bytes = b"/livez", headers: bytes = b"host: x\r\n", method: bytes = b"GET", version: bytes = b"HTTP/1.1"
+) -> bytes:
+    return b"%b %b %b\r\n%b\r\n" % (method, target, version, headers)
+
+
+def post(headers: bytes, body: bytes = b"", version: bytes = b"HTTP/1.1", target: bytes = b"/v1/completions") -> bytes:
+    return get(target, b"host: x\r\ncontent-type: application/json\r\n" + headers, b"POST", version) + body
+
+
+def chunk(size: bytes, body: bytes = BODY) -> bytes:
+    return post(CHUNKED, size + body + b"\r\n0\r\n\r\n")
+
+
+OPEN, CLOSED = True, False
+REFUSED = ([400], CLOSED)
+SERVED = ([200], OPEN)
+# By what they are about: bytes, statuses, whether the connection goes on.
+CASES: dict[str, tuple[bytes, list[int], bool]] = {
+    "no Host": (get(headers=b""), *REFUSED),
+    "two Hosts": (get(headers=b"host: x\r\nHost: x\r\n"), *REFUSED),
+    "an empty Host": (get(headers=b"host:\r\n"), *SERVED),
+    "a Host and white space": (get(headers=b"host: \tx:80 \t\r\n"), *SERVED),
+    "an address as Host": (get(headers=b"host: [::1]:80\r\n"), *SERVED),
+    **{
+        f"Host {bad!r}": (get(headers=b"host: %b\r\n" % bad), *REFUSED)
+        for bad in (b"a b", b"a\tb", b"a\x01", b"a\0", b"a/b", b"a@b")
+    },
+    **{
+        f"Host {bad!r}": (get(headers=b"host: %b\r\n" % bad), *REFUSED)
+        for bad in (b"a,b", b"a:b", b"[::1", b"a%2", b"\xe9", b"a?b")
+    },
+    "no Host behind a good request": (get() + get(headers=b""), *REFUSED),
+    "no Host, and an offer": (get(headers=OFFER), *REFUSED),
+    "no Host behind an offer": (get(headers=b"host: x\r\n" + OFFER) + get(headers=OFFER), *REFUSED),
+    "two offers": (get(headers=b"host: x\r\n" + OFFER) * 2, [200, 200], OPEN),
+    "1.0 without Host": (get(headers=b"", version=b"HTTP/1.0"), [200], CLOSED),
+    "1.0 with two Hosts": (get(headers=b"host: x\r\nhost: y\r\n", version=b"HTTP/1.0"), *REFUSED),
+    "1.0 keep-alive": (get(headers=b"connection: keep-alive\r\n", version=b"HTTP/1.0"), [200], CLOSED),
+    "1.0 in chunks": (post(CHUNKED, b"1e\r\n" + BODY + b"\r\n0\r\n\r\n", b"HTTP/1.0"), *REFUSED),
+    "1.0 expects": (post(LENGTH + b"expect: 100-continue\r\n", BODY, b"HTTP/1.0"), [200], CLOSED),
+    "0.9": (b"GET /livez\r\n\r\n", *REFUSED),
+    **{
+        f"version {bad!r}": (get(version=bad), *REFUSED)
+        for bad in (b"HTTP/2.0", b"HTTP/1.2", b"HTTP/3.1", b"http/1.1", b"HTTP/1.10")
+    },
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", *REFUSED),
+    "close, and more": (get(headers=b"host: x\r\nconnection: close\r\n") + get(), [200], CLOSED),
+    "a URL": (get(b"http://y:80/livez?a=b"), *SERVED),
+    "a URL without Host": (get(b"http://x/livez", b""), *REFUSED),
+    **{
+        f"target {bad!r}": (get(bad), *REFUSED)
+        for bad in (b"ftp://x/livez", b"http://a:b@x/livez", b"livez", b"*", b"/livez#a", b"?")
+    },
+    **{f"target {bad!r}": (get(bad), *REFUSED) for bad in (b"/a b", b"/livez\t", b"/\x01", b"/\xe9", b"http://x:999999/livez")},
+    **{
+        f"path {path!r}": (get(path), [404], OPEN)
+        for path in (b"/v1%2fmodels", b"/v1%2Fmodels/tiny", b"//v1/models", b"/../livez")
+    },
+    **{f"path {path!r}": (get(path), [404], OPEN) for path in (b"/v1/%2e%2e/livez", b"/livez%00", b"/%zz", b"/%ff", b"/livez/")},
+    "an escaped letter": (get(b"/%6civez"), *SERVED),
+    **{f"{method!r}": (get(method=method), [405], OPEN) for method in (b"TRACE", b"PUT", b"DELETE", b"OPTIONS")},
+    **{f"{method!r}": (get(method=method), *REFUSED) for method in (b"CONNECT", b"BREW", b"get", b"PRI", b"G\0T")},
+    "CONNECT to another": (get(b"y:80", method=b"CONNECT") + get(), *REFUSED),
+    "OPTIONS *": (get(b"*", method=b"OPTIONS"), [404], OPEN),
+    **{
+        f"header line {bad!r}": (get(headers=b"host: x\r\n" + bad), *REFUSED)
+        for bad in (
+            b"x: a\r\n b\r\n",
+            b"x: a\rb\r\n",
+            b"x: a\nb: c\r\n",
+            b"x: a\0b\r\n",
+            b"x: a\x7f\r\n",
+            b"x : a\r\n",
+            b"x\t: a\r\n",
+        )
+    },
+    **{
+        f"header line {bad!r}": (get(headers=b"host: x\r\n" + bad), *REFUSED)
+        for bad in (b": a\r\n", b"a\r\n", b"a(b): c\r\n", b"\n")
+    },
+    "folded before the first": (get(headers=b" x: a\r\nhost: x\r\n"), *REFUSED),
+    "a folded Host": (get(headers=b"host:\r\n x\r\n"), *REFUSED),
+    "bare LFs": (b"GET /livez HTTP/1.1\nhost: x\n\n", *REFUSED),
+    "empty lines before": (b"\r\n\r\n" + get(), *SERVED),
+    "length and chunks": (post(LENGTH + CHUNKED, b"1e\r\n" + BODY + b"\r\n0\r\n\r\n"), *REFUSED),
+    "chunks and length": (post(CHUNKED + LENGTH, b"1e\r\n" + BODY + b"\r\n0\r\n\r\n"), *REFUSED),
+    **{
+        f"coding {bad!r}": (post(b"transfer-encoding: %b\r\n" % bad, b"1e\r\n" + BODY + b"\r\n0\r\n\r\n"), *REFUSED)
+        for bad in (
+            b"chunked, chunked",
+            b"identity",
+            b"gzip, chunked",
+            b"",
+            b"chunked;q=1",
+            b", chunked",
+            b"\r\n chunked",
+            b"chunkedx",
+        )
+    },
+    "a coding in capitals": (post(b"Transfer-Encoding: Chunked \r\n", b"1e\r\n" + BODY + b"\r\n0\r\n\r\n"), *SERVED),
+    "a coding of a GET": (get(headers=b"host: x\r\ntransfer-encoding: gzip, chunked\r\n") + b"0\r\n\r\n", *REFUSED),
+    **{
+        f"length {bad!r}": (post(b"content-length: %b\r\n" % bad, BODY), *REFUSED)
+        for bad in (
+            b"-1",
+            b"+30",
+            b"30, 30",
+            b"",
+            b"0x1e",
+            b"3_0",
+            b"30.0",
+            b"%d" % 2**64,
+            b"%d" % (2**64 + 30),
+            b"\xb23",
+            b"3 0",
+        )
+    },
+    "a length and white space": (post(b"content-length: 30 \t\r\n", BODY), *SERVED),
+    "a length twice": (post(LENGTH * 2, BODY), *REFUSED),
+    "two lengths": (post(LENGTH + b"content-length: 3\r\n", BODY), *REFUSED),
+    "no length": (post(b""), [400], OPEN),
+    "a GET with a body": (get(headers=b"host: x\r\ncontent-length: 5\r\n") + b"hello", *SERVED),
+    **{
+        f"chunk size {bad!r}": (chunk(bad), *REFUSED)
+        for bad in (
+            b"+1e\r\n",
+            b"-1\r\n",
+            b"1_e\r\n",
+            b"0x1e\r\n",
+            b"1e \r\n",
+            b" 1e\r\n",
+            b"1e\n",
+            b"1e\r",
+            b"1" + b"0" * 16 + b"\r\n",
+        )
+    },
+    **{f"chunk size {good!r}": (chunk(good), *SERVED) for good in (b"1E\r\n", b"0" * 24 + b"1e\r\n", b"1e;a=b\r\n")},
+    **{
+        f"chunk size {big!r}": (chunk(big, b" " * 60_000), [413], CLOSED)
+        for big in (b"f" * 16 + b"\r\n", b"8" + b"0" * 15 + b"\r\n")
+    },
+    "a chunk without its end": (post(CHUNKED, b"1e\r\n" + BODY + b"0\r\n\r\n"), *REFUSED),
+    "a Host as trailer": (post(CHUNKED, b"1e\r\n" + BODY + b"\r\n0\r\nhost: y\r\n\r\n"), *SERVED),
+    "another expectation": (post(LENGTH + b"expect: 200-ok\r\n", BODY), *SERVED),
+    "too large to go on": (post(b"content-length: 99999999\r\nexpect: 100-continue\r\n"), [413], CLOSED),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[tuple[RunningServer, Victim]]:
+    with attacked(write_model(tmp_path_factory.mktemp("model")), max_body_bytes=LARGEST) as both:
+        yield both
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_is_answered_and_its_connection_goes_on_or_ends(served, case) -> None:
+    """It goes on where the next request is answered."""
+    (server, victim), (sent, statuses, goes_on) = served, CASES[case]
+    begin, answers = victim.events, b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(sent)
+        while len(re.findall(rb"HTTP/1\.1 \d+ .*?\r\n\r\n.", answers, re.DOTALL)) < len(statuses):
+            piece = sock.recv(65536)
+            assert piece, answers
+            answers += piece
+        try:
+            sock.sendall(LAST)
+            while b'"version"' not in answers and (piece := sock.recv(65536)):
+                answers += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it had closed before
+    found = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answers)]
+    assert found == statuses + [200] * goes_on, answers
+    assert (b'"version"' in answers) == goes_on
+    wait_for(lambda: victim.events >= begin + EVENTS)
+
+
+def test_a_body_may_wait_until_it_is_expected(served) -> None:
+    server, victim = served
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+        sock.sendall(post(LENGTH + b"expect: 100-continue\r\n"))
+        assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        begin = victim.events
+        wait_for(lambda: victim.events >= begin + EVENTS)
+        sock.sendall(BODY)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_methods_that_a_path_has_are_named(served) -> None:
+    server, _ = served
+    assert server.client.get("/v1/completions").headers["allow"] == "POST"
+    assert server.client.delete("/v1/models").headers["allow"] == "GET, HEAD"
+
+
+def test_why_a_head_is_refused_is_said(served) -> None:
+    server, _ = served
+    for case, word in (("no Host", "Host"), ("0.9", "version"), ("a coding of a GET", "coding"), ("CONNECT to another", "proxy")):
+        answer = server.raw(CASES[case][0])
+        assert word in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_an_escaped_slash_is_of_a_name(served) -> None:
+    server, _ = served
+    assert server.client.get("/v1/models/tiny").status_code == 200
+    answer = server.client.get("/v1/models/some%2Fone%2fother")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "The model 'some/one/other' does not exist.")
+    assert path_of(b"/a%2fb%20c%252F") == "/a%2Fb c%2F"
+
+
+def test_hosts_of_any_bytes(rng: np.random.Generator) -> None:
+    """Against the grammar of RFC 3986, read letter by letter."""
+    letters = b"ab09.-_~!$&'()*+;=%:[],/@ ?#\\\"<>^`{|}\xe9\x01"
+    plain = frozenset(b"ab09.-_~!$&'()*+;=")
+
+    def valid(host: bytes) -> bool:
+        name, _, port = host.rpartition(b":") if not host.endswith(b"]") and b":" in host else (host, b"", b"")
+        if name.startswith(b"["):
+            return (
+                name.endswith(b"]") and len(name) > 2 and set(name[1:-1]) <= frozenset(b"ab09:.-_~") and port.strip(b"09") == b""
+            )
+        while name:
+            escaped = name[:1] == b"%" and len(name) > 2 and set(name[1:3]) <= frozenset(b"ab09")
+            if not escaped and name[0] not in plain:
+                return False
+            name = name[3:] if escaped else name[1:]
+        return port.strip(b"09") == b""
+
+    seen = set()
+    for _ in range(20_000):
+        size = int(rng.integers(0, 7))
+        host = bytes(rng.choice(np.frombuffer(letters if rng.random() < 0.5 else b"ab09.%:[]", np.uint8), size))
+        try:
+            check_head("1.1", b"GET", b"/", [(b"host", host)])
+            found = True
+        except ApiError:
+            found = False
+        assert found == valid(host), host
+        seen.add((found, size))
+    assert len(seen) == 13, "all sizes, valid and not, but for the empty one"
