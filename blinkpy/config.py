@@ -310,6 +310,9 @@ class FrontendOptions:
         4096, "open connections per worker; one more ends the longest idle one, or gets 503", low=1, high=1 << 20
     )
     grammar_compile_ms: int = option(2000, "CPU time to compile a request's grammar", low=10, high=60_000)
+    grammar_compile_mib: int = option(
+        128, "memory for the same, MiB; a worker compiles up to 8 grammars at a time", low=16, high=1 << 16
+    )
     grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
     shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
     handover: str = option(

@@ -1,7 +1,8 @@
 """The process that compiles grammars, by blinkpy.dpu.fork_server.forked_jobs.
 
 A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path and
-keyword; or FAILURE, for a fault of ours, with its traceback.
+keyword; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read from
+standard input: CPU seconds and bytes of memory for each.
 """
 
 import json
@@ -15,8 +16,7 @@ from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.string_rules import FORMATS, format_automaton
 
-ANSWER, REFUSAL, FAILURE = b"\1", b"\0", b"\2"
-MEMORY_BYTES = 400 << 20
+ANSWER, REFUSAL, FAILURE, EXHAUSTED = b"\1", b"\0", b"\2", b"\3"
 BRIEF_S = 0.1
 
 
@@ -24,8 +24,10 @@ def compiled(grammar: bytes) -> bytes:
     """The answer to a job."""
     try:
         return ANSWER + automaton_of_grammar(orjson.loads(grammar)).words().tobytes()
-    except (MemoryError, RecursionError):
-        refusal: GrammarError = GrammarTooLargeError("The grammar is too large, or too deep.")
+    except MemoryError:
+        return EXHAUSTED
+    except RecursionError:
+        refusal: GrammarError = GrammarTooLargeError("The grammar is too deep.")
     except GrammarError as error:
         refusal = error
     except Exception:
@@ -36,4 +38,5 @@ def compiled(grammar: bytes) -> bytes:
 if __name__ == "__main__":
     for name in FORMATS:
         format_automaton(name)  # kept, and so in each fork
-    serve_jobs(int(sys.argv[1]), compiled, ForkBudget(json.load(sys.stdin), MEMORY_BYTES, BRIEF_S))
+    cpu_s, memory_bytes = json.load(sys.stdin)
+    serve_jobs(int(sys.argv[1]), compiled, ForkBudget(cpu_s, memory_bytes, BRIEF_S))

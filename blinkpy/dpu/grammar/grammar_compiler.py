@@ -9,8 +9,8 @@ import orjson
 
 from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.grammar.compile_grammar import Grammar
-from blinkpy.dpu.grammar.compile_server import ANSWER, FAILURE
-from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError, GrammarTooSlowError
+from blinkpy.dpu.grammar.compile_server import ANSWER, EXHAUSTED, FAILURE
+from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooHeavyError, GrammarTooLargeError, GrammarTooSlowError
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
@@ -26,16 +26,16 @@ class GrammarBusyError(Exception):
 
 
 class GrammarCompiler:
-    """Automata of grammars. compile_s: CPU time for each, in seconds; cache_bytes: of what is kept, automata and refusals; what
-    was not used for longest goes first."""
+    """Automata of grammars. compile_s, compile_bytes: CPU time and memory for each, in seconds and bytes; cache_bytes: of what is
+    kept, automata and refusals; what was not used for longest goes first."""
 
-    def __init__(self, compile_s: float, cache_bytes: int):
+    def __init__(self, compile_s: float, compile_bytes: int, cache_bytes: int):
         self.compile_s, self.cache_bytes = compile_s, cache_bytes
         self._cache: OrderedDict[bytes, ByteAutomaton | GrammarError] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: dict[bytes, asyncio.Task[ByteAutomaton | GrammarError]] = {}
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._forks = ForkServer(SERVER, compile_s, compile_s + MARGIN_S)
+        self._forks = ForkServer(SERVER, (compile_s, compile_bytes), compile_s + MARGIN_S)
 
     def close(self) -> None:
         """End the processes."""
@@ -86,6 +86,8 @@ class GrammarCompiler:
             return _TOO_LONG
         if answer[:1] == ANSWER:
             return ByteAutomaton.of_words(np.frombuffer(answer[1:], np.int32))
+        if answer[:1] == EXHAUSTED:
+            return GrammarTooHeavyError("The grammar takes too much memory to compile.")
         if answer[:1] == FAILURE:
             raise RuntimeError(f"the compiler of grammars failed:\n{answer[1:].decode()}")
         return GrammarError(*orjson.loads(answer[1:]))

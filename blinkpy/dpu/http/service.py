@@ -18,7 +18,7 @@ from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
-from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooSlowError
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import Request
@@ -61,7 +61,8 @@ class Service:
         self.model = self._reader.model
         self._queue = PreparationQueue(self._reader, config, folder, metrics)
         frontend = config.frontend
-        self._grammars = GrammarCompiler(frontend.grammar_compile_ms / 1000, frontend.grammar_cache_mib << 20)
+        compile_s, compile_bytes = frontend.grammar_compile_ms / 1000, frontend.grammar_compile_mib << 20
+        self._grammars = GrammarCompiler(compile_s, compile_bytes, frontend.grammar_cache_mib << 20)
 
     def end_preparations(self) -> None:
         """What waits to be prepared ends with status 503."""
@@ -103,10 +104,8 @@ class Service:
             request.automaton = await self._grammars.automaton(field.grammar)
         except GrammarError as error:
             place = "" if error.path == "#" else f" At {error.path}."
-            message, limit = f"'{field.param}': {error.message}{place}", None
-            if isinstance(error, GrammarTooSlowError):
-                limit = "grammar_compile_ms"
-            raise ApiError(400, message, param=field.param, code="invalid_grammar", limit=limit) from error
+            message = f"'{field.param}': {error.message}{place}"
+            raise ApiError(400, message, param=field.param, code="invalid_grammar", limit=error.limit) from error
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
 

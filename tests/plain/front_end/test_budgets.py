@@ -77,6 +77,7 @@ CASES = (
     Case("max_body_depth", 8, nested(20), 400, "too_deep"),
     Case("prepare_ms", 10, lambda: completion_bytes(prompt="the king and the sea " * 50_000), 413, "too_costly"),
     Case("grammar_compile_ms", 10, completion_bytes(prompt=[7], guided_regex=SLOW_REGEX), 400, "invalid_grammar"),
+    Case("grammar_compile_mib", 16, completion_bytes(prompt=[7], guided_regex=SLOW_REGEX), 400, "invalid_grammar"),
 )
 
 

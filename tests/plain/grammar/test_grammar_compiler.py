@@ -33,9 +33,14 @@ def memory_of(automaton: ByteAutomaton) -> int:
     return sum(owners.values())
 
 
-def run(work: Callable[[GrammarCompiler], Awaitable[None]], compile_s: float = 20.0, cache_bytes: int = 1 << 20) -> None:
+def run(
+    work: Callable[[GrammarCompiler], Awaitable[None]],
+    compile_s: float = 20.0,
+    compile_bytes: int = 128 << 20,
+    cache_bytes: int = 1 << 20,
+) -> None:
     async def main() -> None:
-        compiler = GrammarCompiler(compile_s, cache_bytes)
+        compiler = GrammarCompiler(compile_s, compile_bytes, cache_bytes)
         try:
             await work(compiler)
         finally:
