@@ -242,6 +242,19 @@ def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> No
     assert call.sampled.tolist() == [0, 20, 17]
 
 
+@pytest.mark.parametrize("below", [-5.0, -0.01], ids=["in the head", "by a pass of its own"])
+def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below: float) -> None:
+    """A weight of just min_p is kept, and one below is not."""
+    best, found = [3, 20, 21, 35], []
+    for seed in range(12):
+        call = small_call(rng, temperature=1.0, min_p=1.0, seed=seed)
+        call.logits.fill_(below)
+        call.logits[:, best] = 0.0
+        sample_tokens(call)
+        found += call.sampled.tolist()
+    assert 1 < len(set(found)) and set(found) <= set(best)
+
+
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
 @pytest.mark.parametrize("peaked", [True, False])
 def test_one_pass_is_enough_where_the_head_decides(
