@@ -14,7 +14,7 @@ from blinkpy.queues.completion import HAS_LOGPROBS, HAS_TOKEN, pack_completion
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD_SLOT
 from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD
-from blinkpy.transport.contract import EngineWords
+from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
 
@@ -110,6 +110,21 @@ def test_a_look_waits_for_what_its_words_need(wired, rng, silent: bool) -> None:
         assert transport.read_logprobs(0, 2).view(np.int64).tolist() == records.tolist()
 
 
+def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -> None:
+    """Each read is one more way to the engine for what comes with it."""
+    transport, segment = wired
+    views, entry, posted = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[int]()
+    entry[WORD_SLOT] = 5
+    transport.write_entry(0, entry.tobytes())
+    transport.ring_doorbell(1)
+    for position in range(3):
+        before = transport.queue.posted
+        views.cq[0, position] = word = pack_completion(5, position, HAS_TOKEN, 1)
+        assert next(words for _ in range(10) if (words := transport.read_completions(position, 16))) == [word]
+        posted.append(transport.queue.posted - before)
+    assert posted == [2, 1, 1]
+
+
 def test_records_that_were_read_stay_as_they_are_while_the_next_ones_land(wired, rng) -> None:
     """Reads of records arrive in one place, which a caller of the one before does not see."""
     transport, segment = wired
@@ -124,6 +139,17 @@ def test_records_that_were_read_stay_as_they_are_while_the_next_ones_land(wired,
     words = next(words for _ in range(10) if (words := transport.read_completions(2, 16)))
     assert words == later and transport.read_logprobs(2, 2).view(np.int64).tolist() == records[2:].tolist()
     assert first.view(np.int64).tolist() == records[:2].tolist()
+
+
+def test_records_are_those_of_words_that_went_out_alone(wired) -> None:
+    transport, segment = wired
+    segment.views().cq[0, :2] = [pack_completion(5, token, HAS_TOKEN | HAS_LOGPROBS, 1) for token in range(2)]
+    assert len(transport.read_completions(0, 1)) == 1
+    assert len(transport.read_logprobs(0, 1)) == 1
+    for position, count in ((0, 2), (1, 1), (-1, 1)):
+        with pytest.raises(TransportError, match="no records"):
+            transport.read_logprobs(position, count)
+    assert len(transport.read_completions(1, 1)) == 1 and len(transport.read_logprobs(0, 2)) == 2
 
 
 @pytest.mark.parametrize("written", [SIZES.sq_entries // 4, SIZES.sq_entries // 4 + 1])
