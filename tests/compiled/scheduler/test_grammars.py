@@ -206,6 +206,17 @@ def test_an_output_ends_where_its_grammar_allows_nothing_more(min_tokens: int) -
         assert b"".join(case.pieces[token] for token in request.got) in choices
 
 
+@pytest.mark.parametrize("choice", [b"a", b"aab{ab"])
+def test_an_output_of_max_tokens_that_its_grammar_ends_is_complete(choice: bytes) -> None:
+    """max_tokens would end it there, too."""
+    case = make_case(share=1, max_model_len=64)
+    wanted = automaton_of_choices([choice])
+    first = case.submit(tokens(3), 30, grammar=wanted)
+    case.finish()
+    again = case.submit(tokens(3), len(first.got), grammar=wanted)
+    assert ends(case, again) == [C.FINISH_COMPLETE] and again.got == first.got
+
+
 def test_a_token_that_the_grammar_does_not_allow_is_an_error() -> None:
     """A step that ignores grammars must not go on; others do. In the prefill, and in a turn on the fast path."""
     for turns in (1, 3):

@@ -8,6 +8,7 @@ from support.scheduler_cases import Case, make_case, tokens
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state_memory import snapshot
+from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP, CONTROL_COMMAND
 from blinkpy.scheduler.policies import fcfs, short_prompts
 from blinkpy.verify.policy_check.check_workload import Workload
@@ -165,6 +166,21 @@ def test_nobody_loses_a_queue_pair_while_a_step_is_cut() -> None:
     assert step(case) == NONE
     assert case.state.pairs.attached.tolist() == [1, 0]
     assert case.counter("requests_cancelled") == 1
+
+
+def test_a_front_end_that_is_late_between_two_groups_has_its_entries_consumed() -> None:
+    """Its lease is judged behind the step, when it beats again: nothing that it announced meanwhile is lost."""
+    case = make_case(fcfs, 1, **CUT | {"pairs": 2})
+    case.submit(tokens(40), 2, best_effort=1)
+    assert step(case)[:2] == (0, 4)
+    case.silent.add(1)
+    case.now += 2 * case.limits.lease_ns
+    late = case.submit(tokens(5, 1), 2, 1, best_effort=1)
+    assert step(case)[0] == 1
+    assert case.counter("requests_accepted") == 2
+    case.silent.clear()
+    case.finish()
+    assert late.ended == FINISH_LENGTH and case.counter("leases_expired") == 0
 
 
 @pytest.mark.parametrize("command", [COMMAND_DRAIN, COMMAND_STOP])

@@ -152,6 +152,15 @@ def test_in_a_step_of_both_classes_best_effort_has_its_share_and_the_others_the_
     case.finish()
 
 
+def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_to_who_comes_with_it() -> None:
+    """Both are admitted in one turn. The first one lacks more than a whole step, but takes no more of it than its share."""
+    case = make_case(fcfs, 1, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 24})
+    case.submit(tokens(40), 2, best_effort=1)
+    case.submit(tokens(6, 2), 2)
+    assert step(case) == {0: 12, 1: 6}
+    case.finish()
+
+
 def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() -> None:
     case = make_case(fcfs, 1, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
     for n in range(3):

@@ -14,7 +14,7 @@ from blinkpy.queues.completion import HAS_LOGPROBS, HAS_TOKEN, pack_completion
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD_SLOT
 from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD
-from blinkpy.transport.contract import EngineWords
+from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
 
@@ -108,6 +108,61 @@ def test_a_look_waits_for_what_its_words_need(wired, rng, silent: bool) -> None:
         assert transport.read_hits(slot) == 77
     else:
         assert transport.read_logprobs(0, 2).view(np.int64).tolist() == records.tolist()
+
+
+def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -> None:
+    """Each read is one more way to the engine for what comes with it."""
+    transport, segment = wired
+    views, entry, posted = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[int]()
+    entry[WORD_SLOT] = 5
+    transport.write_entry(0, entry.tobytes())
+    transport.ring_doorbell(1)
+    for position in range(3):
+        before = transport.queue.posted
+        views.cq[0, position] = word = pack_completion(5, position, HAS_TOKEN, 1)
+        assert next(words for _ in range(10) if (words := transport.read_completions(position, 16))) == [word]
+        posted.append(transport.queue.posted - before)
+    assert posted == [2, 1, 1]
+
+
+def test_records_that_were_read_stay_as_they_are_while_the_next_ones_land(wired, rng) -> None:
+    """Reads of records arrive in one place, which a caller of the one before does not see."""
+    transport, segment = wired
+    views = segment.views()
+    records = rng.integers(0, 2**62, (4, LOGPROB_ENTRIES))
+    views.cq[0, :4] = [pack_completion(5, token, HAS_TOKEN | HAS_LOGPROBS, 1) for token in range(4)]
+    given, views.records[0, :4] = views.cq[0, :4].tolist(), records
+    later, views.cq[0, 2:4] = given[2:], 0
+    assert transport.read_completions(0, 16) == given[:2]
+    first = transport.read_logprobs(0, 2)
+    views.cq[0, 2:4] = later
+    words = next(words for _ in range(10) if (words := transport.read_completions(2, 16)))
+    assert words == later and transport.read_logprobs(2, 2).view(np.int64).tolist() == records[2:].tolist()
+    assert first.view(np.int64).tolist() == records[:2].tolist()
+
+
+def test_records_are_those_of_words_that_went_out_alone(wired) -> None:
+    transport, segment = wired
+    segment.views().cq[0, :2] = [pack_completion(5, token, HAS_TOKEN | HAS_LOGPROBS, 1) for token in range(2)]
+    assert len(transport.read_completions(0, 1)) == 1
+    assert len(transport.read_logprobs(0, 1)) == 1
+    for position, count in ((0, 2), (1, 1), (-1, 1)):
+        with pytest.raises(TransportError, match="no records"):
+            transport.read_logprobs(position, count)
+    assert len(transport.read_completions(1, 1)) == 1 and len(transport.read_logprobs(0, 2)) == 2
+
+
+@pytest.mark.parametrize("written", [SIZES.sq_entries // 4, SIZES.sq_entries // 4 + 1])
+def test_entries_that_are_written_while_a_read_of_the_head_is_on_its_way_count_behind_it(wired, written: int) -> None:
+    """The read may be older than they are, so it tells nothing of the room that they take."""
+    transport, segment = wired
+    transport.read_engine()  # asks for the head, too
+    for index in range(written):
+        transport.write_entry(index, bytes(SQ_ENTRY_BYTES))
+    transport.lost()  # the card reads now
+    segment.views().pair[0, PAIR_SQ_HEAD] = 9
+    transport.read_pair()  # asks again where room seems short
+    assert transport.read_pair().sq_head == (9 if 4 * written > SIZES.sq_entries else 0)
 
 
 def test_a_completion_head_waits_for_other_words_or_an_eighth_of_the_ring(wired) -> None:

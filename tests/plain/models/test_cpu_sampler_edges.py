@@ -22,6 +22,17 @@ def test_rows_without_a_distribution_give_a_token_of_the_vocabulary(value: float
     assert found.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(("top_p", "min_p", "expected"), [(0.5, 0.0, 2), (0.75, 0.0, 3), (1.0, 1.0, 4), (0.25, 1.0, 1)])
+def test_a_bound_that_is_just_reached(top_p: float, min_p: float, expected: int) -> None:
+    """Of four equal tokens: no further one once top_p is reached, and one of just min_p is kept."""
+    draws = 400
+    entries = neutral_entries(draws)
+    entries["temperature"], entries["top_p"], entries["min_p"], entries["seed"] = 1.0, top_p, min_p, np.arange(draws)
+    found = sample_rows(np.zeros((draws, 4), np.float32), read_parameters(entries), np.zeros(draws, np.int32))
+    _, counts = np.unique(found, return_counts=True)
+    assert len(counts) == expected and counts.min() > draws / 8
+
+
 def test_each_stop_id_is_masked_the_token_0_too() -> None:
     entries = neutral_entries(3)
     entries["stop_ids"] = -1

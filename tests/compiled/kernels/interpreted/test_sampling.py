@@ -24,7 +24,7 @@ from blinkpy.kernels.sampling.draw import first_distances
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
-from blinkpy.models.cpu.cpu_sampler import uniform
+from blinkpy.models.cpu.cpu_sampler import read_parameters, sample_rows, uniform
 from blinkpy.queues import submission as E
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
@@ -240,6 +240,34 @@ def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> No
     call.logits[1, [20, 35]] = call.logits[2, [17, 18]] = 1.0
     sample_tokens(call)
     assert call.sampled.tolist() == [0, 20, 17]
+
+
+def test_the_first_token_beyond_the_share_is_drawn(rng: np.random.Generator) -> None:
+    """Of two equal tokens, by a number that is just the first one's share; the CPU sampler draws the same."""
+    seed, length = 19_511_990, 5
+    assert uniform(seed, length) == 0.5
+    call = small_call(rng, temperature=1.0, seed=seed)
+    call.logits.fill_(-torch.inf)
+    call.logits[:, [3, 20]] = 0.0
+    sample_tokens(call)
+    entries = E.neutral_entries(1)
+    entries["temperature"], entries["seed"] = 1.0, seed
+    row = call.logits[:1].numpy().copy()
+    assert call.sampled.tolist() == [20] * ROWS
+    assert sample_rows(row, read_parameters(entries), np.array([length], np.int32)).tolist() == [20]
+
+
+@pytest.mark.parametrize("below", [-5.0, -0.01], ids=["in the head", "by a pass of its own"])
+def test_min_p_of_1_keeps_all_equal_to_the_best(rng: np.random.Generator, below: float) -> None:
+    """A weight of just min_p is kept, and one below is not."""
+    best, found = [3, 20, 21, 35], []
+    for seed in range(4):
+        call = small_call(rng, temperature=1.0, min_p=1.0, seed=seed)
+        call.logits.fill_(below)
+        call.logits[:, best] = 0.0
+        sample_tokens(call)
+        found += call.sampled.tolist()
+    assert 1 < len(set(found)) and set(found) <= set(best)
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
