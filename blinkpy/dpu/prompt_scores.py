@@ -45,4 +45,6 @@ class PromptScores:
 
     def first(self, count: int) -> list[TokenLogprobs]:
         """The entries with at most `count` most likely tokens."""
+        if count == self._count:
+            return self.entries
         return [entry._replace(top=entry.top[:count]) for entry in self.entries]

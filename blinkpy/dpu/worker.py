@@ -51,6 +51,7 @@ HURRY_S = 0.3  # for both after a second signal
 MOST_END_S = 6.0  # beyond shutdown_s, before the kernel ends a worker that has lost its supervisor
 END_POLL_S = 0.02
 SWEEP_S = 1.0  # between two looks at all connections
+SWITCH_S = 0.0005  # until a thread that prepares or writes something long gives way to the event loop
 YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
 
 
@@ -280,6 +281,7 @@ def serve_worker(
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
     folder: the model's, for its tokenizer."""
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
+    sys.setswitchinterval(SWITCH_S)
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
 

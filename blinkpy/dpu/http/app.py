@@ -17,6 +17,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
+from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
@@ -47,6 +48,7 @@ class App:
         self.service, self.options = service, config.frontend
         self.draining = False
         self.running = 0  # requests with a body, whose answers are not complete
+        self._writing = asyncio.Lock()
         self._root, self._cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
@@ -242,11 +244,18 @@ class App:
                     raise sink.error
                 scored = sum(map(len, prompts)) if request.scores_prompts else 0
                 is_long = sink.is_long or scored > LONG_SCORES
-                body = await asyncio.to_thread(sink.body) if is_long else sink.body()
-                await exchange.answer(200, JSON, body)
+                await exchange.answer(200, JSON, await self._written(sink, connection) if is_long else sink.body())
         finally:
             self._drop(sink)  # nothing to do unless something failed
             sink.close()
+
+    async def _written(self, sink: Collector, connection: Connection) -> bytes:
+        """The body of a long answer, made beside the event loop, one after another: threads that wait for Python's lock get it
+        in no order, and the event loop is one of them. Raises ClientGone."""
+        async with self._writing:
+            if connection.gone:
+                raise ClientGone
+            return await asyncio.to_thread(sink.body)
 
     def _drop(self, sink: Collector) -> None:
         """Cancel the generations that still run, and end whoever waits for the answer."""

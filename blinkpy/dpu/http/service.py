@@ -13,7 +13,7 @@ from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
-from blinkpy.dpu.api_errors import ApiError, bad_request, busy
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.generation import Generation
@@ -212,25 +212,18 @@ class Service:
 
     def _prompt_scores(self, request: Request, prompt: Int32, index: int) -> tuple[PromptScores | None, str | None]:
         """What the answer shows of a prompt: its log probabilities, and its text."""
-        if not (request.echo or request.scores_prompts):
-            return None, None
-        tokens, text, offsets = prompt.tolist(), "", list[int]()
-        if request.echo:
-            detokenizer = self.tokenizer.detokenizer(None, request.skip_special_tokens)
-            for token in tokens:
-                offsets.append(len(text))
-                text += detokenizer.push(token)
-            given = request.prompts[index]
-            text = given if isinstance(given, str) else text + detokenizer.finish()
+        if request.echo and not request.echoes:  # they were too long for the engine that was there then
+            raise unavailable("Another engine has come while the request was prepared.")
+        text, offsets = request.echoes[index] if request.echo else (None, None)
         scores = None
         if request.scores_prompts:
             count = max(request.prompt_logprobs or 0, request.parameters.logprobs if request.echo else 0)
             try:
-                scores = PromptScores(tokens, count, offsets or None)
+                scores = PromptScores(prompt.tolist(), count, None if offsets is None else offsets.tolist())
             except ValueError as error:
                 name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
                 raise bad_request(f"'{name}': {error}.", name, "invalid_value") from error
-        return scores, text if request.echo else None
+        return scores, text
 
 
 def _of_ticket(ticket: Ticket, asked: RequestParameters) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Echo, and log probabilities of prompts, over HTTP: in the shapes of OpenAI's and vLLM's APIs, and as lm-eval asks for them."""
 
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -10,6 +13,9 @@ from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
 
+from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.service import INLINE_BYTES
+from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT
 
@@ -149,3 +155,48 @@ def test_a_prompt_that_is_cancelled_while_it_is_scored(served: Served) -> None:
     served.engine.hold = False
     assert served.ask(prompt="a", max_tokens=2)["usage"]["completion_tokens"] == 2
     assert FACTS.max_model_len > len(TEXTS[1])
+
+
+def test_long_answers_are_written_one_by_one_and_nobody_waits_for_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds Python's lock most of its time; others are answered meanwhile."""
+    inside, most, go, begun, body = 0, 0, threading.Event(), threading.Event(), Collector.body
+
+    def held(sink: Collector) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        begun.set()
+        assert go.wait(20)
+        inside -= 1
+        return body(sink)
+
+    monkeypatch.setattr(Collector, "body", held)
+    monkeypatch.setattr(Collector, "is_long", True)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(served.ask, prompt=[7], max_tokens=1, logprobs=1, echo=True) for _ in range(4)]
+        try:
+            assert begun.wait(20)
+            assert served.client.get("/livez").status_code == 200
+        finally:
+            go.set()
+        assert all(answer.result(20)["usage"]["completion_tokens"] == 1 for answer in answers)
+    assert most == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}])
+@pytest.mark.parametrize("prompt", [[7, 8, 9] * 20, TEXTS[1]], ids=["ids", "text"])
+def test_texts_of_echoes_are_made_beside_the_event_loop(served: Served, prompt: Any, more: dict[str, int]) -> None:
+    """With the prompt: that of a long one takes half a second."""
+    counts, push = Counter[str](), Detokenizer.push
+
+    def watched(detokenizer: Detokenizer, token: int) -> str:
+        counts["prepare" if threading.current_thread().name.startswith("prepare") else "event loop"] += 1
+        return push(detokenizer, token)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Detokenizer, "push", watched)
+        answer = served.ask(prompt=prompt, max_tokens=0, echo=True, user="u" * INLINE_BYTES, **more)
+    assert answer["choices"][0]["text"] == (prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt))
+    needed = answer["usage"]["prompt_tokens"] if more or not isinstance(prompt, str) else 0
+    assert counts["prepare"] == needed
+    assert counts["event loop"] < 10, "what a text goes on behind"

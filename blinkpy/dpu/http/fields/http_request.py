@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, TextFormat
 from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
 from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
@@ -57,12 +58,21 @@ class Request:
     rules: TokenRules | None = None  # of these three, with the prompt
     checked: tuple[Any, tuple[int, ...], list[int]] | None = None  # for a queue pair: stop ids, and max_tokens of each prompt
     echo: bool = False
+    echoes: "list[Echo]" = field(default_factory=list)  # of each prompt, with the prompt
     prompt_logprobs: int | None = None  # most likely tokens at each place of the prompt
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the answer has log probabilities of prompts."""
         return self.prompt_logprobs is not None or (self.echo and self.parameters.logprobs >= 0)
+
+
+class Echo(NamedTuple):
+    """A prompt in an answer: its text, and of the characters before each of its tokens the number, where log probabilities are
+    shown, too."""
+
+    text: str
+    offsets: Int32 | None = None
 
 
 class StreamUsage(NamedTuple):

@@ -16,7 +16,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.http_request import Echo, Request
 from blinkpy.dpu.http.fields.request_body import parse
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import parse_response
@@ -75,6 +75,20 @@ class RequestReader:
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
 
+    def echoes(self, request: Request, prompts: list[Int32], limits: EngineLimits) -> list[Echo]:
+        """What the answer shows of each prompt, if it is to. None of those that are too long are shown."""
+        if not request.echo or any(len(prompt) > limits.context for prompt in prompts):
+            return []
+        return [self._echo(request, *pair) for pair in zip(request.prompts, prompts, strict=True)]
+
+    def _echo(self, request: Request, given: str | list[int], prompt: Int32) -> Echo:
+        if isinstance(given, str) and not request.scores_prompts:
+            return Echo(given)
+        detokenizer = self.tokenizer.detokenizer(None, request.skip_special_tokens)
+        pieces = [detokenizer.push(token) for token in prompt.tolist()]
+        offsets = np.cumsum([0, *map(len, pieces[:-1])], dtype=np.int32)
+        return Echo(given if isinstance(given, str) else "".join(pieces) + detokenizer.finish(), offsets)
+
     def token_rules(self, request: Request, limits: EngineLimits) -> TokenRules | None:
         """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have."""
         if not (request.logit_bias or request.allowed_token_ids or request.bad_words):
@@ -131,8 +145,9 @@ def _generation(read: Callable[[Body, RequestParameters], Request]) -> Callable[
         reader.check_model(request.model)
         prompts = reader.prompts(request, limits)
         request.rules = reader.token_rules(request, limits)
+        request.echoes = reader.echoes(request, prompts, limits)
         # What made the prompts is not needed any more, and may be large.
-        request.messages, request.prompts = None if request.messages is None else [], request.prompts if request.echo else []
+        request.messages, request.prompts = None if request.messages is None else [], []
         return request, prompts
 
     return job
