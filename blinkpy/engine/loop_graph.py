@@ -202,13 +202,11 @@ class LoopGraph:
         whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = G.chain_of(whole)
         publish = self._add_branch(whole, self._publish, chain[:1])
-        if step.ends:
-            before_overlap, output = overlap_anchors(chain, step.layers)
+        before_overlap, output = overlap_anchors(chain, step.layers, step.ends)
+        if output is not None:
             # It reads the last step's tokens, and the sampling writes new ones.
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
             check_cuda(call, "order publishing before the sampling")
-        else:
-            before_overlap = chain[:-OVERLAP_LEAD_IN_GROUP][-1:]
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
         self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:
@@ -250,9 +248,12 @@ def graph_words(graph_of: np.ndarray) -> np.ndarray:
     return columns.astype(np.int64).ravel()
 
 
-def overlap_anchors(chain: Sequence[G.Node], layers: int) -> tuple[list[G.Node], G.Node]:
+def overlap_anchors(chain: Sequence[G.Node], layers: int, ends: bool = True) -> tuple[list[G.Node], G.Node | None]:
     """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
-    and the first one of the output. Raises ValueError where the chain has no layers or no output."""
+    and the first one of the output. ends: whether the chain has an output; a group of layers before the last one has none.
+    Raises ValueError where the chain has no layers or no output."""
+    if not ends:
+        return list(chain[:-OVERLAP_LEAD_IN_GROUP][-1:]), None
     if not 0 < layers < len(chain):
         raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
     return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]

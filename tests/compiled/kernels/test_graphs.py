@@ -44,6 +44,12 @@ def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.
     assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs: from the start on
 
 
+def test_overlap_runs_beside_the_last_kernels_of_a_group_of_layers_that_has_no_output(rng: np.random.Generator) -> None:
+    lead, kernels = loop_graph.OVERLAP_LEAD_IN_GROUP, int(rng.integers(2, 100))
+    assert loop_graph.overlap_anchors(list(range(lead + kernels)), lead + kernels, ends=False) == ([kernels - 1], None)
+    assert loop_graph.overlap_anchors(list(range(lead)), lead, ends=False) == ([], None)
+
+
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])
 def test_a_capture_that_says_nothing_useful_is_refused(layers: int) -> None:
     with pytest.raises(ValueError, match="of 20 nodes can't have"):
