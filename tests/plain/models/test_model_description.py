@@ -219,6 +219,7 @@ def test_fields_of_published_models() -> None:
     assert model.expert_layers == (False,) * 3 + (True,) * 43
     assert model.experts == Experts(128, 8, 1408, RouterKind.SIGMOID_TOP_K, normalize=True, factor=2.5, shared=2816)
     assert (model.attention.rope.rotary_dim, model.attention.qk_norm, model.mlp_size) == (64, None, 10944)
+    assert not any(describe_config(GLM | {"first_k_dense_replace": 46}).expert_layers)
     experts = describe_config(GLM | {"n_group": 8, "topk_group": 4}).experts
     assert (experts.groups, experts.kept_groups) == (8, 4)
     model = describe_config(QWEN2_MOE)
