@@ -26,7 +26,7 @@ from blinkpy.dpu.text.tokenizer import special_token
 
 MAX_TEMPLATE_BYTES = 1 << 20
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class ChatError(ValueError):
