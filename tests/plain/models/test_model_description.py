@@ -271,6 +271,9 @@ def test_fields_of_gemma_and_olmo() -> None:
     longer = describe_config(GEMMA3_1B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert [(rope.kind, rope.factor) for rope in ropes(longer)[4:6]] == [("default", 1), ("linear", 8)]
     assert longer.default_context == 32768  # the factor is in it
+    untied = GEMMA3_4B | {"text_config": GEMMA3_4B_TEXT | {"tie_word_embeddings": False}}
+    assert describe_config(untied).tied_embeddings
+    assert not describe_config(untied | {"tie_word_embeddings": False}).tied_embeddings
     model = describe_config(GEMMA3_4B)
     assert (model.heads, model.kv_heads, model.head_dim, model.vocab_size, model.dtype) == (8, 4, 256, 262208, "bfloat16")
     assert (model.tied_embeddings, model.default_context) == (True, 131072)
