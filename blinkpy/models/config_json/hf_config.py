@@ -26,7 +26,7 @@ _UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
     ((None, 0), "attn_logit_softcapping final_logit_softcapping shared_expert_intermediate_size n_shared_experts"),
     ((None, 1), "logit_scale logits_scaling embedding_multiplier residual_multiplier"),
     ((None, False), "alibi qk_layernorm is_encoder_decoder add_cross_attention attention_bias mlp_bias lm_head_bias"),
-    ((None, False), "use_mrope rope_interleaved use_bidirectional_attention"),
+    ((None, False), "use_mrope rope_interleaved use_bidirectional_attention qkv_bias"),
     ((None, []), "no_rope_layers"),
 ]
 NEUTRAL: dict[str, tuple[Any, ...]] = {key: values for values, keys in _UNSUPPORTED for key in keys.split()}

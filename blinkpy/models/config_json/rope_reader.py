@@ -15,7 +15,7 @@ from blinkpy.models.description.rope_tables import Rope
 KNOWN_PARAMETERS = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
 }
 MAX_CONTEXT = 1 << 31  # of what a config.json may state
 INERT_PARAMETERS = {"finetuned"}  # how the weights were made
@@ -130,6 +130,7 @@ def _read_yarn(section: HfConfig, rope: Rope) -> Rope:
     usual = magnitude(1)
     if section.get("mscale") and section.get("mscale_all_dim"):
         usual = magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
+    usual *= section.number("attn_factor", 1.0)  # vLLM's name for a further factor; transformers knows none
     return replace(
         rope,
         attention_factor=section.number("attention_factor", usual),

@@ -317,6 +317,14 @@ def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
     assert (model.max_position, model.default_context) == (131072, 4096)
 
 
+def test_a_factor_of_yarn_beside_its_magnitude() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B: it takes the magnitude back."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "attn_factor": 0.8782488562869419}
+    assert describe_config(QWEN3_8B | {"rope_scaling": yarn}).attention.rope.attention_factor == pytest.approx(1)
+    yarn["attention_factor"] = 1.5
+    assert describe_config(QWEN3_8B | {"rope_scaling": yarn}).attention.rope.attention_factor == 1.5
+
+
 def test_dynamic_scaling_begins_beyond_the_context_and_inert_parameters_change_nothing() -> None:
     for scaling in ({"type": "dynamic", "factor": 2.0}, {"type": "dynamic", "factor": 4.0, "finetuned": True}):
         assert describe_config(QWEN25_7B | {"rope_scaling": scaling}) == describe_config(QWEN25_7B)
@@ -392,6 +400,7 @@ def test_both_spellings_give_the_same() -> None:
         (MISTRAL_7B, {"attention_bias": True}, "attention_bias"),
         (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "linear_attention"),
         (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
+        (QWEN3_30B_A3B, {"qkv_bias": True}, "qkv_bias is not supported by Qwen3MoeForCausalLM"),
         (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
         (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "mlp_only_layers"),
         (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
