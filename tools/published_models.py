@@ -89,12 +89,10 @@ MINISTRAL_ROPE = {
 }
 
 
-def mistral3(text: dict[str, Any], tied: bool | None = None, **more: Any) -> dict[str, Any]:
-    """Around the config.json of a text model. tied: what it says within, if it does."""
+def mistral3(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     images = {"image_token_index": 10, "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1}
     outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "torch_dtype": "bfloat16", **images}
-    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype", "tie_word_embeddings")}
-    inner |= {} if tied is None else {"tie_word_embeddings": tied}
+    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype")}
     return outer | {"text_config": inner, "vision_config": VISION, "multimodal_projector_bias": False} | more
 
 
@@ -201,7 +199,9 @@ MODELS = (
     Published("mistralai/Ministral-3-8B-Reasoning-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False), 8_489_553_920),
     Published(
         "mistralai/Ministral-3-3B-Reasoning-2512",
-        mistral3(MINISTRAL_3 | {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26}, tied=True),
+        mistral3(
+            MINISTRAL_3 | {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True}
+        ),
         3_429_006_336,
     ),
     Published(

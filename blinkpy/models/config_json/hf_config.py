@@ -4,13 +4,13 @@ It remembers which keys were looked up. Of the others those that change the comp
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blinkpy.config import ConfigError
 
 logger = logging.getLogger("blinkpy.engine")
+LARGEST = 1e38  # about that of float32
 DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
@@ -79,22 +79,22 @@ class HfConfig(Mapping[str, Any]):
         """The value of the first name that has one, or the default. Without a default it must be there."""
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r}")
+            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r:.80}")
         return value
 
-    def number(self, name: str, default: float | None = None, below: float = math.inf) -> float:
+    def number(self, name: str, default: float | None = None, below: float = LARGEST) -> float:
         """A number above 0. Without a default it must be there."""
         value = self._first((name,), default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < below:
-            limit = "" if below == math.inf else f" and below {below:g}"
-            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r}")
+            limit = "" if below == LARGEST else f" and below {below:g}"
+            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r:.80}")
         return float(value)
 
     def flag(self, name: str) -> bool:
         """A truth value, False where it is missing or null."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
+            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r:.80}")
         return bool(value)
 
     def section(self, key: str, inherits: tuple[str, ...], defaults: Mapping[str, Any]) -> "HfConfig":

@@ -28,5 +28,5 @@ def _rotated(c: HfConfig, layers: int) -> list[bool]:
     if listed is None:
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) != layers or not all(item in (0, 1) for item in listed):
-        raise ConfigError(f"config.json: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r}")
+        raise ConfigError(f"config.json: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r:.200}")
     return [item == 1 for item in listed]

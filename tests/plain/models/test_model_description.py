@@ -247,6 +247,8 @@ def test_a_context_ends_where_queries_begin_to_grow() -> None:
     text = {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rope}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text})
     assert (model.max_position, model.default_context) == (16384, 16384)
+    both = text | {"rope_scaling": rope, "rope_parameters": {"rope_type": "default"}}  # the first of these counts
+    assert describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | both}).max_position == 16384
     rope = {key: value for key, value in rope.items() if key != GROWTH}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text | {"rope_parameters": rope}})
     assert model.max_position == 262144
@@ -306,7 +308,7 @@ def test_a_stated_factor_multiplies_the_context() -> None:
         (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 2.5}}, 81920),
         (LLAMA_31_8B, {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
         (LLAMA_31_8B, {}, 131072),
-        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e300}}, 1 << 31),
+        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e30}}, 1 << 31),
     ):
         model = describe_config(config | changes)
         assert model.max_position == model.default_context == context
@@ -393,6 +395,10 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "mrope_section": [16, 24, 24]}}, "mrope_section"),
         (LLAMA_31_8B, {"rope_scaling": "linear"}, "rope_scaling"),
+        (LLAMA_31_8B, {"rope_theta": 10**400}, "rope_theta must be a number above 0, not 1000"),
+        (LLAMA_31_8B, {"quantization_config": {"quant_method": ["fp8"]}}, "quant_method .* is not supported"),
+        (QWEN25_7B, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_theta must be above 1 with yarn"),
+        (PHI4_MINI, {"original_max_position_embeddings": 10**400}, "original_max_position_embeddings must be an integer"),
         (LLAMA_31_8B, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 47}}, "short_factor must have 48"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "long_factor": None}}, "long_factor"),
@@ -423,6 +429,7 @@ def test_both_spellings_give_the_same() -> None:
         (GLM, {"mlp_bias": True}, "mlp_bias is not supported by Glm4MoeForCausalLM"),
         (MISTRAL_3, {"text_config": None}, "text_config must be an object"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": "mistral4"}}, "model_type 'mistral4' is not supported"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": ["mistral"]}}, r"model_type \['mistral'\] is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "attention_bias": True}}, "text_config: attention_bias is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "hidden_size": None}}, "text_config: hidden_size is missing"),
         (MISTRAL_3, {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
