@@ -220,7 +220,9 @@ def test_a_checkpoint_saved_without_its_head_has_shorter_names(saved: Path, tmp_
     rewrite(model, lambda tensors: {name.removeprefix("model."): value for name, value in tensors.items()})
     load_weights(describe_model(model), model, torch.float32)
     rewrite(model, lambda tensors: {name: value for name, value in tensors.items() if name != "lm_head.weight"})
-    refused(model, r"lacks lm_head\.weight")
+    refused(model, r"lacks lm_head\.weight, which .* with this config\.json$")
+    rewrite(model, lambda tensors: {f"module.{name}": value for name, value in tensors.items()})
+    refused(model, r"lacks model\.embed.* with this config\.json; it has module\.")
 
 
 def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
