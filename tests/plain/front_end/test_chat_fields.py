@@ -84,6 +84,9 @@ def test_where_the_template_comes_from(tmp_path) -> None:
     several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     assert find_template(folder, {"chat_template": several}) == "d"
     assert find_template(folder, {}) is None
+    (folder / "chat_template.json").write_text('{"chat_template": "j"}')
+    assert [find_template(folder, config) for config in ({}, {"chat_template": "a"})] == ["j", "a"]
+    (folder / "chat_template.json").unlink()
     assert load_template(folder, {}, "", 100) is None
     (folder / "chat_template.jinja").write_text("file")
     assert find_template(folder, {"chat_template": "a"}) == "file"
