@@ -91,7 +91,7 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
         )
     known = expected.keys() | silent | set(scales.values())
     surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
-    foreign = [name for name in surplus if not _spare(name, model)]
+    foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]  # an empty one says nothing
     if foreign:
         raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:

@@ -173,11 +173,12 @@ def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytes
     names = ["model.layers.1.mlp.down_proj.bias", "model.layers.3.eh_proj.weight", "mtp.fc.weight", "score.weight", "v_head.bias"]
     before = load_weights(describe_model(model), model, torch.float32)
     silent = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite(model, lambda tensors: tensors | {name: torch.ones(3) for name in (*names, silent)})
+    more = {name: torch.ones(3) for name in (*names, silent)} | {"v_more.weight": torch.ones(0, 3)}
+    rewrite(model, lambda tensors: tensors | more)
     after = load_weights(describe_model(model), model, torch.float32)
     for ours, theirs in zip(layers_of(before), layers_of(after), strict=True):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 2 more"]
+    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 3 more"]
 
 
 def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
