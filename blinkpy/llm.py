@@ -161,7 +161,7 @@ class LLM:
             self.config = find_model(self.config, progress)
             folder = Path(self.config.model.model)
             self.tokenizer = Tokenizer(folder)
-            self._default = RequestParameters.of_model(self.tokenizer.generation_config)
+            self._default = self.tokenizer.request_defaults()
             child = Child("engine", self.config)
             self._end = weakref.finalize(self, _end_engine, child, name)
             try:

@@ -92,13 +92,14 @@ MINISTRAL_ROPE = {
 def mistral3(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     images = {"image_token_index": 10, "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1}
     outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "torch_dtype": "bfloat16", **images}
-    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype", "tie_word_embeddings")}
+    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype")}
     return outer | {"text_config": inner, "vision_config": VISION, "multimodal_projector_bias": False} | more
 
 
 LLAMA_31_8B = config(LLAMA, 4096, 14336, 32, 32, 8, 128256, 131072, **llama3(8.0))
 QWEN25_7B = config(QWEN2, 3584, 18944, 28, 28, 4, 152064, 32768, **QWEN)
 QWEN3_8B = config(QWEN3, 4096, 12288, 36, 32, 8, 151936, 40960, **QWEN3_KEYS)
+R1_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "attn_factor": 0.8782488562869419}
 SMALL_3 = config(
     MISTRAL, 5120, 32768, 40, 32, 8, 131072, 131072, head_dim=128, rope_theta=1e9, sliding_window=None, model_type="mistral"
 )
@@ -132,6 +133,33 @@ GLM_AIR = config(
 GLM_45 = config("Glm4MoeForCausalLM", 5120, 12288, 92, 96, 8, 151552, 131072, first_k_dense_replace=3, **BIG_GLM)
 FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}
 STATIC_FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}}
+GEMMA3_270M = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 512,
+    "_sliding_window_pattern": 6,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 3,
+    "use_bidirectional_attention": False,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+}
+OLMO3 = {
+    "rope_theta": 5e5,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+}
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
 
 MODELS = (
@@ -170,6 +198,13 @@ MODELS = (
     Published("mistralai/Mistral-Small-3.1-24B-Instruct-2503", mistral3(SMALL_3), 23_572_403_200),
     Published("mistralai/Ministral-3-8B-Reasoning-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False), 8_489_553_920),
     Published(
+        "mistralai/Ministral-3-3B-Reasoning-2512",
+        mistral3(
+            MINISTRAL_3 | {"hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26, "tie_word_embeddings": True}
+        ),
+        3_429_006_336,
+    ),
+    Published(
         "mistralai/Mixtral-8x7B-Instruct-v0.1",
         config(
             "MixtralForCausalLM",
@@ -201,10 +236,39 @@ MODELS = (
         596_049_920,
     ),
     Published("Qwen/Qwen3-8B", QWEN3_8B, 8_190_735_360),
+    Published(
+        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+        QWEN3_8B | {"max_position_embeddings": 131072, "rope_scaling": R1_YARN},
+        8_190_735_360,
+    ),
+    Published(
+        "Qwen/Qwen3-4B-Instruct-2507",
+        config(QWEN3, 2560, 9728, 36, 32, 8, 151936, 262144, **QWEN3_KEYS | {"rope_theta": 5e6, "tie_word_embeddings": True}),
+        4_022_468_096,
+    ),
     Published("Qwen/Qwen3-32B", config(QWEN3, 5120, 25600, 64, 64, 8, 151936, 40960, **QWEN3_KEYS), 32_762_123_264),
     Published(
         "Qwen/Qwen3-30B-A3B",
         config("Qwen3MoeForCausalLM", 2048, 6144, 48, 32, 4, 151936, 40960, moe_intermediate_size=768, **QWEN3_EXPERTS),
+        30_532_122_624,
+    ),
+    Published(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        config(
+            "Qwen3MoeForCausalLM",
+            2048,
+            5472,
+            48,
+            32,
+            4,
+            151936,
+            262144,
+            moe_intermediate_size=768,
+            qkv_bias=False,
+            use_qk_norm=True,
+            shared_expert_intermediate_size=0,
+            **QWEN3_EXPERTS | {"rope_theta": 10000000},
+        ),
         30_532_122_624,
     ),
     Published(
@@ -276,6 +340,21 @@ MODELS = (
         "microsoft/phi-4",
         config("Phi3ForCausalLM", 5120, 17920, 40, 40, 10, 100352, 16384, rope_theta=250000, sliding_window=None, **PHI3),
         14_659_507_200,
+    ),
+    Published(
+        "microsoft/Phi-4-reasoning",
+        config("Phi3ForCausalLM", 5120, 17920, 40, 40, 10, 100352, 32768, rope_theta=500000, sliding_window=None, **PHI3),
+        14_659_507_200,
+    ),
+    Published(
+        "google/gemma-3-270m-it",
+        config("Gemma3ForCausalLM", 640, 2048, 18, 4, 1, 262144, 32768, **GEMMA3_270M),
+        268_098_176,
+    ),
+    Published(
+        "allenai/Olmo-3-7B-Think",
+        config("Olmo3ForCausalLM", 4096, 11008, 32, 32, 32, 100278, 65536, **OLMO3),
+        7_298_011_136,
     ),
     Published(
         "HuggingFaceTB/SmolLM3-3B",
@@ -364,6 +443,21 @@ MODELS = (
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         {"architectures": ["Qwen3NextForCausalLM"]},
         refusal="model class Qwen3NextForCausalLM is not supported",
+    ),
+    Published(
+        "Qwen/Qwen3.5-35B-A3B",
+        {"architectures": ["Qwen3_5MoeForConditionalGeneration"]},
+        refusal="model class Qwen3_5MoeForConditionalGeneration is not supported",
+    ),
+    Published(
+        "zai-org/GLM-4.7-Flash",
+        {"architectures": ["Glm4MoeLiteForCausalLM"]},
+        refusal="model class Glm4MoeLiteForCausalLM is not supported",
+    ),
+    Published(
+        "google/gemma-4-31B-it",
+        {"architectures": ["Gemma4ForConditionalGeneration"]},
+        refusal="model class Gemma4ForConditionalGeneration is not supported",
     ),
     Published(
         "Qwen/Qwen2.5-VL-7B-Instruct",

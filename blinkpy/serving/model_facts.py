@@ -171,6 +171,7 @@ def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription
     template = load_template(tokenizer.folder, tokenizer.config, "", PROBE_CHARACTERS)
     dialect = ChatDialect(template, config.model, tokenizer.model_type)
     tokenizer.end_with(dialect.ends)
+    tokenizer.request_defaults()
     facts.tokenizer = {
         "kind": str(kind.get("type", "?")) if isinstance(kind, dict) else "?",
         "class": str(tokenizer.config.get("tokenizer_class") or "?"),

@@ -128,6 +128,16 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
     assert facts["tokenizer"]["kind"] == "BPE", "the rest is told anyway"
 
 
+def test_defaults_of_requests_are_checked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for values, words in (
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"eos_token_id": 1 << 31}, "eos_token_id is 2147483648"),
+    ):
+        (model / "generation_config.json").write_text(json.dumps(values))
+        code, facts = look(capsys, str(model))
+        assert code == 1 and words in facts["problems"][0]
+
+
 def test_all_that_lacks_is_told_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = safetensors.torch.load_file(model / "model.safetensors")
     del tensors[NEEDED]

@@ -22,11 +22,11 @@ import jinja2.parser
 import jinja2.sandbox
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.text.tokenizer import special_token
+from blinkpy.dpu.text.tokenizer import read_json, special_token
 
 MAX_TEMPLATE_BYTES = 1 << 20
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class ChatError(ValueError):
@@ -104,7 +104,8 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> str | None:
-    """Source of the template: the operator's file, chat_template.jinja, tokenizer_config.json, or None. Raises ConfigError."""
+    """Source of the template: the operator's file, chat_template.jinja, tokenizer_config.json, chat_template.json (of models with
+    images, Mistral Small 3.1), or None. Raises ConfigError."""
     path = Path(override).expanduser() if override else folder / "chat_template.jinja"
     if override or path.exists():
         try:
@@ -113,14 +114,14 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: s
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"can't read the chat template {path}: {error}") from error
-    source = tokenizer_config.get("chat_template")
+    source = tokenizer_config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(source, list):  # several by name: the one for plain chats
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
     if source is None:
         return None
     if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
-        raise ConfigError(f"{folder}: chat_template in tokenizer_config.json is not a template")
+        raise ConfigError(f"{folder}: chat_template in tokenizer_config.json or chat_template.json is not a template")
     return source
 
 

@@ -190,6 +190,8 @@ class Detokenizer:
     def _push_slowly(self, token: int) -> str:
         if token in self._marks:
             return self.finish() + self._marks[token]
+        if token in self._hidden:
+            return ""
         self._window.append(token)
         text = self._decode()
         if text.endswith(REPLACEMENT) and len(self._window) < WINDOW_LIMIT:

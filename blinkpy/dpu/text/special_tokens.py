@@ -30,34 +30,31 @@ class SpecialTokens:
         added = encoder.get_added_tokens_decoder()
         special = {token.content: (number, token) for number, token in added.items() if token.special and token.content}
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one counts
-        nonce = secrets.token_hex(8)
+        nonce = str(secrets.randbelow(10**18))
         self._aliases = {name: f"\ue000{nonce}.{i}\ue001" for i, name in enumerate(names)}
         taken = {*encoder.get_vocab(with_added_tokens=True).values(), *added}
         meant: dict[int, int] = {}  # alias to special token
         encoder.encode_special_tokens = True
         for name in names:
             number, token = special[name]
-            how = {
-                "lstrip": token.lstrip,
-                "rstrip": token.rstrip,
-                "single_word": token.single_word,
-                "normalized": token.normalized,
-            }
+            # Found before a normalizer changes the text: one that puts spaces in front would hide all but the first.
+            how = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
             encoder.add_tokens([AddedToken(self._aliases[name], special=False, **how)])
             meant[int(encoder.token_to_id(self._aliases[name]) or 0)] = number
         if taken & meant.keys():
             raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be given twice")
         self._first_alias = min(meant, default=INT32_MAX)
         self._ids = np.array([meant[alias] for alias in sorted(meant)], np.int32)  # those of aliases follow each other
-        self.names = re.compile("|".join(map(re.escape, names)) or r"(?!)")  # finds what is spelled like one
+        patterns = [rf"(?<!\w){re.escape(n)}(?!\w)" if special[n][1].single_word else re.escape(n) for n in names]
+        self.names = re.compile("|".join(patterns) or r"(?!)")  # finds what is spelled like one
         self._heads = {name[:end] for name in names for end in range(1, len(name))}
         self._tails = {name[start:] for name in names for start in range(1, len(name))}
         self._all_names = "\0".join(names)
         self._longest = max(map(len, names), default=1)
-        # Letters and digits alone, which the filters of templates leave as they are.
+        # Letters and digits alone, which the filters of templates leave as they are, but for capitals.
         self._marks = {name: f"xq{nonce}m{i}x" for i, name in enumerate(names)}
         self._border, self.end_mark = f"xq{nonce}bx", f"xq{nonce}ex"
-        self._any_mark = re.compile(f"xq{nonce}(?:m([0-9]+)|b)x")
+        self._any_mark = re.compile(f"xq{nonce}(?:m([0-9]+)|b)x", re.IGNORECASE)
         self._listed = names
 
     def mark(self, value: Any) -> Any:

@@ -20,6 +20,7 @@ from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.token_lengths import most_characters
 from blinkpy.dpu.text.token_pieces import token_pieces
 from blinkpy.queues.array_types import Int32
+from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 
 # One text is one task: the library's threads would compete with the other workers for cores.
@@ -101,14 +102,21 @@ class Tokenizer:
         for source in (self.generation_config, model_config):
             value = source.get("eos_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-                raise ConfigError(f"{self.folder}: eos_token_id is {value!r}")
+            if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= INT32_MAX for token in ids):
+                raise ConfigError(f"{self.folder}: eos_token_id is {value!r:.200}")
             found.update(dict.fromkeys(ids))
         ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # its own is never left out
         ids = list(dict.fromkeys(ids))
         if len(ids) > STOP_IDS:
             logger.warning("%s names %d end-of-sequence ids: %s do not end a text", self.folder, len(ids), ids[STOP_IDS:])
         return tuple(ids[:STOP_IDS])
+
+    def request_defaults(self) -> RequestParameters:
+        """What requests that do not say otherwise get, of generation_config.json. Raises ConfigError."""
+        try:
+            return RequestParameters.of_model(self.generation_config)
+        except ValueError as error:
+            raise ConfigError(f"{self.folder}: {error}") from error
 
     def end_with(self, names: Iterable[str]) -> None:
         """These tokens end a text, too, whatever the model's folder says: the first ones, should there be too many."""

@@ -42,7 +42,7 @@ def grouped_attention(
 def _layer_types(c: HfConfig, layers: int) -> list[str] | None:
     types = c.get("layer_types")
     if types is not None and (not isinstance(types, list) or len(types) != layers):
-        raise ConfigError(f"config.json: layer_types must be a list of {layers} names, not {types!r}")
+        raise ConfigError(f"config.json: layer_types must be a list of {layers} names, not {types!r:.200}")
     for name in set(types or ()) - {"full_attention", "sliding_attention"}:
         raise ConfigError(f"config.json: layer type {name!r} is not supported (supported: full_attention, sliding_attention)")
     return types
@@ -108,7 +108,7 @@ def strided_experts(c: HfConfig, experts: Experts) -> list[Mlp | Experts]:
     """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, but for mlp_only_layers."""
     layers, stride, dense = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step"), c.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
-        raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r}")
+        raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r:.200}")
     chosen = [experts.number > 0 and i not in dense and (i + 1) % stride == 0 for i in range(layers)]
     return [experts if has_experts else gated_mlp(c) for has_experts in chosen]
 

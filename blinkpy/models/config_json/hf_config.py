@@ -4,13 +4,13 @@ It remembers which keys were looked up. Of the others those that change the comp
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blinkpy.config import ConfigError
 
 logger = logging.getLogger("blinkpy.engine")
+LARGEST = 1e38  # about that of float32
 DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
@@ -26,7 +26,7 @@ _UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
     ((None, 0), "attn_logit_softcapping final_logit_softcapping shared_expert_intermediate_size n_shared_experts"),
     ((None, 1), "logit_scale logits_scaling embedding_multiplier residual_multiplier"),
     ((None, False), "alibi qk_layernorm is_encoder_decoder add_cross_attention attention_bias mlp_bias lm_head_bias"),
-    ((None, False), "use_mrope rope_interleaved use_bidirectional_attention"),
+    ((None, False), "use_mrope rope_interleaved use_bidirectional_attention qkv_bias"),
     ((None, []), "no_rope_layers"),
 ]
 NEUTRAL: dict[str, tuple[Any, ...]] = {key: values for values, keys in _UNSUPPORTED for key in keys.split()}
@@ -79,22 +79,22 @@ class HfConfig(Mapping[str, Any]):
         """The value of the first name that has one, or the default. Without a default it must be there."""
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r}")
+            raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r:.80}")
         return value
 
-    def number(self, name: str, default: float | None = None, below: float = math.inf) -> float:
+    def number(self, name: str, default: float | None = None, below: float = LARGEST) -> float:
         """A number above 0. Without a default it must be there."""
         value = self._first((name,), default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < below:
-            limit = "" if below == math.inf else f" and below {below:g}"
-            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r}")
+            limit = "" if below == LARGEST else f" and below {below:g}"
+            raise ConfigError(f"{self.where}: {name} must be a number above 0{limit}, not {value!r:.80}")
         return float(value)
 
     def flag(self, name: str) -> bool:
         """A truth value, False where it is missing or null."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r}")
+            raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r:.80}")
         return bool(value)
 
     def section(self, key: str, inherits: tuple[str, ...], defaults: Mapping[str, Any]) -> "HfConfig":

@@ -82,7 +82,7 @@ def read_quantization(c: HfConfig) -> Quantization | None:
         return None
     section = _Section(values, f"{c.where}: quantization_config")
     method = section.get("quant_method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise section.error(
             f"quant_method {str(method)[:80]!r} is not supported by {c.name} here (supported: {', '.join(METHODS)})"
         )

@@ -15,7 +15,7 @@ from blinkpy.models.description.rope_tables import Rope
 KNOWN_PARAMETERS = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
-    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
 }
 MAX_CONTEXT = 1 << 31  # of what a config.json may state
 INERT_PARAMETERS = {"finetuned"}  # how the weights were made
@@ -69,7 +69,7 @@ def read_rope(
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
-        raise ConfigError(f"{section.where}: rope type {kind!r} is not supported (supported: {', '.join(KINDS)})")
+        raise ConfigError(f"{section.where}: rope type {kind!r:.80} is not supported (supported: {', '.join(KINDS)})")
     theta = section.number("rope_theta", c.number(theta_key))
     share = section.number("partial_rotary_factor", c.number("partial_rotary_factor"))
     if share > 1 or (share != 1 and not partial):
@@ -85,8 +85,8 @@ def read_rope(
 
     original = c.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
     original = original or original_default or max_position
-    if isinstance(original, bool) or not isinstance(original, int) or original < 2:
-        raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r}")
+    if isinstance(original, bool) or not isinstance(original, int) or not 1 < original <= MAX_CONTEXT:
+        raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r:.80}")
     rope = replace(rope, original_max_position=original)
     if kind == "llama3":
         return _read_llama3(section, rope)
@@ -113,7 +113,7 @@ def _read_longrope(section: HfConfig, rope: Rope) -> Rope:
         """A positive number for each rotated pair of dimensions."""
         value, count = section.get(name), rope.rotary_dim // 2
         if not isinstance(value, list) or not all(isinstance(x, (int, float)) and x > 0 for x in value):
-            raise ConfigError(f"{section.where}: {name} must be a list of positive numbers, not {value!r}")
+            raise ConfigError(f"{section.where}: {name} must be a list of positive numbers, not {value!r:.200}")
         if len(value) != count:
             raise ConfigError(f"{section.where}: {name} must have {count} numbers, one per rotated pair, not {len(value)}")
         return tuple(float(x) for x in value)
@@ -127,9 +127,12 @@ def _read_yarn(section: HfConfig, rope: Rope) -> Rope:
     def magnitude(scale: float) -> float:
         return 0.1 * scale * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
 
+    if rope.theta <= 1:
+        raise ConfigError(f"{section.where}: rope_theta must be above 1 with yarn, not {rope.theta:g}")
     usual = magnitude(1)
     if section.get("mscale") and section.get("mscale_all_dim"):
         usual = magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
+    usual *= section.number("attn_factor", 1.0)  # vLLM's name for a further factor; transformers knows none
     return replace(
         rope,
         attention_factor=section.number("attention_factor", usual),

@@ -35,6 +35,10 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
 
+    def unrotated(self) -> "Rope":
+        """Of layers whose heads are not rotated, nor scaled by the attention factor."""
+        return Rope(NONE, self.theta, self.rotary_dim)
+
     def inverse_frequencies(self, max_model_len: int) -> NDArray[np.float32]:
         """float32 [rotary_dim // 2], radians per position.
 

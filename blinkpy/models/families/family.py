@@ -57,7 +57,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
         by_type = {family.model_type: name for name, family in known.items()}
         names = [by_type.get(str(config.get("model_type")), f"model_type {config.get('model_type')!r}")]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ConfigError(f"config.json: architectures must name one model class, not {names!r} (supported: {', '.join(known)})")
+        raise ConfigError(
+            f"config.json: architectures must name one model class, not {names!r:.80} (supported: {', '.join(known)})"
+        )
     if names[0] not in known:
         raise ConfigError(f"config.json: model class {names[0]} is not supported (supported: {', '.join(known)})")
     return known[names[0]]

@@ -63,7 +63,12 @@ def gemma3(c: HfConfig) -> DecoderDescription:
     return _decoder(c, c.integer("sliding_window_pattern", default=6), qk_norm=True, local_rope=True)
 
 
-@family("Gemma3ForConditionalGeneration", model_type="gemma3", ignores=(*IGNORES, *IMAGES))
+@family(
+    "Gemma3ForConditionalGeneration",
+    model_type="gemma3",
+    defaults={"tie_word_embeddings": True},
+    ignores=(*IGNORES, *IMAGES),
+)
 def gemma3_nested(c: HfConfig) -> DecoderDescription:
     text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), GEMMA3)
     return replace(gemma3(text), tensors=NESTED._replace(post_norm=NAMES.post_norm))

@@ -1,6 +1,5 @@
 """Granite 3, and the models of Granite 4 that have attention and a dense MLP in all layers."""
 
-from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
@@ -8,7 +7,6 @@ from blinkpy.models.config_json.block_readers import activation, gated_mlp, grou
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.blocks import Attention, Factors, Mlp
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
-from blinkpy.models.description.rope_tables import NONE
 from blinkpy.models.families.family import family
 
 FACTORS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -45,6 +43,6 @@ def granite_hybrid(c: HfConfig) -> DecoderDescription:
     if position not in ("rope", "nope", None):
         raise ConfigError(f"config.json: position_embedding_type {position!r} is not supported (supported: rope, nope)")
     if position != "rope":
-        attention = attention._replace(rope=replace(attention.rope, kind=NONE))
+        attention = attention._replace(rope=attention.rope.unrotated())
     mlp = Mlp(c.integer("shared_intermediate_size"), activation(c))
     return pre_norm_decoder(c, attention, mlp, (0,) * layers, HYBRID_NAMES, factors=_factors(c))

@@ -35,7 +35,7 @@ IMAGES = """
 def ministral3(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, inert={GROWTH, "max_position_embeddings"})
     model = pre_norm_decoder(c, attention, gated_mlp(c), sliding_windows(c, typed=True))
-    scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    scaling = c.get("rope_scaling") or c.get("rope_parameters") or {}  # as read_rope has it
     if not scaling.get(GROWTH):
         return model
     if not attention.rope.original_max_position:
@@ -47,7 +47,7 @@ def ministral3(c: HfConfig) -> DecoderDescription:
 def mistral3(c: HfConfig) -> DecoderDescription:
     values = c.get("text_config")
     kind = values.get("model_type", "mistral") if isinstance(values, dict) else "mistral"
-    if kind not in TEXTS:
-        raise ConfigError(f"config.json: text_config: model_type {kind!r} is not supported (supported: {', '.join(TEXTS)})")
+    if not isinstance(kind, str) or kind not in TEXTS:
+        raise ConfigError(f"config.json: text_config: model_type {kind!r:.80} is not supported (supported: {', '.join(TEXTS)})")
     text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXTS[kind])
     return replace(ministral3(text), tensors=NESTED)

@@ -26,7 +26,7 @@ def qwen3(c: HfConfig) -> DecoderDescription:
     "Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
     defaults={**EXPERTS, "sliding_window": 4096},
-    ignores=("intermediate_size", "output_router_logits", "router_aux_loss_coef"),
+    ignores=("intermediate_size", "output_router_logits", "router_aux_loss_coef", "use_qk_norm"),
 )
 def qwen3_moe(c: HfConfig) -> DecoderDescription:
     bias, normalize = c.flag("attention_bias"), c.flag("norm_topk_prob")

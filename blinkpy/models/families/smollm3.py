@@ -1,12 +1,9 @@
 """SmolLM3: some layers do not rotate their heads."""
 
-from dataclasses import replace
-
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, pre_norm_decoder, sliding_windows
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.description.rope_tables import NONE
 from blinkpy.models.families.family import family
 
 
@@ -21,7 +18,7 @@ def smollm3(c: HfConfig) -> DecoderDescription:
     rotated = _rotated(c, len(windows))
     if c.get("layer_types") is None:  # windows, if any, where heads are not rotated
         windows = tuple(0 if here else window for here, window in zip(rotated, windows, strict=True))
-    ropes = [attention.rope if here else replace(attention.rope, kind=NONE) for here in rotated]
+    ropes = [attention.rope if here else attention.rope.unrotated() for here in rotated]
     return pre_norm_decoder(c, attention, gated_mlp(c, bias=c.flag("mlp_bias")), windows, ropes=ropes)
 
 
@@ -31,5 +28,5 @@ def _rotated(c: HfConfig, layers: int) -> list[bool]:
     if listed is None:
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) != layers or not all(item in (0, 1) for item in listed):
-        raise ConfigError(f"config.json: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r}")
+        raise ConfigError(f"config.json: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r:.200}")
     return [item == 1 for item in listed]

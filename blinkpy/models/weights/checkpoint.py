@@ -84,10 +84,14 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
 
     missing = [name for name in expected if name not in found] + [name for name, stored in scales.items() if not stored]
     if missing:
-        raise ConfigError(f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json")
+        others = [name for name in found if name not in expected]
+        there = f"; it has {listed(others)}" if others else ""
+        raise ConfigError(
+            f"{folder}: the checkpoint lacks {listed(missing)}, which {model.name} needs with this config.json{there}"
+        )
     known = expected.keys() | silent | set(scales.values())
     surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
-    foreign = [name for name in surplus if not _spare(name, model)]
+    foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]  # an empty one says nothing
     if foreign:
         raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
     if surplus:

@@ -84,13 +84,16 @@ def test_where_the_template_comes_from(tmp_path) -> None:
     several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
     assert find_template(folder, {"chat_template": several}) == "d"
     assert find_template(folder, {}) is None
+    (folder / "chat_template.json").write_text('{"chat_template": "j"}')
+    assert [find_template(folder, config) for config in ({}, {"chat_template": "a"})] == ["j", "a"]
+    (folder / "chat_template.json").unlink()
     assert load_template(folder, {}, "", 100) is None
     (folder / "chat_template.jinja").write_text("file")
     assert find_template(folder, {"chat_template": "a"}) == "file"
-    (tmp_path / "own.jinja").write_text("own{{ bos_token }}")
-    assert find_template(folder, {"chat_template": "a"}, str(tmp_path / "own.jinja")) == "own{{ bos_token }}"
-    template = load_template(folder, {"bos_token": {"content": "<s>"}}, str(tmp_path / "own.jinja"), 100)
-    assert template.render([]) == "own<s>"
+    (tmp_path / "own.jinja").write_text("own{{ bos_token }}{{ sep_token }}")
+    assert find_template(folder, {"chat_template": "a"}, str(tmp_path / "own.jinja")) == "own{{ bos_token }}{{ sep_token }}"
+    template = load_template(folder, {"bos_token": {"content": "<s>"}, "sep_token": "|"}, str(tmp_path / "own.jinja"), 100)
+    assert template.render([]) == "own<s>|"
 
 
 def test_bad_templates_are_errors_at_the_start(tmp_path) -> None:

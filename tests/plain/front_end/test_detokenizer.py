@@ -84,13 +84,17 @@ def test_byte_fallback_shows_a_character_as_soon_as_it_is_whole() -> None:
     assert stream(table, ids)[1] == ["", "", "", "😀", "", "", "日"]
 
 
-def test_decoder_that_looks_at_neighbours(rng) -> None:
-    encoder, table = texts_of(word_piece_json)
+@pytest.mark.parametrize("hidden", [0, 30])
+def test_decoder_that_looks_at_neighbours(rng, hidden) -> None:
+    """hidden: times that a token without text is likelier than others; runs of it are as long as what is looked at."""
+    encoder = Encoder.from_str(word_piece_json())
+    encoder.add_special_tokens(["[UNK]"] if hidden else [])
+    table = TokenTexts(encoder)
     assert table.texts is None
     size = encoder.get_vocab_size()
     prompt = [1, 2]
     for _ in range(100):
-        ids = rng.integers(0, size, rng.integers(1, 60)).tolist()
+        ids = np.maximum(rng.integers(-hidden, size, rng.integers(1, 60)), 0).tolist()
         expected = encoder.decode(prompt + ids)[len(encoder.decode(prompt)) :]
         assert stream(table, ids, prompt)[0] == expected
 

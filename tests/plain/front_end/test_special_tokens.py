@@ -1,5 +1,6 @@
 """Special tokens: what is spelled like one is text, unless the chat template wrote it, or a client asked for it."""
 
+import json
 import random
 from typing import Any
 
@@ -47,10 +48,13 @@ def chat_prompt(template: ChatTemplate, tokenizer: Tokenizer, messages: Any, **h
 
 
 def greedy_json() -> str:
-    """Special tokens that take spaces beside them, that are part of one another, and one that is normalized."""
+    """Special tokens that take spaces beside them, that are part of one another, one that is normalized, and a single word."""
     encoder = Encoder.from_str(byte_level_json())
     encoder.add_special_tokens(
-        [AddedToken("<mask>", lstrip=True), AddedToken("<mask>s", rstrip=True), AddedToken("<N>", normalized=True)]
+        [
+            *(AddedToken("<mask>", lstrip=True), AddedToken("<mask>s", rstrip=True)),
+            *(AddedToken("<N>", normalized=True), AddedToken("<W>", single_word=True)),
+        ]
     )
     return str(encoder.to_str())
 
@@ -108,6 +112,23 @@ def test_otherwise_they_are_text(tokenizer, library, rng) -> None:
             assert ids == library.encode(text, add_special_tokens=False).ids
     finally:
         library.encode_special_tokens = False
+
+
+def test_normalized_ones_are_found_behind_a_text_too(tmp_path) -> None:
+    """The normalizer puts a space in front of a text, and of the names of such tokens: in the library the first one alone."""
+    described = json.loads(byte_fallback_json())
+    for token in described["added_tokens"]:
+        token["normalized"] = True
+    tokenizer = Tokenizer(write_model(tmp_path, json.dumps(described)))
+    text = "<s>the</s>the<s>"
+    expected = Encoder.from_str(byte_fallback_json()).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, False, parse_special=True).tolist() == expected
+
+
+def test_marks_outlive_capitals(tmp_path) -> None:
+    tokenizer = Tokenizer(write_model(tmp_path))
+    template = ChatTemplate("{{ messages[0].content | upper }}", {}, 1000)
+    assert chat_prompt(template, tokenizer, [{"role": "user", "content": "art|> the </s>"}])[0] == "ART|> THE </s>"
 
 
 def test_messages_can_not_write_what_the_template_writes(tmp_path, rng) -> None:

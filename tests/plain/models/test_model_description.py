@@ -219,6 +219,7 @@ def test_fields_of_published_models() -> None:
     assert model.expert_layers == (False,) * 3 + (True,) * 43
     assert model.experts == Experts(128, 8, 1408, RouterKind.SIGMOID_TOP_K, normalize=True, factor=2.5, shared=2816)
     assert (model.attention.rope.rotary_dim, model.attention.qk_norm, model.mlp_size) == (64, None, 10944)
+    assert not any(describe_config(GLM | {"first_k_dense_replace": 46}).expert_layers)
     experts = describe_config(GLM | {"n_group": 8, "topk_group": 4}).experts
     assert (experts.groups, experts.kept_groups) == (8, 4)
     model = describe_config(QWEN2_MOE)
@@ -246,6 +247,8 @@ def test_a_context_ends_where_queries_begin_to_grow() -> None:
     text = {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rope}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text})
     assert (model.max_position, model.default_context) == (16384, 16384)
+    both = text | {"rope_scaling": rope, "rope_parameters": {"rope_type": "default"}}  # the first of these counts
+    assert describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | both}).max_position == 16384
     rope = {key: value for key, value in rope.items() if key != GROWTH}
     model = describe_config(MISTRAL_3 | {"text_config": MISTRAL_7B | text | {"rope_parameters": rope}})
     assert model.max_position == 262144
@@ -270,6 +273,9 @@ def test_fields_of_gemma_and_olmo() -> None:
     longer = describe_config(GEMMA3_1B | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
     assert [(rope.kind, rope.factor) for rope in ropes(longer)[4:6]] == [("default", 1), ("linear", 8)]
     assert longer.default_context == 32768  # the factor is in it
+    untied = GEMMA3_4B | {"text_config": GEMMA3_4B_TEXT | {"tie_word_embeddings": False}}
+    assert describe_config(untied).tied_embeddings
+    assert not describe_config(untied | {"tie_word_embeddings": False}).tied_embeddings
     model = describe_config(GEMMA3_4B)
     assert (model.heads, model.kv_heads, model.head_dim, model.vocab_size, model.dtype) == (8, 4, 256, 262208, "bfloat16")
     assert (model.tied_embeddings, model.default_context) == (True, 131072)
@@ -302,7 +308,7 @@ def test_a_stated_factor_multiplies_the_context() -> None:
         (QWEN25_7B, {"rope_scaling": {"type": "yarn", "factor": 2.5}}, 81920),
         (LLAMA_31_8B, {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
         (LLAMA_31_8B, {}, 131072),
-        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e300}}, 1 << 31),
+        (LLAMA_31_8B, {"rope_scaling": {"type": "linear", "factor": 1e30}}, 1 << 31),
     ):
         model = describe_config(config | changes)
         assert model.max_position == model.default_context == context
@@ -311,6 +317,14 @@ def test_a_stated_factor_multiplies_the_context() -> None:
 def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
     model = describe_config(PHI4_MINI)
     assert (model.max_position, model.default_context) == (131072, 4096)
+
+
+def test_a_factor_of_yarn_beside_its_magnitude() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B: it takes the magnitude back."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "attn_factor": 0.8782488562869419}
+    assert describe_config(QWEN3_8B | {"rope_scaling": yarn}).attention.rope.attention_factor == pytest.approx(1)
+    yarn["attention_factor"] = 1.5
+    assert describe_config(QWEN3_8B | {"rope_scaling": yarn}).attention.rope.attention_factor == 1.5
 
 
 def test_dynamic_scaling_begins_beyond_the_context_and_inert_parameters_change_nothing() -> None:
@@ -381,6 +395,10 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "mrope_section": [16, 24, 24]}}, "mrope_section"),
         (LLAMA_31_8B, {"rope_scaling": "linear"}, "rope_scaling"),
+        (LLAMA_31_8B, {"rope_theta": 10**400}, "rope_theta must be a number above 0, not 1000"),
+        (LLAMA_31_8B, {"quantization_config": {"quant_method": ["fp8"]}}, "quant_method .* is not supported"),
+        (QWEN25_7B, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_theta must be above 1 with yarn"),
+        (PHI4_MINI, {"original_max_position_embeddings": 10**400}, "original_max_position_embeddings must be an integer"),
         (LLAMA_31_8B, {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 47}}, "short_factor must have 48"),
         (PHI4_MINI, {"rope_scaling": {**LONGROPE, "long_factor": None}}, "long_factor"),
@@ -388,6 +406,7 @@ def test_both_spellings_give_the_same() -> None:
         (MISTRAL_7B, {"attention_bias": True}, "attention_bias"),
         (QWEN25_7B, {"layer_types": ["linear_attention"] * 28}, "linear_attention"),
         (QWEN25_7B, {"mlp_bias": True}, "mlp_bias"),
+        (QWEN3_30B_A3B, {"qkv_bias": True}, "qkv_bias is not supported by Qwen3MoeForCausalLM"),
         (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok"),
         (QWEN3_30B_A3B, {"mlp_only_layers": [48]}, "mlp_only_layers"),
         (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
@@ -410,6 +429,7 @@ def test_both_spellings_give_the_same() -> None:
         (GLM, {"mlp_bias": True}, "mlp_bias is not supported by Glm4MoeForCausalLM"),
         (MISTRAL_3, {"text_config": None}, "text_config must be an object"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": "mistral4"}}, "model_type 'mistral4' is not supported"),
+        (MISTRAL_3, {"text_config": {**MISTRAL_7B, "model_type": ["mistral"]}}, r"model_type \['mistral'\] is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "attention_bias": True}}, "text_config: attention_bias is not supported"),
         (MISTRAL_3, {"text_config": {**MISTRAL_7B, "hidden_size": None}}, "text_config: hidden_size is missing"),
         (MISTRAL_3, {"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),

@@ -173,11 +173,12 @@ def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytes
     names = ["model.layers.1.mlp.down_proj.bias", "model.layers.3.eh_proj.weight", "mtp.fc.weight", "score.weight", "v_head.bias"]
     before = load_weights(describe_model(model), model, torch.float32)
     silent = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    rewrite(model, lambda tensors: tensors | {name: torch.ones(3) for name in (*names, silent)})
+    more = {name: torch.ones(3) for name in (*names, silent)} | {"v_more.weight": torch.ones(0, 3)}
+    rewrite(model, lambda tensors: tensors | more)
     after = load_weights(describe_model(model), model, torch.float32)
     for ours, theirs in zip(layers_of(before), layers_of(after), strict=True):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 2 more"]
+    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 3 more"]
 
 
 def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +221,9 @@ def test_a_checkpoint_saved_without_its_head_has_shorter_names(saved: Path, tmp_
     rewrite(model, lambda tensors: {name.removeprefix("model."): value for name, value in tensors.items()})
     load_weights(describe_model(model), model, torch.float32)
     rewrite(model, lambda tensors: {name: value for name, value in tensors.items() if name != "lm_head.weight"})
-    refused(model, r"lacks lm_head\.weight")
+    refused(model, r"lacks lm_head\.weight, which .* with this config\.json$")
+    rewrite(model, lambda tensors: {f"module.{name}": value for name, value in tensors.items()})
+    refused(model, r"lacks model\.embed.* with this config\.json; it has module\.")
 
 
 def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

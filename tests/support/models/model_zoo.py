@@ -83,7 +83,7 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": False, "mlp_only_layers": [1]}),
     "qwen3-moe-stride": ("Qwen3MoeConfig", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_experts_per_tok": 1}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}),
-    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False, "rope_parameters": YARN}),
     "smollm3-window": ("SmolLM3Config", {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 18}),
     "granite": ("GraniteConfig", {**GRANITE, "logits_scaling": 0.5, "tie_word_embeddings": True}),
     "granite-biased": ("GraniteConfig", {**GRANITE, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),

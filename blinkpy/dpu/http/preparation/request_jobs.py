@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from blinkpy.config import Config, ConfigError
+from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -47,10 +47,7 @@ class RequestReader:
         self.model = config.model.served_model_name or config.model.model
         self.options = config.frontend
         self.tokenizer = Tokenizer(folder)
-        try:
-            self.defaults = RequestParameters.of_model(self.tokenizer.generation_config)
-        except ValueError as error:
-            raise ConfigError(f"{folder}: {error}") from error
+        self.defaults = self.tokenizer.request_defaults()
         limit = config.frontend.max_body_bytes + TEMPLATE_SLACK
         template = load_template(folder, self.tokenizer.config, config.model.chat_template, limit)
         self.dialect = ChatDialect(template, config.model, self.tokenizer.model_type)
