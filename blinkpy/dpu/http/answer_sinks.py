@@ -139,7 +139,7 @@ class PlainText:
 class Streamer(Collector):
     """Writes events to the connection, all of a step at once. started: set with the first event, so that an error before it can
     still be an answer with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves
-    more than max_backlog events or max_bytes unread."""
+    more than max_backlog events or max_bytes unread. chunked: the transfer coding, which a client of HTTP/1.0 does not know."""
 
     def __init__(
         self,
@@ -149,15 +149,16 @@ class Streamer(Collector):
         usage: StreamUsage,
         on_slow: Callable[[], None],
         max_bytes: int = BACKLOG_BYTES,
+        chunked: bool = True,
     ):
         super().__init__(answer)
-        self._max_bytes = max_bytes
+        self._max_bytes, self._chunked = max_bytes, chunked
         self._usage_at_end, self._usage_each = usage
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.awaited.append(self.started)
         self._connection, self._transport = connection, connection.transport
         self._max_backlog, self._on_slow = max_backlog, on_slow
-        self._chunks: list[bytes] = []  # of HTTP/1.1's chunked encoding, not written yet: an event in each
+        self._chunks: list[bytes] = []  # not written yet: an event in each, mostly in HTTP/1.1's chunked encoding
         self._open = False  # the response has started, and the client takes it
         self._backlog = 0  # events since the client had read everything
 
@@ -175,7 +176,7 @@ class Streamer(Collector):
         event = self.answer.event(generation.index, text, logprobs)
         if event:
             self._add(event)
-        if generation.is_plain and not self._usage_each:
+        if generation.is_plain and self._chunked and not self._usage_each:
             frame = self.answer.frame(generation.index)
             generation.plain = frame and PlainText(generation.detokenizer, frame, self._chunks)
 
@@ -187,10 +188,14 @@ class Streamer(Collector):
             self.started.set_result(None)
 
     def end(self) -> bytes:
-        """What the stream ends with."""
-        if self.error is not None:
-            return self.answer.error_event(self.error)
-        return self.answer.end(self.usage(), self._usage_at_end)
+        """What the stream ends with, as far as it is not written yet."""
+        failed = self.error
+        last = self.answer.end(self.usage(), self._usage_at_end) if failed is None else self.answer.error_event(failed)
+        if self._chunked:
+            return last
+        if not self._connection.held.is_closing():
+            self._connection.held.write(last)
+        return b""
 
     def stop(self) -> None:
         self._open = False
@@ -202,7 +207,7 @@ class Streamer(Collector):
     def _add(self, event: bytes) -> None:
         if self._usage_each:
             event = self.answer.with_usage(event, self.usage())
-        self._chunks.append(b"%x\r\n%b\r\n" % (len(event), event))
+        self._chunks.append(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
 
     def send(self) -> None:
         chunks = self._chunks

@@ -84,7 +84,7 @@ class App:
         try:
             await self._serve(exchange)
         except ClientGone:
-            pass
+            exchange.connection.end_by_closing()
         finally:
             exchange.connection.on_lost = None
             self._access_log.ended(exchange)
@@ -200,8 +200,6 @@ class App:
             request.request_id = exchange.request_id = request.request_id or exchange.request_id
         if service.needs_automaton(request):
             await exchange.unless_gone(service.compile_grammar(request))
-        if request.stream and exchange.http_version == "1.0":
-            raise ApiError(400, "Streaming needs HTTP/1.1.", param="stream", code="invalid_value")
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
         try:
             if not ticket.inside:
@@ -228,7 +226,8 @@ class App:
         if request.stream:
             options, slow = self.options, partial(drop, "slow_clients")
             most, most_bytes = options.max_output_backlog, options.max_output_backlog_mib << 20
-            sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes)
+            chunked = exchange.http_version != "1.0"
+            sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes, chunked)
         else:
             room = connection.room.answers
             sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None, room)
@@ -273,6 +272,8 @@ class App:
         await sink.started
         if sink.error is not None:
             raise sink.error
+        if exchange.http_version == "1.0":
+            exchange.connection.end_by_closing()
         await exchange.start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")])
         sink.open()
         await sink.done

@@ -254,6 +254,10 @@ class Connection(HttpToolsProtocol):
         if unread:
             self.room.unread.hold(self, unread, lambda error: self.abort())
 
+    def end_by_closing(self) -> None:
+        """Let the answer that has not begun end where the connection does, as one of HTTP/1.0 whose length is not known."""
+        self._cycles[0].chunked_encoding = False
+
     def leave(self) -> None:
         """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""
         for cycle in self._cycles[-1:]:

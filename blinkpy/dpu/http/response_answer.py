@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -28,6 +29,7 @@ class ResponseAnswer:
         self.id = f"resp_{self._unique}"
         self._request, self._model, self._created, self._spell = request, model, int(time.time()), spell
         self._parser = None if request.expected is None else MessageParser(request.expected)
+        self._in_namespaces = {tool.name: tool for tool in request.tools if tool.namespace is not None}
         self._items: list[Item] = []
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back
         self._delta = b""  # of the item that is open, up to its sequence number
@@ -59,7 +61,7 @@ class ResponseAnswer:
             "temperature": request.parameters.temperature,
             "text": {"format": TEXT if request.text_format is None else request.text_format.given},
             "tool_choice": _choice(request),
-            "tools": [_tool(tool) for tool in request.tools],
+            "tools": _tools(request.tools),
             "top_logprobs": request.top_logprobs,
             "top_p": request.parameters.top_p,
             "truncation": "disabled",
@@ -131,6 +133,9 @@ class ResponseAnswer:
         expected, index = self._request.expected, len(self._items)
         call_id = expected.new_id() if expected is not None and kind == CALL else ""
         item = Item(kind, f"{PREFIXES[kind]}_{self._unique}{f'_{index}' * (index > 0)}", index, name, call_id)
+        tool = self._in_namespaces.get(name)
+        if tool is not None and tool.namespace is not None:
+            item.name, item.namespace = tool.own_name, tool.namespace.name
         self._items.append(item)
         event = DELTAS[kind].encode()
         self._delta = b'event: %b\ndata: {"type":"%b",%b,"sequence_number":' % (event, event, orjson.dumps(item.place)[1:-1])
@@ -173,12 +178,21 @@ def _choice(request: Request) -> Any:
     return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
 
 
+def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as a request has them."""
+    shown: list[dict[str, Any]] = []
+    for namespace, together in groupby(tools, lambda tool: tool.namespace):
+        functions = [_tool(tool) for tool in together]
+        shown += functions if namespace is None else [{"type": "namespace", **namespace._asdict(), "tools": functions}]
+    return shown
+
+
 def _tool(tool: Tool) -> dict[str, Any]:
     """A tool as a request has it."""
     given = tool.described["function"]
     return {
         "type": "function",
-        "name": tool.name,
+        "name": tool.own_name,
         "description": given.get("description"),
         "parameters": tool.parameters,
         "strict": tool.strict,

@@ -15,13 +15,14 @@ Event = tuple[str, dict[str, Any]]  # its type and its content
 
 @dataclass
 class Item:
-    """One item. index: its place in the output. name, call_id: of a call. logprobs: of the text of a message."""
+    """One item. index: its place in the output. name, call_id, namespace: of a call. logprobs: of the text of a message."""
 
     kind: str
     id: str
     index: int
     name: str = ""
     call_id: str = ""
+    namespace: str = ""
     status: str = "in_progress"
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -42,7 +43,8 @@ class Item:
         text = "" if self.status == "in_progress" else "".join(self.texts)
         head = {"type": self.kind, "id": self.id, "status": self.status}
         if self.kind == CALL:
-            return {**head, "call_id": self.call_id, "name": self.name, "arguments": text}
+            inside = {"namespace": self.namespace} if self.namespace else {}
+            return {**head, "call_id": self.call_id, **inside, "name": self.name, "arguments": text}
         parts = [] if self.status == "in_progress" else [self._part(text, self.logprobs)]
         return (
             {**head, "summary": [], "content": parts}

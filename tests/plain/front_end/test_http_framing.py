@@ -1,13 +1,15 @@
 """Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body."""
 
+import http.client
 import json
 import logging
 import socket
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from support.front_end.fake_engine import FakeEngine
-from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, serving
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, events, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
@@ -135,3 +137,48 @@ def test_odd_chunks_are_refused(server, chunks) -> None:
 )
 def test_other_protocols_are_refused(server, start) -> None:
     assert statuses(server.raw(start)) == [b"400"]
+
+
+def said(parts: list[dict]) -> tuple[object, ...]:
+    """What events say, whichever of them says it."""
+    choices = [choice for part in parts for choice in part["choices"]]
+    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
+    return "".join(choice["text"] for choice in choices), tokens, choices[-1]["finish_reason"], parts[-1].get("usage")
+
+
+class OldConnection(http.client.HTTPConnection):
+    """As older releases of nginx ask what is behind them, and `curl --http1.0`."""
+
+    _http_vsn, _http_vsn_str = 10, "HTTP/1.0"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": 1}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}]
+)
+def test_streams_over_http_1_0_end_with_the_connection(server, fields) -> None:
+    """Such a client knows no chunks: it gets the same events, up to the end of the connection."""
+    ask = {"prompt": [70, 71], "max_tokens": 9, "temperature": 0, "stream": True, **fields}
+    expected = events(server.client.post("/v1/completions", json=ask))
+    client = OldConnection("127.0.0.1", server.port, timeout=10)
+    client.request("POST", "/v1/completions", json.dumps(ask), {"Content-Type": "application/json", "Connection": "keep-alive"})
+    answer = client.getresponse()
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (answer.headers["transfer-encoding"], answer.headers["content-length"]) == (None, None)
+    assert answer.headers["connection"] == "close"
+    found = events(httpx.Response(200, content=answer.read()))
+    assert said(found) == said(expected)
+    assert len(said(found)[0]) >= 9
+
+
+def test_an_error_in_a_stream_over_http_1_0_is_an_event(tmp_path) -> None:
+    with FakeEngine(step_s=0.02) as engine, serving(engine, write_model(tmp_path)) as server:
+        client = OldConnection("127.0.0.1", server.port, timeout=10)
+        ask = json.dumps({"prompt": [70], "max_tokens": 100, "stream": True})
+        client.request("POST", "/v1/completions", ask, {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        first = answer.readline()
+        engine.stop()
+        *_, last = (line for line in answer.read().split(b"\n") if line)
+        assert first.startswith(b"data: {")
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"]

@@ -270,7 +270,8 @@ def test_tools_and_calls() -> None:
     request = chat(
         tools=[{"type": "function", "function": function}], tool_choice={"type": "function", "function": {"name": "f-1_A"}}
     )
-    ((name, parameters, strict, described),) = request.tools
+    ((name, parameters, strict, described, namespace),) = request.tools
+    assert namespace is None
     assert (name, parameters, strict) == ("f-1_A", {"type": "object", "properties": {}}, True)
     assert described == {"type": "function", "function": {"name": "f-1_A", "description": "é", "parameters": parameters}}
     assert request.tool_choice == ("required", "f-1_A", None)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from openai import BadRequestError
 from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support.front_end import chat_templates
@@ -245,3 +246,78 @@ def test_input_tokens_of_wrong_requests(hermes: Served, body: dict[str, Any]) ->
     one, other = (hermes.server.client.post(path, json=body) for path in ("/v1/responses", "/v1/responses/input_tokens"))
     assert one.status_code == other.status_code == (404 if "model" in body else 400), other.text
     assert one.json() == other.json()
+
+
+# ---- as agents ask ---------------------------------------------------------------------------------------------------------
+
+AGENTS: Any = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Others",
+    "tools": [TOOLS[0], {"type": "function", "name": "end"}],
+}
+
+
+def agent_tools(*more: Any) -> list[Any]:
+    """What Codex lists: functions of its own, those of a namespace, and a search of OpenAI's service."""
+    return [TOOLS[0], AGENTS, {"type": "web_search", "external_web_access": False}, *more]
+
+
+def test_functions_of_a_namespace(hermes: Served) -> None:
+    """The model knows them by both names; a call of one comes, and goes back, with the two apart."""
+    inside = CALL.replace("get_weather", "agents__get_weather")
+    fields: Any = {"tools": agent_tools(), "extra_body": {"client_metadata": {"turn_id": "1"}}}
+    whole, events = respond(hermes, f"{CALL}\n{inside}", **fields)
+    prompt = hermes.prompt()
+    for name in ("get_weather", "agents__get_weather", "agents__end"):
+        assert f'"name": "{name}"' in prompt
+    assert "web_search" not in prompt
+    calls = [(item.namespace, item.name, item.arguments) for item in whole.output]
+    assert calls == [(None, "get_weather", ARGUMENTS), ("agents", "get_weather", ARGUMENTS)]
+    done = [event for event in events if event.type in ("response.output_item.added", "response.output_item.done")]
+    assert [(event.item.namespace, event.item.name) for event in done] == [one[:2] for one in calls for _ in range(2)]
+    assert [event.name for event in events if event.type.endswith("arguments.done")] == ["get_weather"] * 2
+    assert [tool.type for tool in whole.tools] == ["function", "namespace"]
+    assert [tool.name for tool in whole.tools[1].tools] == ["get_weather", "end"]
+    assert (whole.tools[1].name, whole.tools[1].description) == ("agents", "Others")
+    given = [*ASK, *(item.model_dump(exclude_none=True) for item in whole.output)]
+    given += [{"type": "function_call_output", "call_id": item.call_id, "output": "Sunny"} for item in whole.output]
+    respond(hermes, "Well.", input=given, **fields)
+    assert hermes.prompt().count('"name": "agents__get_weather"') == prompt.count('"name": "agents__get_weather"') + 1
+    head = '<tool_call>\n{"name": "agents__get_weather", "arguments": '
+    whole, _ = respond(
+        hermes, inside.removeprefix(head), **fields, tool_choice={"type": "function", "name": "agents__get_weather"}
+    )
+    assert [(item.namespace, item.name, item.arguments) for item in whole.output] == calls[1:]
+    assert hermes.prompt().endswith(head)
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "web_search"}], "tools[0].type"),  # nobody would search
+        (agent_tools({"type": "code_interpreter"}), "tools[3].type"),
+        (agent_tools({"type": []}), "tools[3].type"),
+        (agent_tools({"type": "function", "name": "agents__end"}), "tools[3].name"),
+        (agent_tools(AGENTS), "tools[3].tools[0].name"),
+        ([AGENTS | {"name": "a b"}], "tools[0].name"),
+        ([AGENTS | {"name": "a" * 60}], "tools[0].tools[0].name"),
+        ([AGENTS | {"tools": {}}], "tools[0].tools"),
+        ([AGENTS | {"tools": [{"type": "custom", "name": "x"}]}], "tools[0].tools[0].type"),
+        ([AGENTS | {"tools": [AGENTS]}], "tools[0].tools[0].type"),
+        ([AGENTS | {"tools": [{"type": "function", "name": f"f{i}"} for i in range(129)]}], "tools"),
+        ([AGENTS | {"hint": 1}], "tools[0].hint"),
+    ],
+)
+def test_other_tools_are_refused_by_their_place(hermes: Served, tools: list[Any], param: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        hermes.client.responses.create(model=MODEL, input="Hi", tools=tools)
+    assert caught.value.param == param
+
+
+def test_a_namespace_of_an_earlier_call_is_a_name(hermes: Served) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "end", "arguments": "{}"}
+    for namespace, param in ((5, "input[0].namespace"), ("a b", "input[0].namespace")):
+        with pytest.raises(BadRequestError) as caught:
+            hermes.client.responses.create(model=MODEL, input=[call | {"namespace": namespace}])  # type: ignore[list-item]
+        assert caught.value.param == param

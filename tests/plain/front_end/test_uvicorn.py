@@ -36,7 +36,7 @@ def parameters(function: Callable[..., object]) -> list[str]:
 @pytest.mark.parametrize(
     ("ours", "theirs", "added"),
     [
-        (Connection, HttpToolsProtocol, {"abort", "hold_unread", "end_if_stuck", "leave"}),
+        (Connection, HttpToolsProtocol, {"abort", "hold_unread", "end_by_closing", "end_if_stuck", "leave"}),
         (Server, uvicorn.Server, {"hang_up", "leave"}),
     ],
 )

@@ -38,7 +38,8 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
         rules.append("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
     if isinstance(value, str):
         rules.append(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
-        rules.append(re.search(schema.get("pattern", ""), value) is not None)
+        pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))  # ECMA-262's $ is the very end
+        rules.append(re.search(pattern, value) is not None)
     if isinstance(value, list):
         rules.append(schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)))
         rules.append(all(valid(item, schema.get("items", {})) for item in value))

@@ -13,6 +13,7 @@ from blinkpy.dpu.http.fields.request_body import missing, read_request
 from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS
 from blinkpy.dpu.http.fields.tool_fields import (
     EFFORTS,
+    HOSTED,
     call_item,
     check_choice,
     reasoning_effort,
@@ -159,7 +160,9 @@ _INPUT_VALUES = (
 _FORMAT_VALUES = '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '
 _FORMAT_VALUES += '`verbosity`: `"medium"`'
 _TOOLS_VALUES = (
-    '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default'
+    '`{"type": "function", "name", "description", "parameters", "strict"}`, limits as in chats; `strict` is false by default; '
+    '`{"type": "namespace", "name", "description", "tools"}`: functions, known to the model as `NAMESPACE__NAME`; '
+    f'beside these `{{"type": "{HOSTED[0]}"}}`, which the model does not see'
 )
 _CHOICE_VALUES = (
     '`none`, `auto`, `required`, `{"type": "function", "name": NAME}`, or `{"type": "allowed_tools", '
@@ -172,6 +175,7 @@ RESPONSE_FIELDS = {
     "input": Field("messages", _input, _INPUT_VALUES),
     "instructions": Field("instructions", text, "a system message before the input"),
     "max_output_tokens": Field("max_tokens", limit, "as `max_tokens`"),
+    "client_metadata": Field("", COMMON_FIELDS["metadata"].check),
     "metadata": Field("metadata", COMMON_FIELDS["metadata"].check, "comes back with the answer"),
     "include": Field("logprobs", _include, f'`"{LOGPROBS}"`: log probabilities of the generated tokens; {_ENCRYPTED_VALUES}'),
     "top_logprobs": Field("top_logprobs", top_logprobs, "0 to 20, with `include`"),

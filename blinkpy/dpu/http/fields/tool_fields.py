@@ -18,20 +18,39 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool
+# Searches that OpenAI's service makes by itself: agents list one beside their functions, and no answer has to use it.
+HOSTED = ("web_search", "web_search_2025_08_26")
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
 MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed"), "tool": ("tool_call_id",)}
 
 
+class Namespace(NamedTuple):
+    """Of functions that belong together. The model does not see the description."""
+
+    name: str
+    description: str
+
+    def full(self, function: str) -> str:
+        """The name that the model sees for a function of this namespace."""
+        return f"{self.name}__{function}"
+
+
 class Tool(NamedTuple):
-    """A function that the model may call. described: as chat templates take it; strict: arguments must be as the schema
-    `parameters` says."""
+    """A function that the model may call. name: as the model sees it; described: as chat templates take it; strict: arguments
+    must be as the schema `parameters` says."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool
     described: Mapping[str, Any]
+    namespace: Namespace | None = None
+
+    @property
+    def own_name(self) -> str:
+        """Its name in its namespace."""
+        return self.name if self.namespace is None else self.name.removeprefix(self.namespace.full(""))
 
 
 class ToolChoice(NamedTuple):
@@ -95,17 +114,54 @@ def _function(name: str, value: Any) -> None:
 
 
 def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
-    """The field `tools`. flat: as /v1/responses has it, without `function` around a tool's description."""
+    """The field `tools`. flat: as /v1/responses has it, without `function` around a tool's description, with namespaces and
+    searches."""
     if len(typed(name, value, list)) > MAX_TOOLS:
         raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(value)}.", name, "invalid_value")
     _bounded(name, value, MAX_TOOLS_BYTES)
-    checked = tuple(_tool(f"{name}[{i}]", tool, flat) for i, tool in enumerate(value))
+    if flat:
+        checked, places = _flat_tools(name, value)
+    else:
+        checked = [_tool(f"{name}[{i}]", tool, False) for i, tool in enumerate(value)]
+        places = [f"{name}[{i}].function.name" for i in range(len(value))]
     names = [tool.name for tool in checked]
     for i, tool in enumerate(names):
         if tool in names[:i]:
-            where = f"{name}[{i}].name" if flat else f"{name}[{i}].function.name"
-            raise bad_request(f"'{name}' has two functions named '{tool}'.", where, "invalid_value")
-    return checked
+            raise bad_request(f"'{name}' has two functions named '{tool}'.", places[i], "invalid_value")
+    return tuple(checked)
+
+
+def _flat_tools(name: str, value: list[Any]) -> tuple[list[Tool], list[str]]:
+    """Those of /v1/responses, and where their names stand. The model sees no searches; they can't be all that is asked for."""
+    found, places = [], []
+    kinds = [typed(f"{name}[{i}]", given, dict).get("type") for i, given in enumerate(value)]
+    only_hosted = all(kind in HOSTED for kind in kinds)
+    for i, (kind, given) in enumerate(zip(kinds, value, strict=True)):
+        where = f"{name}[{i}]"
+        if kind == "namespace":
+            inside = _of_namespace(where, given)
+            found += inside
+            places += [f"{where}.tools[{j}].name" for j in range(len(inside))]
+        elif kind not in HOSTED or only_hosted:
+            found.append(_tool(where, given, True))
+            places.append(f"{where}.name")
+    if len(found) > MAX_TOOLS:
+        raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(found)}.", name, "invalid_value")
+    return found, places
+
+
+def _of_namespace(where: str, value: Any) -> list[Tool]:
+    """The functions of a namespace."""
+    given = _object(where, value, ("type", "name", "description", "tools"))
+    description = typed(f"{where}.description", given.get("description", ""), str)
+    namespace = Namespace(_function_name(f"{where}.name", given.get("name")), description)
+    functions, found = typed(f"{where}.tools", given.get("tools", []), list), []
+    for i, function in enumerate(functions):
+        tool = _tool(f"{where}.tools[{i}]", function, True)
+        name = _function_name(f"{where}.tools[{i}].name", namespace.full(tool.name))
+        described = {**tool.described, "function": {**tool.described["function"], "name": name}}
+        found.append(tool._replace(name=name, described=described, namespace=namespace))
+    return found
 
 
 def _tool(where: str, value: Any, flat: bool) -> Tool:
@@ -224,13 +280,16 @@ def _called(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
 
 def call_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A call as an input item of /v1/responses, in the form that chat templates take."""
-    given = _object(where, value, ("type", "id", "call_id", "name", "arguments", "status"))
+    given = _object(where, value, ("type", "id", "call_id", "name", "namespace", "arguments", "status"))
+    if "namespace" in given:
+        namespace = Namespace(_function_name(f"{where}.namespace", given["namespace"]), "")
+        given["name"] = namespace.full(_function_name(f"{where}.name", given.get("name")))
     return {"id": _call_id(where, given), **_called(where, given)}
 
 
 def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A call's result as an input item of /v1/responses, as a message. Raises ApiError for what is no text."""
-    given = _object(where, value, ("type", "id", "call_id", "output", "status", "name"))
+    given = _object(where, value, ("type", "id", "call_id", "output", "status", "name", "namespace"))
     output, texts = given.get("output"), []
     parts = output if type(output) is list else [{"type": "input_text", "text": output}]
     for i, part in enumerate(parts):
