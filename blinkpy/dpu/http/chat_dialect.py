@@ -28,8 +28,10 @@ class ChatDialect:
     parsers that are unknown, or do not go together."""
 
     def __init__(self, template: ChatTemplate | None, options: ModelOptions, model_type: str):
-        source = "" if template is None else template.source
+        with_tools = None if template is None else template.with_tools
+        source = "".join(dict.fromkeys(one.source for one in (template, with_tools) if one is not None))
         self.template, self._probe = template, TemplateProbe(template)
+        self._tools_probe = self._probe if with_tools is template else TemplateProbe(with_tools)
         self.calls = choose_format(options.tool_call_parser, source, model_type)
         self._whole = self.calls is not None and self.calls.whole
         self.tags = choose_tags(options.reasoning_parser, "" if self._whole else source)
@@ -54,12 +56,13 @@ class ChatDialect:
         if self.template is None:
             raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
         shown = () if _choice(request).mode == "none" else request.tools
-        self._check(request, shown)
-        messages = self._probe.fitted(request.messages or ())
-        described = self._probe.described([tool.described for tool in shown])
+        template, probe = (self.template.with_tools, self._tools_probe) if shown else (self.template, self._probe)
+        self._check(request, shown, probe)
+        messages, values = probe.fitted(request.messages or ()), self._values(request, template.variables)
+        described = probe.described([tool.described for tool in shown])
         tools = [tool for tool in shown if _choice(request).allows(tool.name)]
         generation, continued = request.add_generation_prompt is not False, request.continue_final_message
-        text = chat_text(self.template, specials, messages, generation, continued, described, self._values(request))
+        text = chat_text(template, specials, messages, generation, continued, described, values)
         if self._whole:
             return text, self._in_channels(request, tools, specials, answer_begun(text))
         inside = self.tags is not None and text.rstrip().endswith(self.tags.open)
@@ -136,25 +139,24 @@ class ChatDialect:
         assert self.tags is not None
         return f"{text.rstrip()}\n\n{self.tags.close}\n\n"
 
-    def _check(self, request: Request, tools: Sequence[Tool]) -> None:
+    def _check(self, request: Request, tools: Sequence[Tool], probe: TemplateProbe) -> None:
         """Raise ApiError for what would not reach the model, or not come back as calls."""
-        if tools and not self._probe.takes_tools:
+        if tools and not probe.takes_tools:
             raise bad_request("The chat template of this model takes no tools.", "tools", "unsupported_parameter")
         if tools and self.calls is None:
             message = "How this model writes tool calls is not known: start the server with --tool-call-parser."
             raise bad_request(message, "tools", "unsupported_parameter")
         for i, given in enumerate(request.messages or ()):
-            if "tool_calls" in given and not self._probe.takes_calls:
+            if "tool_calls" in given and not probe.takes_calls:
                 where = f"messages[{i}].tool_calls"
                 raise bad_request("The chat template of this model takes no tool calls.", where, "unsupported_parameter")
-            if given["role"] == "tool" and not self._probe.takes_results:
+            if given["role"] == "tool" and not probe.takes_results:
                 where = f"messages[{i}].role"
                 raise bad_request("The chat template of this model takes no results of tools.", where, "unsupported_parameter")
 
-    def _values(self, request: Request) -> dict[str, Any]:
-        """Values of the template's variables. Raises ApiError for a variable that it does not have."""
+    def _values(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
+        """Values of the template's variables. known: those that it has. Raises ApiError for another one."""
         values = dict(request.template_values)
-        known = self.template.variables if self.template is not None else frozenset[str]()
         for name in values.keys() - known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
             message = f"The chat template of this model has no variable '{name}'; {has}."

@@ -26,6 +26,8 @@ from blinkpy.dpu.text.tokenizer import read_json, special_token
 
 MAX_TEMPLATE_BYTES = 1 << 20
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+PLAIN, WITH_TOOLS = "default", "tool_use"  # names of a model's templates; it may have others, which nothing asks for
+ADDITIONAL = "additional_chat_templates"  # folder of those that have a name but PLAIN
 TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
@@ -55,9 +57,9 @@ def _tojson(
 
 class ChatTemplate:
     """A compiled template. max_characters bounds the text that it may make. variables: what it reads beside what every template
-    is given."""
+    is given. with_tools: the template of chats with tools, this one where the model has no other."""
 
-    def __init__(self, source: str, tokens: Mapping[str, str], max_characters: int):
+    def __init__(self, source: str, tokens: Mapping[str, str], max_characters: int, with_tools: "ChatTemplate | None" = None):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -65,6 +67,7 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, **tokens)
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.source, self.max_characters = source, max_characters
+        self.with_tools = with_tools or self
         try:
             self._template = environment.from_string(source)
             read = jinja2.meta.find_undeclared_variables(environment.parse(source))
@@ -103,32 +106,36 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def find_template(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> str | None:
-    """Source of the template: the operator's file, chat_template.jinja, tokenizer_config.json, chat_template.json (of models with
-    images, Mistral Small 3.1), or None. Raises ConfigError."""
-    path = Path(override).expanduser() if override else folder / "chat_template.jinja"
-    if override or path.exists():
-        try:
-            if path.stat().st_size > MAX_TEMPLATE_BYTES:
-                raise ConfigError(f"the chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"can't read the chat template {path}: {error}") from error
-    source = tokenizer_config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(source, list):  # several by name: the one for plain chats
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    if source is None:
-        return None
-    if not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES:
+def find_templates(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> dict[str, str]:
+    """Sources of the templates by name: the operator's file; else chat_template.jinja and the one in ADDITIONAL; else those of
+    tokenizer_config.json, or of chat_template.json (of models with images, Mistral Small 3.1). A single one is PLAIN. Raises
+    ConfigError."""
+    if override:
+        return {PLAIN: _read_template(Path(override).expanduser())}
+    files = {PLAIN: folder / "chat_template.jinja", WITH_TOOLS: folder / ADDITIONAL / f"{WITH_TOOLS}.jinja"}
+    if files[PLAIN].exists():
+        return {name: _read_template(path) for name, path in files.items() if path.exists()}
+    found = tokenizer_config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    entries = found if isinstance(found, list) else [{"name": PLAIN, "template": found}] * (found is not None)
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    sources: dict[str, Any] = {name: named[name] for name in (PLAIN, WITH_TOOLS) if name in named}
+    if any(not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES for source in sources.values()):
         raise ConfigError(f"{folder}: chat_template in tokenizer_config.json or chat_template.json is not a template")
-    return source
+    return sources
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"the chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read the chat template {path}: {error}") from error
 
 
 def load_template(folder: Path, tokenizer_config: dict[str, Any], override: str, max_characters: int) -> ChatTemplate | None:
     """The model's chat template, or None when it has none. Raises ConfigError for one that can't be used."""
-    source = find_template(folder, tokenizer_config, override)
-    if source is None:
-        return None
+    sources = find_templates(folder, tokenizer_config, override)
     tokens = {name: text for name in TOKENS if (text := special_token(tokenizer_config, name)) is not None}
-    return ChatTemplate(source, tokens, max_characters)
+    with_tools = ChatTemplate(sources[WITH_TOOLS], tokens, max_characters) if WITH_TOOLS in sources else None
+    return ChatTemplate(sources[PLAIN], tokens, max_characters, with_tools) if PLAIN in sources else with_tools

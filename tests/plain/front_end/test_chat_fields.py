@@ -6,7 +6,7 @@ import pytest
 from support.front_end.tiny_tokenizer import TEMPLATE, write_model
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate, find_template, load_template
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate, find_templates, load_template
 
 MESSAGES = [{"role": "user", "content": " Hi <b> "}, {"role": "assistant", "content": "Yo"}, {"role": "user", "content": "Bye"}]
 
@@ -80,20 +80,26 @@ def test_text_of_clients_is_no_template() -> None:
 
 def test_where_the_template_comes_from(tmp_path) -> None:
     folder = write_model(tmp_path)
-    assert find_template(folder, {"chat_template": "a"}) == "a"
-    several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
-    assert find_template(folder, {"chat_template": several}) == "d"
-    assert find_template(folder, {}) is None
+    assert find_templates(folder, {"chat_template": "a"}) == {"default": "a"}
+    several = [{"name": name, "template": name[0]} for name in ("rag", "tool_use", "default")]
+    assert find_templates(folder, {"chat_template": several}) == {"default": "d", "tool_use": "t"}
+    assert find_templates(folder, {"chat_template": several[:1]}) == {}
+    assert find_templates(folder, {}) == {}
     (folder / "chat_template.json").write_text('{"chat_template": "j"}')
-    assert [find_template(folder, config) for config in ({}, {"chat_template": "a"})] == ["j", "a"]
+    assert [find_templates(folder, config)["default"] for config in ({}, {"chat_template": "a"})] == ["j", "a"]
     (folder / "chat_template.json").unlink()
     assert load_template(folder, {}, "", 100) is None
     (folder / "chat_template.jinja").write_text("file")
-    assert find_template(folder, {"chat_template": "a"}) == "file"
+    assert find_templates(folder, {"chat_template": "a"}) == {"default": "file"}
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("rag", "tool_use"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(f"file of {name}")
+    assert find_templates(folder, {"chat_template": several}) == {"default": "file", "tool_use": "file of tool_use"}
+    own = str(tmp_path / "own.jinja")
     (tmp_path / "own.jinja").write_text("own{{ bos_token }}{{ sep_token }}")
-    assert find_template(folder, {"chat_template": "a"}, str(tmp_path / "own.jinja")) == "own{{ bos_token }}{{ sep_token }}"
-    template = load_template(folder, {"bos_token": {"content": "<s>"}, "sep_token": "|"}, str(tmp_path / "own.jinja"), 100)
-    assert template.render([]) == "own<s>|"
+    assert find_templates(folder, {"chat_template": "a"}, own) == {"default": "own{{ bos_token }}{{ sep_token }}"}
+    template = load_template(folder, {"bos_token": {"content": "<s>"}, "sep_token": "|"}, own, 100)
+    assert template.render([]) == template.with_tools.render([]) == "own<s>|"
 
 
 def test_bad_templates_are_errors_at_the_start(tmp_path) -> None:
@@ -103,6 +109,6 @@ def test_bad_templates_are_errors_at_the_start(tmp_path) -> None:
     (tmp_path / "large").write_bytes(b"x" * ((1 << 20) + 1))
     for name, reason in (("missing", "can't read"), ("binary", "can't read"), ("large", "larger")):
         with pytest.raises(ConfigError, match=reason):
-            find_template(tmp_path, {}, str(tmp_path / name))
+            find_templates(tmp_path, {}, str(tmp_path / name))
     with pytest.raises(ConfigError, match="not a template"):
-        find_template(tmp_path, {"chat_template": 5})
+        find_templates(tmp_path, {"chat_template": 5})

@@ -10,6 +10,7 @@ import pytest
 from support.front_end import chat_templates
 from support.front_end.http_server import MODEL, events
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, TOOLS, Served, message_of, served_with
+from support.front_end.tiny_tokenizer import TEMPLATE
 
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -227,6 +228,18 @@ def test_an_engine_that_fails_within_a_call(tmp_path: Path) -> None:
             next(lines)
             served.engine.fence(0)
             assert "error" in json.loads([line for line in lines if line][-1].removeprefix("data: "))
+
+
+def test_chats_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
+    """As models publish it that have `default` and `tool_use`, such as Hermes 3."""
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": chat_templates.HERMES}]
+    with served_with(tmp_path, templates) as served:
+        assert message_of(served.chat(CALL, tools=TOOLS))[3] == [("function", "get_weather", ARGUMENTS)]
+        assert "<|start|>user\nHi" in served.prompt()
+        assert message_of(served.chat(CALL, tools=TOOLS, tool_choice="none"))[:2] == ("assistant", CALL)
+        assert "<|start|>user: Hi" in served.prompt()
+        assert message_of(served.chat("Yo"))[:2] == ("assistant", "Yo")
+        assert "<|start|>user: Hi" in served.prompt()
 
 
 def dialect(source: str, **options: Any) -> ChatDialect:

@@ -75,14 +75,15 @@ def message_of(choice: Any) -> tuple[Any, ...]:
     return message.role, message.content, (message.model_extra or {}).get("reasoning_content"), calls
 
 
-def folder_with(path: Path, template: str) -> Path:
+def folder_with(path: Path, template: str | list[dict[str, str]]) -> Path:
+    """template: or several, with their names."""
     encoder = Encoder.from_str(byte_level_json())
     encoder.add_special_tokens([AddedToken(token, special=True) for token in (*SPECIAL, *HARMONY)])
     return write_model(path, str(encoder.to_str()), chat_template=template)
 
 
 @contextlib.contextmanager
-def served_with(path: Path, template: str, **options: Any) -> Iterator[Served]:
+def served_with(path: Path, template: str | list[dict[str, str]], **options: Any) -> Iterator[Served]:
     folder = folder_with(path, template)
     facts = FACTS._replace(max_model_len=8192, num_pages=8192)
     sizes = replace(SIZES, prompt_tokens=4096, hash_entries=1024)
