@@ -112,7 +112,7 @@ def make_limits(
     require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
     require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
-    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # steps of many rows are long, and more requests come meanwhile
+    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more come while a step of many rows runs
     require(0 < best_effort_pages <= 1, f"best_effort_pages must be above 0 and at most 1, not {best_effort_pages}")
     require(1 <= step_groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {step_groups}")
     require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")

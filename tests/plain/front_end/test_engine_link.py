@@ -93,8 +93,8 @@ class Stage:
         )  # fmt: skip
         self.pair: Any = SimpleNamespace(
             transport=transport, facts=SimpleNamespace(lease_ms=2000), stray_completions=0, in_flight=1, free_slots=9, epoch=4,
-            state_name=lambda: "draining", poll=lambda *most: [], stopped_early=False, live=list, abandon=list, close=log.noted("pair.close"),
-            cancel=lambda request: log.append(("cancel", request.name)),
+            state_name=lambda: "draining", poll=lambda *most: [], stopped_early=False, live=list, abandon=list,
+            close=log.noted("pair.close"), cancel=lambda request: log.append(("cancel", request.name)),
             heartbeat=log.noted("heartbeat"), check=log.noted("check"), sizes=SimpleNamespace(slots=9),
             submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
         )  # fmt: skip
