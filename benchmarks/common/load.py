@@ -279,18 +279,24 @@ class Client:
 
     def _send(self, answer: Answer, now: float) -> None:
         """now: seconds since the start."""
-        if self._idle:
-            connection = self._idle.pop()
-        else:
-            connection = Connection(self.target.host, self.target.port)
-            self._connections[connection.sock.fileno()] = connection
-            self._poll.register(connection.sock, 0)
         if not answer.tries:
             answer.sent = now
             self._live += 1
         answer.tries += 1
+        try:
+            connection = self._idle.pop() if self._idle else self._connect()
+        except OSError as error:  # no port, or no descriptor, is left
+            answer.error = os.strerror(error.errno or 0).lower()
+            self._live -= 1
+            return
         connection.answer, connection.unsent = answer, memoryview(answer.data)
         self._poll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
+
+    def _connect(self) -> Connection:
+        connection = Connection(self.target.host, self.target.port)
+        self._connections[connection.sock.fileno()] = connection
+        self._poll.register(connection.sock, 0)
+        return connection
 
     def _event(self, connection: Connection, mask: int, began: float) -> None:
         answer = connection.answer

@@ -1,8 +1,8 @@
 """The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
 
 While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes a step's tokens
-together, which makes them cheap, but no more than MOST_COMPLETIONS before everybody else on the event loop has had a turn.
-Without requests nothing is polled; only heartbeats go on.
+together, which makes them cheap, but no more than MOST_COMPLETIONS, or the ends of MOST_FINAL requests, before everybody else on
+the event loop has had a turn. Without requests nothing is polled; only heartbeats go on.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ NOT_YET = "The engine is not connected yet."
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
 CHECK_S = 0.1  # at most; a quarter of the lease if that is less
-MOST_COMPLETIONS = 128  # in one turn of the event loop: one or two milliseconds, and what ended requests take after it
+# In one turn of the event loop: one or two milliseconds, and as much for what requests that have ended take after it.
+MOST_COMPLETIONS, MOST_FINAL = 128, 16
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -247,7 +248,7 @@ class EngineLink:
         if pair is None:
             return
         try:
-            completions = pair.poll(MOST_COMPLETIONS)
+            completions = pair.poll(MOST_COMPLETIONS, MOST_FINAL)
             now = time.monotonic()
             began, clumped = self._step or (now, False)
             clumped |= bool(completions) and self._feed(completions, now, began)
@@ -262,7 +263,7 @@ class EngineLink:
         except Exception as error:
             self._watched.failed(LINK, error)
             return
-        if len(completions) == MOST_COMPLETIONS and self.pair is pair:
+        if pair.stopped_early and self.pair is pair:
             self._step = began, clumped
             self._poll_timer = self._loop.call_soon(self._poll)
             return

@@ -1,7 +1,6 @@
 """Log probabilities of a prompt's own tokens, as its first request brings them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from blinkpy.dpu.token_logprobs import Record, TokenLogprobs, token_logprobs
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
@@ -13,7 +12,7 @@ MOST_SCORES = 1 << 18
 
 def scoring_parameters(parameters: RequestParameters) -> RequestParameters:
     """Those of a request that brings the log probabilities of its prompt."""
-    return replace(parameters, flags=parameters.flags | SUBMIT_SCORE_PROMPT, logprobs=max(0, parameters.logprobs))
+    return parameters.changed(flags=parameters.flags | SUBMIT_SCORE_PROMPT, logprobs=max(0, parameters.logprobs))
 
 
 class PromptScores:

@@ -50,6 +50,7 @@ CLOSE_S = 2  # for connections to close, then
 HURRY_S = 0.3  # for both after a second signal
 MOST_END_S = 6.0  # beyond shutdown_s, before the kernel ends a worker that has lost its supervisor
 END_POLL_S = 0.02
+ACCEPTED = 8  # connections in one turn of the event loop
 SWEEP_S = 1.0  # between two looks at all connections
 SWITCH_S = 0.0005  # until a thread that prepares or writes something long gives way to the event loop
 YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
@@ -131,8 +132,8 @@ class Server(uvicorn.Server):
         self._reloading = asyncio.ensure_future(self.app.service.admission.reload())
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, until all is closed."""
-        await super().serve(sockets)
+        """As uvicorn's, until all is closed. libuv accepts one connection in a turn for each descriptor, so there are several."""
+        await super().serve(sockets and [sock.dup() if i else sock for sock in sockets for i in range(ACCEPTED)])
         self.on_ended()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -21,6 +21,7 @@ from blinkpy.queues.layout import QueueSizes
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long
 PACE_MARGIN_PPM = 31_250  # of the target: for steps that take longer than the ones before, and for the way to the client
+INTAKE_ENTRIES = 64  # consumed in one turn, at least
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
@@ -88,7 +89,7 @@ def make_limits(
     cut_step_tokens: int = CUT_STEP_TOKENS,
     suspend_steps: int = SUSPEND_STEPS,
     prefix_caching: bool = True,
-    intake_entries: int = 64,
+    intake_entries: int = 0,
     intake_tokens: int = 32768,
     record_turns: int = 0,
     token_words: int = 0,
@@ -110,7 +111,8 @@ def make_limits(
     share, words = facts.grammar_share, facts.grammar_words
     require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
     require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
-    require(intake_entries >= 1 and intake_tokens >= 1, "intake_entries and intake_tokens must be at least 1")
+    require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
+    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more come while a step of many rows runs
     require(0 < best_effort_pages <= 1, f"best_effort_pages must be above 0 and at most 1, not {best_effort_pages}")
     require(1 <= step_groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {step_groups}")
     require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")

@@ -5,7 +5,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,8 +128,8 @@ def records_case(rng: np.random.Generator, pair: QueuePair, model: torch.nn.Modu
     stem = rng.integers(6, vocabulary, 20).tolist()
     prompts = [stem[: int(n) % 24] + rng.integers(6, vocabulary, int(n)).tolist() for n in rng.integers(1, 150, 24)]
     greedy, sampled = RequestParameters(max_tokens=20, temperature=0.0), RequestParameters(max_tokens=20, temperature=1.3, seed=5)
-    sampled = replace(sampled, repetition_penalty=1.3, presence_penalty=0.5)
-    samplings = [replace((greedy, sampled)[i % 2], logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
+    sampled = sampled.changed(repetition_penalty=1.3, presence_penalty=0.5)
+    samplings = [(greedy, sampled)[i % 2].changed(logprobs=(-1, 0, 20)[i % 3]) for i in range(len(prompts))]
     requests = [pair.submit(np.array(prompt, np.int32), samplings[i]) for i, prompt in enumerate(prompts)]
     for prompt, sampling, request, (tokens, _) in zip(prompts, samplings, requests, collect(pair, requests), strict=True):
         assert len(tokens) == 20

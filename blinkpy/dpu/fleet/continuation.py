@@ -7,7 +7,6 @@ probabilities are the generation's own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +33,12 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
         if generation.scoring and generation.scores is not None:
             generation.scores.restart()
         elif sampling.flags & SUBMIT_SCORE_PROMPT:
-            sampling = replace(sampling, flags=sampling.flags & ~SUBMIT_SCORE_PROMPT)
+            sampling = sampling.changed(flags=sampling.flags & ~SUBMIT_SCORE_PROMPT)
         return flight.prompt, sampling, flight.grammar
     grammar = flight.grammar
     if grammar is not None:
         grammar = started_at(grammar, _state_after(grammar, flight.output, pieces()))
-    sampling = replace(
-        sampling,
+    sampling = sampling.changed(
         max_tokens=sampling.max_tokens - count,
         min_tokens=max(0, sampling.min_tokens - count),
         flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,

@@ -194,7 +194,7 @@ class Fleet:
     @staticmethod
     def _seeded(sampling: RequestParameters) -> RequestParameters:
         """A random seed is drawn here: every engine that has the request gets the same."""
-        return replace(sampling, seed=secrets.randbits(63)) if sampling.seed is None else sampling
+        return sampling.changed(seed=secrets.randbits(63)) if sampling.seed is None else sampling
 
     def _submit(self, work: list[Submission]) -> None:
         begun = list[Generation]()

@@ -87,6 +87,7 @@ class QueuePair:
         self._hasher = PageHasher(facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), facts.vocab_size)
         self.epoch = 0
         self.stray_completions = 0  # for slots without a request: the engine broke the protocol
+        self.stopped_early = False  # the last poll, at one of its limits: more may have come
         # Tokens of a prompt that fits into the arenas at all.
         self._arena_prompts = self.sizes.prompt_tokens - facts.grammar_arena
         self.longest_prompt = min(self._arena_prompts, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
@@ -323,24 +324,26 @@ class QueuePair:
             request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
-    def poll(self, most: int = W.POSITION_MASK) -> list[CompletionEvent]:
-        """Completions that have come, in order, at most a ring full, and at most this number. Slots of finished requests are free
-        on return."""
+    def poll(self, most: int = W.POSITION_MASK, most_final: int = W.POSITION_MASK) -> list[CompletionEvent]:
+        """Completions that have come, in order, at most a ring full, and at most these numbers of all and of final ones; sets
+        `stopped_early`. Slots of finished requests are free on return."""
         events: list[CompletionEvent] = []
+        self.stopped_early = False
         if not self._attached:
             return events
         live, free, size = self._live, self._free, self.sizes.cq_entries
         start = position = self._cq_position
         end, window = start + min(most, size), FIRST_WINDOW
-        while position < end:
+        final = 0
+        while position < end and final < most_final:
             words = self.transport.read_completions(position, min(window, end - position))
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
             asked: list[tuple[InFlightRequest, int]] = []  # requests with records, and where in this window
             for word in words:
-                if word >> LAP_SHIFT != lap:  # relies on O3 of docs/verification.md: an older word has an older lap
-                    break
+                if word >> LAP_SHIFT != lap or final == most_final:
+                    break  # relies on O3 of docs/verification.md: an older word has an older lap
                 count += 1
                 slot = word & SLOT_MASK
                 request = live[slot] if slot < len(live) else None
@@ -355,6 +358,7 @@ class QueuePair:
                 flags = word >> FLAG_SHIFT & FLAG_MASK
                 if flags != HAS_TOKEN:  # few of them
                     if flags & FINISH_MASK:
+                        final += 1
                         live[slot] = None
                         free.append(slot)
                         if request.after > self._ended:
@@ -367,6 +371,7 @@ class QueuePair:
             position += count
             if count < len(words) or not words:
                 break
+        self.stopped_early = position == end or final == most_final
         if position != start:
             # Keeps O4 of docs/verification.md: the head follows from the words that were read.
             self._cq_position = position

@@ -81,6 +81,12 @@ def test_what_classes_get_if_nobody_says(rng: np.random.Generator) -> None:
     assert [limits.mixed_tokens for limits in found] == [tokens, mixed, mixed, tokens]
 
 
+def test_a_turn_of_many_rows_takes_more_entries_in() -> None:
+    """A fourth of the rows, unless it is given: while a step of thousands of sequences runs, more requests come."""
+    rows = (1, 255, 259, 260, 2000, MAX_ROWS)
+    assert [limits_of(rows=n, tokens=MAX_ROWS, intake_entries=0).intake_entries for n in rows] == [64, 64, 64, 65, 500, 1024]
+
+
 def test_a_step_has_groups_in_proportion_to_its_bucket() -> None:
     """Rounded up: no group takes longer than one of the largest step."""
     for most in (1, 7, 64, 2048):
@@ -128,7 +134,7 @@ BOUNDS: list[tuple[str, list[int], list[int], dict[str, int]]] = [
     ("page_size", [1, 2, 32], [0, -1, 3, 6, 12], {}),
     ("pages", [1, 2], [0, -1], {}),
     ("max_model_len", [2, 3], [1, 0], {}),
-    ("intake_entries", [1, 2], [0, -1], {}),
+    ("intake_entries", [0, 1, 2], [-1], {}),
     ("intake_tokens", [1, 2], [0, -1], {}),
     ("tokens", [4, 5], [3], {}),
     ("share", [1, MOST_SHARE], [-1, 0, MOST_SHARE + 1], {"share": 1, "token_words": 1}),

@@ -1,7 +1,9 @@
 """The load generator against a server whose behaviour is known, and its parser against answers cut at random."""
 
+import errno
 import itertools
 import json
+import os
 import threading
 import time
 
@@ -153,6 +155,12 @@ def test_nobody_listens() -> None:
         port = server.port
     records = run(port, requests(2))
     assert [record.error for record in records] == ["connection refused"] * 2
+
+
+def test_a_connection_that_cannot_begin_is_an_error_of_its_request() -> None:
+    """As where no port is left."""
+    records = offer(Target("255.255.255.255", 80, "m"), requests(3), 0, 1, (), LIMIT_S).records
+    assert {record.error for record in records} == {os.strerror(errno.ENETUNREACH).lower()}
 
 
 def test_parser_on_random_cuts(rng: np.random.Generator) -> None:

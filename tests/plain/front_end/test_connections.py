@@ -5,6 +5,7 @@ import logging
 import re
 import resource
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
 from blinkpy.dpu.http import connection
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.worker import ACCEPTED
 
 HEADER_BYTES = FrontendOptions().max_header_bytes
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -83,6 +85,33 @@ def test_connections_that_wait_for_a_request_make_room_the_oldest_first(engine, 
         assert rest(idle[0]) == b"", "it had waited longest"
         idle[3].sendall(GET)
         assert idle[3].recv(65536).startswith(b"HTTP/1.1 200"), "the newest is still there"
+
+
+def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) -> None:
+    """libuv accepts one for each descriptor: with long turns, new clients would wait behind each other."""
+    count = 4 * ACCEPTED
+    with serving(engine, folder) as server, contextlib.ExitStack() as stack:
+        loop, connections = server.server._loop, server.server.server_state.connections
+        assert loop is not None
+        stopped, all_wait, turns = threading.Event(), threading.Event(), list[int]()
+
+        def stop() -> None:
+            stopped.set()
+            assert all_wait.wait(10)
+            look()
+
+        def look() -> None:
+            turns.append(len(connections))
+            if len(connections) < count and len(turns) < 2 * count:
+                loop.call_soon(look)
+
+        loop.call_soon_threadsafe(stop)
+        assert stopped.wait(10)
+        for _ in range(count):
+            stack.enter_context(connect(server))
+        all_wait.set()
+        wait_for(lambda: len(connections) == count)
+        assert len(turns) <= 4 + 2, turns
 
 
 def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:

@@ -93,8 +93,8 @@ class Stage:
         )  # fmt: skip
         self.pair: Any = SimpleNamespace(
             transport=transport, facts=SimpleNamespace(lease_ms=2000), stray_completions=0, in_flight=1, free_slots=9, epoch=4,
-            state_name=lambda: "draining", poll=lambda most: [], live=list, abandon=list, close=log.noted("pair.close"),
-            cancel=lambda request: log.append(("cancel", request.name)),
+            state_name=lambda: "draining", poll=lambda *most: [], stopped_early=False, live=list, abandon=list,
+            close=log.noted("pair.close"), cancel=lambda request: log.append(("cancel", request.name)),
             heartbeat=log.noted("heartbeat"), check=log.noted("check"), sizes=SimpleNamespace(slots=9),
             submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
         )  # fmt: skip
@@ -141,7 +141,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
             if choice not in over:
                 came.append((choice.request, draw.randrange(9), flags))
             over |= {choice} if flags != HAS_TOKEN and choice.plain else set()  # no token is behind its end
-        stage.pair.poll, stage.pair.in_flight = lambda most, came=came: came, draw.choice((0, 1))
+        stage.pair.poll, stage.pair.in_flight = lambda *most, came=came: came, draw.choice((0, 1))
         expected, touched, plain = list[Any](), list[Choice](), list[Choice]()
         for request, token, flags in came:
             choice = request.owner
@@ -180,28 +180,36 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
 def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, seed: int) -> None:
     """The pace hears of the whole step, at its end: whether it brought anything, and whether a choice had several."""
     draw, link, most = random.Random(seed), stage.link, engine_link.MOST_COMPLETIONS
-    waiting: list[Any] = []
-    stage.link._loop.call_soon = lambda call: stage.later(0.0, call)
-    waiting = list[Any]()
-    stage.pair.poll = lambda most: [waiting.pop(0) for _ in range(min(most, len(waiting)))]
-    for size in (most - 1, most, most + 1, 2 * most, draw.randrange(2 * most, 4 * most)):
+    waiting, pair = list[Any](), stage.pair
+
+    def poll(*limits: int) -> list[Any]:
+        assert limits == (most, engine_link.MOST_FINAL)
+        count = draw.randint(1, most)
+        taken, waiting[:] = waiting[:count], waiting[count:]
+        pair.stopped_early = bool(waiting) or draw.random() < 0.5  # at a limit, behind which there may be nothing
+        return taken
+
+    pair.poll = poll
+    link._loop.call_soon = lambda call: stage.later(0.0, call)  # type: ignore[assignment]
+    for size in (1, most, draw.randrange(2 * most, 4 * most)):
         for twice in (False, True):
             stage.now, began = stage.now + 1.0, stage.now
             stage.log.clear()
             stage.timers.clear()
             stage.polls.clear()
-            choices = [Choice(stage.log, f"c{i}") for i in range(size - twice)]
+            choices = [Choice(stage.log, f"c{i}") for i in range(size)]
             for choice in choices:
                 choice.last_event = began - draw.random()
             came = [(choice.request, i, HAS_TOKEN) for i, choice in enumerate(choices)]
             came += [(choices[0].request, size, HAS_TOKEN)] * twice
-            waiting[:], turns = came, size // most
-            for turn in range(turns):
-                link._poll()
-                assert (len(waiting), stage.timers, stage.polls) == (size - (turn + 1) * most, [0.0] * (turn + 1), [])
-                stage.now += 0.004
+            waiting[:], turns = came, 0
             link._poll()
-            assert stage.polls == [(stage.now, size > 0, twice)]
+            while pair.stopped_early:
+                turns += 1
+                assert (stage.timers, stage.polls) == ([0.0] * turns, [])
+                stage.now += 0.004
+                link._poll()
+            assert stage.polls == [(stage.now, True, twice)]
             assert stage.timers == [0.0] * turns + [1.25], "from now on at the pace"
             pushed = [each[1:] for each in stage.log if each[0] == "push"]
             assert pushed == [(request.owner.name, token, flags) for request, token, flags in came]
@@ -210,7 +218,7 @@ def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, s
 def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     owner = Choice(stage.log, "a")
     poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
-    stage.pair.poll = lambda most: poll()
+    stage.pair.poll = lambda *most: poll()
     told = list[ApiError]()
     stage.link.on_failure = told.append
     stage.link._poll()
@@ -224,7 +232,7 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     with pytest.raises(ApiError, match="The card fell out"):
         stage.link.require()
     stage.link.pair = stage.pair
-    stage.pair.poll = lambda most: [(owner.request, 1, HAS_TOKEN)]
+    stage.pair.poll = lambda *most: [(owner.request, 1, HAS_TOKEN)]
     owner.stops, stage.pair.cancel = True, stage.log.noted("cancel", BROKEN)  # lost in the middle of it
     stage.link._poll()
     assert stage.timers == []

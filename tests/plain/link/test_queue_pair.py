@@ -127,6 +127,28 @@ def test_many_requests_come_back_whole_and_in_order(engine, pair, rng, monkeypat
     assert pair.stray_completions == 0
 
 
+def test_a_poll_stops_at_its_limits_and_says_so(engine, pair, rng) -> None:
+    """Of all completions, and of final ones: whoever goes on while it has stopped early misses none, and gets them in order."""
+    lengths = {submit(pair, [i + 1], max_tokens=int(rng.integers(1, 5))): i for i in range(SIZES.slots)}
+    got: dict[InFlightRequest, list[int]] = {request: [] for request in lengths}
+
+    def done() -> bool:
+        most, most_final = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+        events = pair.poll(most, most_final)
+        final = sum(flags & FINISH_MASK > 0 for _, _, flags in events)
+        assert len(events) <= most and final <= most_final
+        assert pair.stopped_early == (len(events) == most or final == most_final)
+        for request, token, _ in events:
+            got[request].append(token)
+        return not pair.in_flight
+
+    wait_for(done)
+    for request, i in lengths.items():
+        assert set(got[request]) == {i + 1}, "the engine repeats the prompt"
+    assert sorted(map(len, got.values())) == sorted(taken.entry["max_tokens"] for taken in engine.submitted)
+    assert pair.poll() == [] and not pair.stopped_early
+
+
 def test_busy_when_the_arenas_are_full_and_nothing_is_overwritten(engine, pair) -> None:
     engine.consume_nothing = True
     longest = FACTS.max_model_len - 1

@@ -12,7 +12,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +118,7 @@ class ScriptedPair:
         self.facts = SimpleNamespace(page_size=4, num_pages=64, instance=instance, lease_ms=4000)
         self.sizes = SimpleNamespace(slots=SLOTS)
         self.state, self.lives, self.stray_completions, self.epoch = STATE_READY, True, 0, 1
+        self.stopped_early = False
         self.requests: list[Asked] = []
         self._ready: deque[tuple[Asked, int, int]] = deque()
         self.transport = SimpleNamespace(
@@ -148,7 +149,7 @@ class ScriptedPair:
         if not self.free_slots or self._draw.random() < 0.1:
             raise self._errors.NoRoomError("the prompt arena is full")
         if sampling.seed is None:
-            sampling = replace(sampling, seed=self._draw.getrandbits(62))
+            sampling = sampling.changed(seed=self._draw.getrandbits(62))
         request = Asked(prompt.tolist(), sampling, grammar, rules, owner)
         owner.sink.homes += 1
         self.requests.append(request)
@@ -163,7 +164,7 @@ class ScriptedPair:
             elif not request.ended and self._draw.random() < 0.9:
                 self._ready.append((request, *request.step()))
 
-    def poll(self, most: int) -> list[tuple[Asked, int, int]]:
+    def poll(self, *most: int) -> list[tuple[Asked, int, int]]:
         taken = [self._ready.popleft() for _ in range(min(len(self._ready), self._draw.choice((1, 3, 100))))]
         for request, _, flags in taken:
             if flags & C.FINISH_MASK:
@@ -213,7 +214,7 @@ class Client:
         """Text, log probabilities and finish reason of an undisturbed run."""
         asked, sampling = self.asked, self.asked.sampling
         if sampling.seed is None:  # it was drawn once, for all engines
-            sampling = replace(sampling, seed=self.generation.flight.sampling.seed)
+            sampling = sampling.changed(seed=self.generation.flight.sampling.seed)
         alone = Asked(asked.prompt, sampling, asked.grammar, asked.rules, scored=len(asked.prompt))
         text, logprobs = "", list[float]()
         while True:

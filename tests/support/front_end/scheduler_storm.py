@@ -8,7 +8,6 @@ continuation that is wrong in any token, position or page gives another text tha
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,7 +157,7 @@ class SchedulerStorm(Storm):
             return
         drawn = grammar is None and draw.random() < 0.3
         if drawn:  # the fleet draws a seed, which all engines must get
-            sampling = replace(sampling, seed=None)
+            sampling = sampling.changed(seed=None)
         client, module = WorldClient(sent), self.modules["generation"]
         made = module.Generation(0, len(prompt), Texts(), (), self.now, client, sampling.logprobs, None)
         made.grammar, made.rules, client.generation = grammar, token_rules, made
@@ -171,7 +170,7 @@ class SchedulerStorm(Storm):
             made.open = False
             return
         if drawn:
-            sampling = replace(sampling, seed=made.flight.sampling.seed)
+            sampling = sampling.changed(seed=made.flight.sampling.seed)
             client.sent = ExpectedRequest(case.limits, prompt, sampling, grammar, token_rules, case.pieces)
         self.clients.append(client)
 
