@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
-from blinkpy.dpu.fleet.prefix_record import ITEM_BYTES, PrefixRecord, first_key
+from blinkpy.dpu.fleet.prefix_record import PrefixRecord
 from blinkpy.queues.array_types import Int32
 
 __all__ = ["EngineLoad", "Placement"]
@@ -38,22 +38,19 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
         on_fault: Callable[[], None] = lambda: None,
     ):
-        self._rule, self._page_size, self._clock = rule, page_size, clock
-        self._record_pages = record_pages
-        self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
+        self._rule, self._clock = rule, clock
+        self._record = PrefixRecord(engines, page_size, record_pages)
         self._seen: list[EngineLoad | None] = [None] * engines  # what each published last
         self._unseen = [0] * engines  # tokens of prompts that were sent since then
         self._draws = random.Random(seed)
-        self._last: Int32 | None = None
-        self._last_salt, self._last_named = 0, (b"", b"")
         self._number = 0
         self._logged: float | None = None
         self.faults, self._on_fault = 0, on_fault
 
     def grow(self, engines: int) -> None:
         """There are more engines than before, or as many."""
-        for _ in range(len(self._records), engines):
-            self._records.append(PrefixRecord(self._page_size, self._record_pages))
+        self._record.grow(engines)
+        for _ in range(len(self._seen), engines):
             self._seen.append(None)
             self._unseen.append(0)
 
@@ -63,7 +60,7 @@ class Placement:
         if len(able) < 2:
             return able[0].index if able else None
         request = PlacedRequest(
-            self._number, len(prompt), self._cached(prompt, salt), self._unseen_now(able), salt, self._draws.getrandbits(32)
+            self._number, len(prompt), self._record.match(prompt, salt), self._unseen_now(able), salt, self._draws.getrandbits(32)
         )
         self._number += 1
         try:
@@ -79,19 +76,13 @@ class Placement:
 
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
         """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
-        if len(self._records) > 1:
+        if len(self._seen) > 1:
             self._unseen[engine] += len(prompt)
-            self._records[engine].add(*self._named(prompt, salt))
+            self._record.add(engine, prompt, salt)
 
     def forget(self, engine: int) -> None:
         """An engine was started again: its prefix cache is empty."""
-        self._records[engine].clear()
-
-    def _cached(self, prompt: Int32, salt: int) -> list[int]:
-        """Tokens of a prompt that each engine probably has."""
-        page, (text, key) = self._page_size, self._named(prompt, salt)
-        usable = (len(prompt) - 1) // page * page * ITEM_BYTES  # an engine computes one token at least
-        return [pages * page for pages in PrefixRecord.match_each(self._records, text, key, usable)]
+        self._record.forget(engine)
 
     def _unseen_now(self, loads: Sequence[EngineLoad]) -> list[int]:
         """Tokens that were sent to each engine since it published anything new."""
@@ -110,13 +101,6 @@ class Placement:
                 unseen[index] = 0
             seen[index] = load
         return unseen.copy()
-
-    def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:
-        """A prompt as the records take it, and its key; those of choose() are kept for sent()."""
-        if prompt is not self._last or salt != self._last_salt:
-            text = prompt.tobytes()
-            self._last, self._last_salt, self._last_named = prompt, salt, (text, first_key(text, salt, self._page_size))
-        return self._last_named
 
     def _fail(self, what: str) -> None:
         self.faults += 1

@@ -141,7 +141,7 @@ def test_one_engine_needs_no_record(rng: np.random.Generator) -> None:
     placement.sent(0, tokens(rng, 100), 0)
     placement.forget(0)
     assert placement.choose(tokens(rng, 100), 0, loads(0)) == 0
-    assert placement._records[0].pages == 0
+    assert placement._record.tokens(0) == 0
 
 
 # ---- rules of users ----------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
             lost = int(rng.integers(engines))
             placement.forget(lost)
             plain.forget(lost)
-        for i, record in enumerate(placement._records):
-            if record.pages != len(plain.records[i].pages):
-                return f"call {call}: {record.pages} pages of engine {i}, not {len(plain.records[i].pages)}"
+        for i, record in enumerate(plain.records):
+            if placement._record.tokens(i) != len(record.pages) * page_size:
+                return f"call {call}: {placement._record.tokens(i)} tokens of engine {i}, not {len(record.pages)} pages"
     return ""
