@@ -38,10 +38,8 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
         on_fault: Callable[[], None] = lambda: None,
     ):
-        self._rule, self._clock = rule, clock
+        self._rule, self._clock, self._engines = rule, clock, engines
         self._record = PrefixRecord(engines, page_size, record_pages)
-        self._seen: list[EngineLoad | None] = [None] * engines  # what each published last
-        self._unseen = [0] * engines  # tokens of prompts that were sent since then
         self._draws = random.Random(seed)
         self._number = 0
         self._logged: float | None = None
@@ -49,19 +47,16 @@ class Placement:
 
     def grow(self, engines: int) -> None:
         """There are more engines than before, or as many."""
+        self._engines = engines
         self._record.grow(engines)
-        for _ in range(len(self._seen), engines):
-            self._seen.append(None)
-            self._unseen.append(0)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
         """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
             return able[0].index if able else None
-        request = PlacedRequest(
-            self._number, len(prompt), self._record.match(prompt, salt), self._unseen_now(able), salt, self._draws.getrandbits(32)
-        )
+        cached = self._record.match(prompt, salt)
+        request = PlacedRequest(self._number, len(prompt), cached, salt, self._draws.getrandbits(32))
         self._number += 1
         try:
             chosen = self._rule(request, able)
@@ -76,31 +71,12 @@ class Placement:
 
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
         """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
-        if len(self._seen) > 1:
-            self._unseen[engine] += len(prompt)
+        if self._engines > 1:
             self._record.add(engine, prompt, salt)
 
     def forget(self, engine: int) -> None:
         """An engine was started again: its prefix cache is empty."""
         self._record.forget(engine)
-
-    def _unseen_now(self, loads: Sequence[EngineLoad]) -> list[int]:
-        """Tokens that were sent to each engine since it published anything new."""
-        seen, unseen = self._seen, self._unseen
-        for load in loads:
-            index = load.index
-            before = seen[index]
-            if load is before:
-                continue
-            if (  # it has published something else, or nothing before
-                before is None
-                or load.waiting_tokens != before.waiting_tokens
-                or load.running != before.running
-                or load.free_pages != before.free_pages
-            ):
-                unseen[index] = 0
-            seen[index] = load
-        return unseen.copy()
 
     def _fail(self, what: str) -> None:
         self.faults += 1

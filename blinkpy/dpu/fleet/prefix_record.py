@@ -19,28 +19,28 @@ Key = bytes | tuple[int, bytes]  # a page; that of a prompt's first page has the
 
 
 class _Node:
-    """Pages that follow each other. start: tokens before them; edge: their bytes; key: by which the parent's children have this
-    node. known: for each engine that knows the first of them, its last use, and tokens from the prompt's start that it knows."""
+    """Pages that follow each other. edge: their bytes; end: tokens from the prompt's start to their end; key: by which the parent's
+    children have this node. used: by each engine that knows all of them, when it was last."""
 
-    __slots__ = ("children", "edge", "key", "known", "parent", "start")
+    __slots__ = ("children", "edge", "end", "key", "parent", "used")
 
-    def __init__(self, parent: "_Node | None", key: Key, start: int, edge: bytes):
-        self.parent, self.key, self.start, self.edge = parent, key, start, edge
+    def __init__(self, parent: "_Node | None", key: Key, edge: bytes, end: int):
+        self.parent, self.key, self.edge, self.end = parent, key, edge, end
         self.children: dict[Key, _Node] = {}
-        self.known: dict[int, tuple[int, int]] = {}
+        self.used: dict[int, int] = {}
 
 
 class PrefixRecord:
     """engines: how many there are. page_size: tokens. most_pages: of one engine that are kept in mind, at least 1; one takes some
-    900 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
+    800 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
 
     Prompts are int32 [n]. salt: of the prefix cache, in [0, 2**63).
     """
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
         self._page, self._most = page_size * TOKEN_BYTES, most_pages * page_size
-        self._root = _Node(None, b"", 0, b"")
-        self._uses = 0
+        self._root = _Node(None, b"", b"", 0)
+        self._use = 0  # the number of the last one
         self._ends: list[OrderedDict[int, _Node]] = []  # of each engine: where each use ends, the one longest ago first
         self._tokens: list[int] = []  # of each engine: that it knows
         self._found: tuple[Int32, int, bytes, _Node, int] | None = None  # prompt, salt, text; node and byte where match ended
@@ -59,18 +59,17 @@ class PrefixRecord:
     def match(self, prompt: Int32, salt: int) -> list[int]:
         """Tokens at the start of a prompt that each engine knows, in whole pages; never all: one at least is computed. Uses none."""
         text, page, at, node, known = prompt.tobytes(), self._page, 0, self._root, [0] * len(self._ends)
-        key: Key = (salt, text[:page])
-        while (child := node.children.get(key)) is not None:
+        child = node.children.get((salt, text[:page]))
+        while child is not None:
             node, edge = child, child.edge
-            if not text.startswith(edge, at):
+            if text.startswith(edge, at):
+                at, end = at + len(edge), node.end
+                child = node.children.get(text[at : at + page])
+            else:
                 at += self._common(edge, text, at)
-                for engine, (_, end) in node.known.items():
-                    known[engine] = min(end, at // TOKEN_BYTES)
-                break
-            for engine, (_, end) in node.known.items():
+                end, child = at // TOKEN_BYTES, None
+            for engine in node.used:
                 known[engine] = end
-            at += len(edge)
-            key = text[at : at + page]
         self._found = prompt, salt, text, node, at
         if len(text) == at > 0:
             return [min(tokens, (at - page) // TOKEN_BYTES) for tokens in known]
@@ -84,15 +83,14 @@ class PrefixRecord:
         assert self._found is not None
         _, _, text, node, at = self._found
         self._found = None
-        if at < node.start * TOKEN_BYTES + len(node.edge):
-            node = self._split(node, at)
-        rest = text[at : len(text) // self._page * self._page]
-        if rest and (node.children or node.parent is None):
-            key = rest[: self._page] if at else (salt, rest[: self._page])
-            node.children[key] = node = _Node(node, key, at // TOKEN_BYTES, rest)
-        else:
-            node.edge += rest
-        self._use(engine, node)
+        if at < node.end * TOKEN_BYTES:
+            node = self._split(node, at // TOKEN_BYTES)
+        end = len(text) // self._page * self._page
+        if at < end:
+            key = text[at : at + self._page]
+            node = _Node(node, key if at else (salt, key), text[at:end], end // TOKEN_BYTES)
+            node.parent.children[node.key] = node
+        self._note(engine, node)
         self._shrink(engine, self._most)
 
     def forget(self, engine: int) -> None:
@@ -111,53 +109,57 @@ class PrefixRecord:
                 most = tried - 1
         return equal * page
 
-    def _split(self, node: _Node, at: int) -> _Node:
-        """Make the pages of a node up to a byte of the prompt a node of their own, and return it. Nobody has used them now."""
-        parent, length, end = node.parent, at - node.start * TOKEN_BYTES, at // TOKEN_BYTES
-        assert parent is not None
-        parent.children[node.key] = upper = _Node(parent, node.key, node.start, node.edge[:length])
-        node.parent, node.key, node.start, node.edge = upper, node.edge[length : length + self._page], end, node.edge[length:]
+    def _split(self, node: _Node, end: int) -> _Node:
+        """Make the pages of a node up to a token of the prompt a node of their own, and return it."""
+        length = len(node.edge) - (node.end - end) * TOKEN_BYTES
+        upper = _Node(node.parent, node.key, node.edge[:length], end)
+        upper.parent.children[node.key] = upper
+        upper.used.update(node.used)
+        node.parent, node.edge = upper, node.edge[length:]
+        node.key = node.edge[: self._page]
         upper.children[node.key] = node
-        for engine, (use, known) in list(node.known.items()):
-            upper.known[engine] = use, min(known, end)
-            if known <= end:
-                del node.known[engine]
-                self._ends[engine][use] = upper
         return upper
 
-    def _use(self, engine: int, node: _Node) -> None:
+    def _join(self, upper: _Node, node: _Node) -> None:
+        """Make a node and its only child one node."""
+        node.parent, node.key, node.edge = upper.parent, upper.key, upper.edge + node.edge
+        node.parent.children[node.key] = node
+
+    def _note(self, engine: int, node: _Node) -> None:
         """An engine uses all pages from the start to the end of a node."""
-        self._uses += 1
-        ends, end = self._ends[engine], node.start + len(node.edge) // TOKEN_BYTES
-        if end:
-            ends[self._uses] = node
-        while node.parent is not None:
-            before, known = node.known.get(engine, (0, node.start))
-            if ends.get(before) is node:
+        if node is self._root:
+            return
+        self._use += 1
+        ends = self._ends[engine]
+        ends[self._use], below = node, None
+        while node is not self._root:
+            before = node.used.get(engine)
+            if before is None:
+                self._tokens[engine] += len(node.edge) // TOKEN_BYTES
+            elif ends.get(before) is node:
                 del ends[before]
-            self._tokens[engine] += end - known
-            node.known[engine] = self._uses, end
-            node, end = node.parent, node.start
+            node.used[engine] = self._use
+            if below is not None and len(node.children) == 1 and node.used == below.used:
+                self._join(node, below)
+            else:
+                below = node
+            node = node.parent
 
     def _shrink(self, engine: int, most: int) -> None:
         """Let an engine forget what it used longest ago, until it knows `most` tokens."""
-        ends, page = self._ends[engine], self._page
+        ends = self._ends[engine]
         while (excess := self._tokens[engine] - most) > 0:
             use, node = next(iter(ends.items()))
-            parent, known = node.parent, node.known[engine][1]
-            assert parent is not None
-            left = max(node.start, known - excess)
-            self._tokens[engine] -= known - left
-            if left > node.start:
-                node.known[engine] = use, left
-            else:
-                del node.known[engine]
-                if parent.known.get(engine, (0, 0))[0] == use:
-                    ends[use] = parent
-                else:
-                    del ends[use]
-            if not node.known:
+            tokens = len(node.edge) // TOKEN_BYTES
+            if tokens > excess:
+                self._split(node, node.end - excess)
+                tokens = excess
+            parent = node.parent
+            self._tokens[engine] -= tokens
+            del node.used[engine]
+            if not node.used:
                 del parent.children[node.key]
-            elif not node.children:
-                longest = max(end for _, end in node.known.values())
-                node.edge = node.edge[: (longest - node.start) * TOKEN_BYTES]
+            if parent.used.get(engine) == use:
+                ends[use] = parent
+            else:
+                del ends[use]

@@ -22,21 +22,20 @@ def require_sound(record: PrefixRecord, engines: int, page_size: int) -> None:
     """Each page is known to somebody, and behind what an engine knows stands the end of its last use, in order."""
     tokens = [0] * engines
     for node in nodes(record):
-        end = node.start + len(node.edge) // 4
         assert node.parent is not None
         assert node.parent.children[node.key] is node
         assert node.edge[: 4 * page_size] == (node.key if isinstance(node.key, bytes) else node.key[1])
-        assert max(known for _, known in node.known.values()) == end
-        for engine, (use, known) in node.known.items():
-            tokens[engine] += known - node.start
-            deeper = [child for child in node.children.values() if engine in child.known]
-            assert not deeper or known == end
-            assert node.parent is record._root or node.parent.known[engine][0] >= use
+        assert node.end == node.parent.end + len(node.edge) // 4
+        assert node.used
+        for engine, use in node.used.items():
+            tokens[engine] += len(node.edge) // 4
+            assert node.parent is record._root or node.parent.used[engine] >= use
+            deeper = any(engine in child.used for child in node.children.values())
             assert deeper or record._ends[engine][use] is node
     for engine in range(engines):
         assert record.tokens(engine) == tokens[engine]
         assert list(record._ends[engine]) == sorted(record._ends[engine])
-        assert all(node.known[engine][0] == use for use, node in record._ends[engine].items())
+        assert all(node.used[engine] == use for use, node in record._ends[engine].items())
 
 
 @pytest.mark.parametrize(
