@@ -19,13 +19,13 @@ Key = bytes | tuple[int, bytes]  # a page; that of a prompt's first page has the
 
 
 class _Node:
-    """Pages that follow each other. edge: their bytes; end: tokens from the prompt's start to their end; key: by which the parent's
-    children have this node. used: by each engine that knows all of them, when it was last."""
+    """Pages that follow each other. edge: their bytes; end: tokens from the prompt's start to their end; key: by which the
+    parent's children have this node; the root is its own parent. used: the last use by each engine that knows these pages."""
 
     __slots__ = ("children", "edge", "end", "key", "parent", "used")
 
     def __init__(self, parent: "_Node | None", key: Key, edge: bytes, end: int):
-        self.parent, self.key, self.edge, self.end = parent, key, edge, end
+        self.parent, self.key, self.edge, self.end = parent or self, key, edge, end
         self.children: dict[Key, _Node] = {}
         self.used: dict[int, int] = {}
 
@@ -57,7 +57,7 @@ class PrefixRecord:
         return self._tokens[engine]
 
     def match(self, prompt: Int32, salt: int) -> list[int]:
-        """Tokens at the start of a prompt that each engine knows, in whole pages; never all: one at least is computed. Uses none."""
+        """Tokens at the start of a prompt that each engine knows, in whole pages, its last token left out. Uses none."""
         text, page, at, node, known = prompt.tobytes(), self._page, 0, self._root, [0] * len(self._ends)
         child = node.children.get((salt, text[:page]))
         while child is not None:
@@ -88,19 +88,25 @@ class PrefixRecord:
         end = len(text) // self._page * self._page
         if at < end:
             key = text[at : at + self._page]
-            node = _Node(node, key if at else (salt, key), text[at:end], end // TOKEN_BYTES)
-            node.parent.children[node.key] = node
-        self._note(engine, node)
-        self._shrink(engine, self._most)
+            node = self._child(node, key if at else (salt, key), text[at:end])
+        if node is not self._root:
+            self._note(engine, node)
+            self._shrink(engine)
 
     def forget(self, engine: int) -> None:
         """An engine knows nothing any more."""
-        self._shrink(engine, 0)
+        for node in self._ends[engine].values():
+            while node.used.pop(engine, None) is not None:
+                if not node.used:
+                    del node.parent.children[node.key]
+                node = node.parent
+        self._ends[engine].clear()
+        self._tokens[engine], self._found = 0, None
 
     def _common(self, edge: bytes, text: bytes, at: int) -> int:
-        """Bytes of the pages at the start of an edge that a text has from a place on: one page at least, the key."""
+        """Bytes of the pages at the start of an edge that a text has from a place on: the key at least, and not all."""
         page = self._page
-        equal, most = 1, min(len(edge), len(text) - at) // page
+        equal, most = 1, len(edge) // page - 1
         while equal < most:
             tried = (equal + most + 1) // 2
             if edge[equal * page : tried * page] == text[at + equal * page : at + tried * page]:
@@ -109,53 +115,52 @@ class PrefixRecord:
                 most = tried - 1
         return equal * page
 
+    def _child(self, parent: _Node, key: Key, edge: bytes) -> _Node:
+        parent.children[key] = node = _Node(parent, key, edge, parent.end + len(edge) // TOKEN_BYTES)
+        return node
+
     def _split(self, node: _Node, end: int) -> _Node:
         """Make the pages of a node up to a token of the prompt a node of their own, and return it."""
         length = len(node.edge) - (node.end - end) * TOKEN_BYTES
-        upper = _Node(node.parent, node.key, node.edge[:length], end)
-        upper.parent.children[node.key] = upper
+        upper = self._child(node.parent, node.key, node.edge[:length])
         upper.used.update(node.used)
         node.parent, node.edge = upper, node.edge[length:]
         node.key = node.edge[: self._page]
         upper.children[node.key] = node
         return upper
 
-    def _join(self, upper: _Node, node: _Node) -> None:
-        """Make a node and its only child one node."""
-        node.parent, node.key, node.edge = upper.parent, upper.key, upper.edge + node.edge
-        node.parent.children[node.key] = node
-
     def _note(self, engine: int, node: _Node) -> None:
-        """An engine uses all pages from the start to the end of a node."""
-        if node is self._root:
-            return
+        """An engine uses all pages from the start to the end of a node. Two nodes that nothing parts any more become one."""
         self._use += 1
-        ends = self._ends[engine]
-        ends[self._use], below = node, None
+        ends, below = self._ends[engine], None
+        ends[self._use] = node
         while node is not self._root:
-            before = node.used.get(engine)
+            before, parent = node.used.get(engine), node.parent
             if before is None:
                 self._tokens[engine] += len(node.edge) // TOKEN_BYTES
             elif ends.get(before) is node:
                 del ends[before]
             node.used[engine] = self._use
             if below is not None and len(node.children) == 1 and node.used == below.used:
-                self._join(node, below)
+                below.parent, below.key, below.edge = parent, node.key, node.edge + below.edge
+                parent.children[below.key] = below
             else:
                 below = node
-            node = node.parent
+            node = parent
 
-    def _shrink(self, engine: int, most: int) -> None:
-        """Let an engine forget what it used longest ago, until it knows `most` tokens."""
+    def _shrink(self, engine: int) -> None:
+        """Let an engine that knows too much forget what it used longest ago."""
         ends = self._ends[engine]
-        while (excess := self._tokens[engine] - most) > 0:
+        while (excess := self._tokens[engine] - self._most) > 0:
             use, node = next(iter(ends.items()))
-            tokens = len(node.edge) // TOKEN_BYTES
-            if tokens > excess:
+            if excess * TOKEN_BYTES < len(node.edge):
+                if len(node.used) == 1:
+                    node.edge, node.end = node.edge[: -excess * TOKEN_BYTES], node.end - excess
+                    self._tokens[engine] = self._most
+                    return
                 self._split(node, node.end - excess)
-                tokens = excess
             parent = node.parent
-            self._tokens[engine] -= tokens
+            self._tokens[engine] -= len(node.edge) // TOKEN_BYTES
             del node.used[engine]
             if not node.used:
                 del parent.children[node.key]

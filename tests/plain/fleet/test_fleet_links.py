@@ -1,5 +1,6 @@
 """What a fleet knows of its engines when it chooses one: loads word by word, and what this worker has just placed there."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -44,9 +45,10 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
     link, words = made_link(), [0] * BLOCK_WORDS
     for _ in range(200):
         words[:] = [draw.randrange(1 << 20) for _ in words]
-        words[COUNTER["requests_accepted"]] *= draw.random() < 0.9
+        words[COUNTER["requests_accepted"]] *= draw.random() < 0.5
         link.pair, link._held = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
-        link._outstanding = draw.randrange(1000)
+        link._outstanding, link._unseen = draw.randrange(1000), draw.randrange(1000)
+        unseen = link._unseen * (words[COUNTER["requests_accepted"]] == link._words[COUNTER["requests_accepted"]])
         now += 2 * LOAD_S
         spare = link.pair.free_slots - len(link._held)
         accepted = words[COUNTER["requests_accepted"]] or 1
@@ -55,7 +57,7 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):  # what was published since then does not count yet
             load = link.load()
             assert [getattr(load, name) for name in EngineLoad.__slots__] == [
-                *(3, spare, waiting, running, free, link._outstanding, spare > 0)
+                *(3, spare, waiting, running, free, link._outstanding, unseen, spare > 0)
             ]
             words[:] = [0] * BLOCK_WORDS
 
@@ -86,7 +88,7 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
 
     def choose(request: Any, engines: Any) -> EngineLoad:
-        loads.append(list(engines))
+        loads.append([dataclasses.replace(engine) for engine in engines])
         return draw.choice(engines)
 
     fleet = Fleet([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
@@ -102,14 +104,15 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
         for _ in range(sum(slots))
     ]
     placed = {id(one[0]): link.index for link, part in fleet._placed(work) for one in part}
-    flying, free = [0] * 3, list(slots)
+    flying, unseen, free = [0] * 3, [0] * 3, list(slots)
     for (generation, prompt, sampling), seen in zip(work, [*loads, *[None] * len(work)], strict=False):
         if seen is not None:  # with one engine left there is no choice
-            assert {load.index: (load.tokens_in_flight, load.free_slots) for load in seen} == {
-                i: (flying[i], free[i]) for i in range(3) if free[i] > 0
+            assert {load.index: (load.tokens_in_flight, load.unseen_tokens, load.free_slots) for load in seen} == {
+                i: (flying[i], unseen[i], free[i]) for i in range(3) if free[i] > 0
             }
         engine = placed[id(generation)]
         flying[engine] += len(prompt) + sampling.max_tokens
+        unseen[engine] += len(prompt)
         free[engine] -= 1
     assert free == [0, 0, 0]
     with pytest.raises(ApiError) as refused:
