@@ -14,6 +14,7 @@ from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.engine_places import EngineEntry
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.fleet.fleet_link import LOAD_S, FleetLink
+from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import RequestParameters
@@ -60,6 +61,34 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
                 *(3, spare, waiting, running, free, link._outstanding, unseen, spare > 0)
             ]
             words[:] = [0] * BLOCK_WORDS
+
+
+def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """As far as it was read: a link looks every LOAD_S seconds. What was lost with its engine is nobody's load."""
+    draw, now, looked_at = random.Random(seed), 50.0, 0.0
+    monkeypatch.setattr(fleet_link, "time", SimpleNamespace(monotonic=lambda: now))
+    link, words, accepted, unseen = made_link(), [0] * BLOCK_WORDS, 0, 0
+    pair = link.pair = made_pair(9, words)
+    pair.submit = lambda *_: SimpleNamespace()
+    for _ in range(500):
+        event = draw.random()
+        if event < 0.4:
+            prompt, sampling = np.arange(draw.randint(1, 50), dtype=np.int32), RequestParameters(max_tokens=1)
+            generation = SimpleNamespace(grammar=None, rules=None, submitted=0.0, scoring=False, flight=Flight(prompt, sampling))
+            link._hand_over(pair, (generation, prompt, sampling))
+            unseen += len(prompt)
+        elif event < 0.6:
+            words[COUNTER["requests_accepted"]] += draw.randint(1, 3)
+        elif event < 0.65:
+            link.pair = None
+            link._give_up([], ANY)
+            link.pair, unseen, looked_at = pair, 0, 0.0
+        else:
+            now += draw.choice((0.1, 2)) * LOAD_S
+        if now - looked_at > LOAD_S:
+            unseen *= accepted == words[COUNTER["requests_accepted"]]
+            accepted, looked_at = words[COUNTER["requests_accepted"]], now
+        assert link.load().unseen_tokens == unseen
 
 
 def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
