@@ -5,8 +5,8 @@
 Placement.choose(), Placement.sent() and their sum, with the default rule, for 2, 4 and 8 engines and prompts of several
 lengths: three quarters of each are one of STARTS beginnings, the rest is its own. What engines publish, and what they have in
 flight, changes at random, so that all engines know most beginnings: the dearest case, as a rule that sees equal loads sends a
-beginning to one engine alone. A prompt is made just before its choice, as a tokenizer does. Nothing else runs on the core, and there is no HTTP:
-a busy worker's caches hold less. Times are of one thread, in us; the first WARM choices are left out.
+beginning to one engine alone. A prompt is made just before its choice, as a tokenizer does. Nothing else runs on the core, and
+there is no HTTP: a busy worker's caches hold less. Times are of one thread, in us; the first WARM choices are left out.
 """
 
 import time

@@ -32,7 +32,7 @@ class _Node:
 
 class PrefixRecord:
     """engines: how many there are. page_size: tokens. most_pages: of one engine that are kept in mind, at least 1; one takes some
-    800 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
+    700 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
 
     Prompts are int32 [n]. salt: of the prefix cache, in [0, 2**63).
     """
@@ -77,7 +77,7 @@ class PrefixRecord:
 
     def add(self, engine: int, prompt: Int32, salt: int) -> None:
         """Note that a prompt was sent to an engine; the tokens behind its last full page are left out. It is cheaper where match
-        was called with the same objects, and nothing was added since then."""
+        was called with the same objects, and nothing has changed since then."""
         if self._found is None or self._found[0] is not prompt or self._found[1] != salt:
             self.match(prompt, salt)
         assert self._found is not None
