@@ -40,7 +40,7 @@ class Placement:
     ):
         self._rule, self._clock, self._engines = rule, clock, engines
         self._record = PrefixRecord(engines, page_size, record_pages)
-        self._draws = random.Random(seed)
+        self._draw = random.Random(seed).getrandbits
         self._number = 0
         self._logged: float | None = None
         self.faults, self._on_fault = 0, on_fault
@@ -55,8 +55,7 @@ class Placement:
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
             return able[0].index if able else None
-        cached = self._record.match(prompt, salt)
-        request = PlacedRequest(self._number, len(prompt), cached, salt, self._draws.getrandbits(32))
+        request = PlacedRequest(self._number, len(prompt), self._record.match(prompt, salt), salt, self._draw(32))
         self._number += 1
         try:
             chosen = self._rule(request, able)
