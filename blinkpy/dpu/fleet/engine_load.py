@@ -8,7 +8,8 @@ class EngineLoad:
     """One engine, at one moment. index: from 0. free_slots: requests that this worker could submit there now. waiting_tokens:
     about those of prompts that wait there; running: requests that have pages; both of all front ends, as the engine published
     them last. free_pages: that are free, or cached and nobody's. tokens_in_flight: prompts and max_tokens of the requests that
-    this worker has there now. accepts: whether a request may be sent there at all."""
+    this worker has there now. unseen_tokens: of prompts that it sent there since the engine has accepted any, so that nothing
+    published counts them. accepts: whether a request may be sent there at all."""
 
     index: int
     free_slots: int
@@ -16,4 +17,5 @@ class EngineLoad:
     running: int
     free_pages: int
     tokens_in_flight: int
+    unseen_tokens: int
     accepts: bool

@@ -220,8 +220,10 @@ class Fleet:
                     raise busy("all slots are in use")
                 self._placement.sent(engine, prompt, sampling.cache_salt)
             load = loads[engine]
-            tokens, free = load.tokens_in_flight + len(prompt) + sampling.max_tokens, load.free_slots - 1
-            loads[engine] = replace(load, free_slots=free, tokens_in_flight=tokens, accepts=free > 0)
+            load.free_slots -= 1
+            load.accepts = load.free_slots > 0
+            load.tokens_in_flight += len(prompt) + sampling.max_tokens
+            load.unseen_tokens += len(prompt)
             parts.setdefault(engine, []).append(submission)
         return [(self._places[engine], part) for engine, part in parts.items()]
 

@@ -16,6 +16,7 @@ from blinkpy.queues.words import COUNTER, GAUGE
 
 LOAD_S = 0.01  # for which gauges count as new
 
+ACCEPTED = COUNTER["requests_accepted"]
 LEAVES = "The engine is leaving."
 
 GaugeChange = Callable[[int, str, float], None]
@@ -43,6 +44,7 @@ class FleetLink(EngineLink):
         self._on_lost, self._on_gauge = on_lost, on_gauge
         self._words, self._read_at = [0] * BLOCK_WORDS, 0.0  # the engine's block, and when it was read, s
         self._outstanding = 0  # tokens of prompts and outputs that this engine still has to compute for this front end
+        self._unseen = 0  # tokens of prompts that it got since it accepted any
 
     def status(self) -> str | None:
         return LEAVES if self.leaving else super().status()
@@ -89,12 +91,15 @@ class FleetLink(EngineLink):
         """Of an engine that takes requests."""
         now, spare = time.monotonic(), self.spare()
         if now - self._read_at > LOAD_S:
+            before = self._words[ACCEPTED]
             self._words, self._read_at = self.engine_words() or [0] * BLOCK_WORDS, now
+            if self._words[ACCEPTED] != before:
+                self._unseen = 0
         words = self._words
-        free = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]]
-        prompts, accepted = words[COUNTER["prompt_tokens"]], words[COUNTER["requests_accepted"]]
+        free, running = words[GAUGE["pages_free"]] + words[GAUGE["pages_cached"]], words[GAUGE["requests_running"]]
+        prompts, accepted = words[COUNTER["prompt_tokens"]], words[ACCEPTED]
         waiting = words[GAUGE["requests_waiting"]] * prompts // max(1, accepted)  # as long as the others, on average
-        return EngineLoad(self.index, spare, waiting, words[GAUGE["requests_running"]], free, self._outstanding, spare > 0)
+        return EngineLoad(self.index, spare, waiting, running, free, self._outstanding, self._unseen, spare > 0)
 
     def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
         generation, prompt, sampling = submission
@@ -109,6 +114,7 @@ class FleetLink(EngineLink):
         if generation.scoring and generation.scores is not None:
             flight.scores_due = len(prompt) - len(generation.scores.entries)
         self._outstanding += flight.cost
+        self._unseen += len(prompt)
 
     def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
         for request, token, flags in completions:
@@ -123,7 +129,8 @@ class FleetLink(EngineLink):
 
     def _give_up(self, generations: list[Generation], error: ApiError) -> None:
         if self.pair is None:
-            self._outstanding, self._read_at = 0, 0.0
+            self._outstanding = self._unseen = 0
+            self._read_at = 0.0
         self._on_lost([generation for generation in generations if generation.open], error)
 
     def _gauge(self, name: str, value: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
-from blinkpy.dpu.fleet.prefix_record import ITEM_BYTES, PrefixRecord, first_key
+from blinkpy.dpu.fleet.prefix_record import PrefixRecord
 from blinkpy.queues.array_types import Int32
 
 __all__ = ["EngineLoad", "Placement"]
@@ -38,33 +38,24 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
         on_fault: Callable[[], None] = lambda: None,
     ):
-        self._rule, self._page_size, self._clock = rule, page_size, clock
-        self._record_pages = record_pages
-        self._records = [PrefixRecord(page_size, record_pages) for _ in range(engines)]
-        self._seen: list[EngineLoad | None] = [None] * engines  # what each published last
-        self._unseen = [0] * engines  # tokens of prompts that were sent since then
-        self._draws = random.Random(seed)
-        self._last: Int32 | None = None
-        self._last_salt, self._last_named = 0, (b"", b"")
+        self._rule, self._clock, self._engines = rule, clock, engines
+        self._record = PrefixRecord(engines, page_size, record_pages)
+        self._draw = random.Random(seed).getrandbits
         self._number = 0
         self._logged: float | None = None
         self.faults, self._on_fault = 0, on_fault
 
     def grow(self, engines: int) -> None:
         """There are more engines than before, or as many."""
-        for _ in range(len(self._records), engines):
-            self._records.append(PrefixRecord(self._page_size, self._record_pages))
-            self._seen.append(None)
-            self._unseen.append(0)
+        self._engines = engines
+        self._record.grow(engines)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
         """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
             return able[0].index if able else None
-        request = PlacedRequest(
-            self._number, len(prompt), self._cached(prompt, salt), self._unseen_now(able), salt, self._draws.getrandbits(32)
-        )
+        request = PlacedRequest(self._number, len(prompt), self._record.match(prompt, salt), salt, self._draw(32))
         self._number += 1
         try:
             chosen = self._rule(request, able)
@@ -79,44 +70,12 @@ class Placement:
 
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
         """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
-        if len(self._records) > 1:
-            self._unseen[engine] += len(prompt)
-            self._records[engine].add(*self._named(prompt, salt))
+        if self._engines > 1:
+            self._record.add(engine, prompt, salt)
 
     def forget(self, engine: int) -> None:
         """An engine was started again: its prefix cache is empty."""
-        self._records[engine].clear()
-
-    def _cached(self, prompt: Int32, salt: int) -> list[int]:
-        """Tokens of a prompt that each engine probably has."""
-        page, (text, key) = self._page_size, self._named(prompt, salt)
-        usable = (len(prompt) - 1) // page * page * ITEM_BYTES  # an engine computes one token at least
-        return [pages * page for pages in PrefixRecord.match_each(self._records, text, key, usable)]
-
-    def _unseen_now(self, loads: Sequence[EngineLoad]) -> list[int]:
-        """Tokens that were sent to each engine since it published anything new."""
-        seen, unseen = self._seen, self._unseen
-        for load in loads:
-            index = load.index
-            before = seen[index]
-            if load is before:
-                continue
-            if (  # it has published something else, or nothing before
-                before is None
-                or load.waiting_tokens != before.waiting_tokens
-                or load.running != before.running
-                or load.free_pages != before.free_pages
-            ):
-                unseen[index] = 0
-            seen[index] = load
-        return unseen.copy()
-
-    def _named(self, prompt: Int32, salt: int) -> tuple[bytes, bytes]:
-        """A prompt as the records take it, and its key; those of choose() are kept for sent()."""
-        if prompt is not self._last or salt != self._last_salt:
-            text = prompt.tobytes()
-            self._last, self._last_salt, self._last_named = prompt, salt, (text, first_key(text, salt, self._page_size))
-        return self._last_named
+        self._record.forget(engine)
 
     def _fail(self, what: str) -> None:
         self.faults += 1

@@ -8,6 +8,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from blinkpy.config import ConfigError
@@ -23,12 +24,11 @@ EXTRA_TOKENS = 32768
 @dataclass(slots=True, eq=False)
 class PlacedRequest:
     """What a rule may look at. cached: for each engine, by its index, tokens at the start of the prompt that are probably in its
-    prefix cache; unseen: tokens of the prompts that this worker sent there since the engine published anything new."""
+    prefix cache."""
 
     number: int  # of the request, in the order in which this worker placed them, from 0
     prompt_tokens: int
     cached: Sequence[int]
-    unseen: Sequence[int]
     salt: int  # of the key's part of the prefix cache; 0: none
     draw: int  # a random integer of 32 bits
 
@@ -43,32 +43,36 @@ def work(engine: EngineLoad) -> int:
 
 def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the least work; equal ones take turns."""
-    works = [each.tokens_in_flight + each.waiting_tokens + ROW_TOKENS * each.running for each in engines]  # work(), with no call
-    least = min(works)
-    if (equal := works.count(least)) == 1:
-        return engines[works.index(least)]
-    turn = request.number % equal
-    return [engine for engine, its in zip(engines, works, strict=True) if its == least][turn]
+    least: float = inf
+    equal: list[EngineLoad] = []
+    for engine in engines:
+        its = engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running  # work(), with no call
+        if its < least:
+            least, equal = its, [engine]
+        elif its == least:
+            equal.append(engine)
+    return equal[request.number % len(equal)]
 
 
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
     """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
     more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
     least, cached = least_loaded(request, engines), request.cached
-    own, most = cached[least.index], max(cached)
-    if own == most:
+    own = most = cached[least.index]
+    if own == max(cached):
         return least
-    if len(engines) < len(cached):
-        most = max([cached[engine.index] for engine in engines])
-    saved = most - own
-    if saved == 0:
-        return least
-    homes = [engine for engine in engines if cached[engine.index] == most]
+    homes: list[EngineLoad] = []
+    for engine in engines:
+        its = cached[engine.index]
+        if its > most:
+            most, homes = its, [engine]
+        elif its == most:
+            homes.append(engine)
     best = homes[0] if len(homes) == 1 else least_loaded(request, homes)
     if work(best) - work(least) > EXTRA_TOKENS:
         return least
-    later = best.waiting_tokens + request.unseen[best.index] - least.waiting_tokens - request.unseen[least.index]
-    return best if later <= saved else least
+    later = best.waiting_tokens + best.unseen_tokens - least.waiting_tokens - least.unseen_tokens
+    return best if later <= most - own else least
 
 
 def round_robin(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:

@@ -1,161 +1,170 @@
-"""What the prefix cache of one engine may hold, by what a front end sent there: prompts as a tree of their pages.
+"""What the prefix caches of a fleet's engines may hold, by what a front end sent there: prompts as one tree of their pages.
 
-Pages leave the record as they leave the engine's cache. A prompt that is sent uses its pages, the last one first; where there are
-too many, the page goes whose last use is longest ago. So no page goes before those behind it.
+Each node has the engines that know its pages, so one walk tells what all of them know of a prompt. Pages leave the record of an
+engine as they leave its cache. A prompt that is sent uses its pages, the last one first; where an engine has too many, the page
+goes whose last use there is longest ago. So no page goes before those behind it.
 
-An edge of the tree is the text of one page or of several that were last used together, as bytes: to compare it is one call, and a
+An edge of the tree is the text of one page or of several that follow each other, as bytes: to compare it is one call, and a
 prompt of a thousand tokens takes two or three. Nothing is hashed but by Python's own hash of bytes, which is keyed, and equal
 means equal: no prompt can be made that is taken for another one.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
-SALT_BYTES = 8
-ITEM_BYTES = 4  # of a token
+from blinkpy.queues.array_types import Int32
 
+TOKEN_BYTES = 4
 
-def first_key(prompt: bytes, salt: int, page_size: int) -> bytes:
-    """By which records know the first page of a prompt, and with it all that follow. salt: in [0, 2**63)."""
-    return salt.to_bytes(SALT_BYTES, "little") + prompt[: page_size * ITEM_BYTES]
+Key = bytes | tuple[int, bytes]  # a page; that of a prompt's first page has the salt
 
 
 class _Node:
-    """Pages that follow each other. edge: their bytes; key: by which the parent's children have this node."""
+    """Pages that follow each other. edge: their bytes; end: tokens from the prompt's start to their end; key: by which the
+    parent's children have this node; the root is its own parent. used: the last use by each engine that knows these pages."""
 
-    __slots__ = ("children", "edge", "key", "parent")
+    __slots__ = ("children", "edge", "end", "key", "parent", "used")
 
-    def __init__(self, edge: bytes, key: bytes, parent: "_Node | None"):
-        self.edge, self.key, self.parent = edge, key, parent
-        self.children: dict[bytes, _Node] = {}
+    def __init__(self, parent: "_Node | None", key: Key, edge: bytes, end: int):
+        self.parent, self.key, self.edge, self.end = parent or self, key, edge, end
+        self.children: dict[Key, _Node] = {}
+        self.used: dict[int, int] = {}
 
 
 class PrefixRecord:
-    """page_size: tokens. most_pages: that are kept in mind, at least 1; one takes some 600 bytes where no prompts have a common
-    start and each is a page long, and 4 bytes a token where they are long.
+    """engines: how many there are. page_size: tokens. most_pages: of one engine that are kept in mind, at least 1; one takes some
+    700 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
 
-    Prompts are bytes, of int32 tokens.
+    Prompts are int32 [n]. salt: of the prefix cache, in [0, 2**63).
     """
 
-    def __init__(self, page_size: int, most_pages: int):
-        self._page, self._most = page_size * ITEM_BYTES, most_pages
-        self.clear()
+    def __init__(self, engines: int, page_size: int, most_pages: int):
+        self._page, self._most = page_size * TOKEN_BYTES, most_pages * page_size
+        self._root = _Node(None, b"", b"", 0)
+        self._use = 0  # the number of the last one
+        self._ends: list[OrderedDict[int, _Node]] = []  # of each engine: where each use ends, the one longest ago first
+        self._tokens: list[int] = []  # of each engine: that it knows
+        self._found: tuple[Int32, int, bytes, _Node, int] | None = None  # prompt, salt, text; node and byte where match ended
+        self.grow(engines)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.pages = 0
-        self._root = _Node(b"", b"", None)
-        self._firsts = self._root.children  # a prompt whose first page is not there matches nothing
-        self._used: OrderedDict[_Node, None] = OrderedDict()  # all nodes, the one used longest ago first
-        self._found: tuple[bytes, bytes, _Node, int, bytes] | None = None  # prompt, its key; where match ended, and the key there
+    def grow(self, engines: int) -> None:
+        """There are more engines than before, or as many."""
+        for _ in range(len(self._ends), engines):
+            self._ends.append(OrderedDict())
+            self._tokens.append(0)
 
-    def __len__(self) -> int:
-        """Nodes of the tree, at most as many as pages."""
-        return len(self._used)
+    def tokens(self, engine: int) -> int:
+        """Of all pages that an engine knows."""
+        return self._tokens[engine]
 
-    @staticmethod
-    def match_each(records: "Sequence[PrefixRecord]", prompt: bytes, key: bytes, end: int) -> list[int]:
-        """As match() of each of a fleet's. The text of a beginning that several know becomes one object: it takes its memory
-        once, and a prompt is compared with it once."""
-        found, same, start, then = list[int](), b"", 0, b""
-        for record in records:
-            child = record._firsts.get(key)
-            if child is None:
-                found.append(0)
-                continue
-            edge = child.edge
-            if edge is not same:
-                if len(edge) > end or not prompt.startswith(edge):
-                    found.append(record.match(prompt, key, end))
-                    continue
-                if len(edge) == start:
-                    child.edge = same
-                else:
-                    same, start = edge, len(edge)
-                    then = prompt[start : start + record._page]
-            if then in child.children:
-                found.append(record.match(prompt, key, end))
+    def match(self, prompt: Int32, salt: int) -> list[int]:
+        """Tokens at the start of a prompt that each engine knows, in whole pages, its last token left out. Uses none."""
+        text, page, at, node, known = prompt.tobytes(), self._page, 0, self._root, [0] * len(self._ends)
+        child = node.children.get((salt, text[:page]))
+        while child is not None:
+            node, edge = child, child.edge
+            if text.startswith(edge, at):
+                at, end = at + len(edge), node.end
+                child = node.children.get(text[at : at + page])
             else:
-                record._found = prompt, key, child, start, then
-                found.append(start // record._page)
-        return found
+                at += self._common(edge, text, at)
+                end, child = at // TOKEN_BYTES, None
+            for engine in node.used:
+                known[engine] = end
+        self._found = prompt, salt, text, node, at
+        if len(text) == at > 0:
+            return [min(tokens, (at - page) // TOKEN_BYTES) for tokens in known]
+        return known
 
-    def match(self, prompt: bytes, key: bytes, end: int | None = None) -> int:
-        """Pages at the start of a prompt that are known. Uses none. key: see first_key. end: bytes of the prompt to look at."""
-        page, at, node, first = self._page, 0, self._root, key
-        end = len(prompt) if end is None else end
-        more, last = 0, end - page
-        while at <= last and (child := node.children.get(key)) is not None:
-            edge = child.edge
-            if at + len(edge) > end or not prompt.startswith(edge, at):
-                more = self._common(edge, prompt, at, end)
-                break
-            node, at = child, at + len(edge)
-            key = prompt[at : at + page]
-        self._found = prompt, first, node, at, key
-        return at // page + more
-
-    def add(self, prompt: bytes, key: bytes) -> None:
-        """Note that a prompt was sent; the tokens behind its last full page are left out. key: see first_key. It is cheaper where
-        match was called with the same objects, and nothing was added since then."""
-        page, at, node, used = self._page, 0, self._root, self._used.move_to_end
-        end = len(prompt) // page * page
-        found, self._found = self._found, None
-        if found is not None and found[0] is prompt and found[1] is key:
-            _, _, node, at, key = found
-        while at < end and (child := node.children.get(key)) is not None:
-            edge, node = child.edge, child
-            if not prompt.startswith(edge, at):
-                common = self._common(edge, prompt, at, end) * page
-                node = self._split(child, common)
-                at += common
-                key = prompt[at : at + page]
-                break
-            at += len(edge)
-            key = prompt[at : at + page]
+    def add(self, engine: int, prompt: Int32, salt: int) -> None:
+        """Note that a prompt was sent to an engine; the tokens behind its last full page are left out. It is cheaper where match
+        was called with the same objects, and nothing has changed since then."""
+        if self._found is None or self._found[0] is not prompt or self._found[1] != salt:
+            self.match(prompt, salt)
+        assert self._found is not None
+        _, _, text, node, at = self._found
+        self._found = None
+        if at < node.end * TOKEN_BYTES:
+            node = self._split(node, at // TOKEN_BYTES)
+        end = len(text) // self._page * self._page
         if at < end:
-            self.pages += (end - at) // page
-            if at and not node.children:
-                node.edge += prompt[at:end]  # all of it is used now
-            else:
-                node.children[key] = leaf = _Node(prompt[at:end], key, node)
-                self._used[leaf] = None
-        while node.parent is not None:
-            used(node)
-            node = node.parent
-        while self.pages > self._most:
-            self._cut()
+            key = text[at : at + self._page]
+            node = self._child(node, key if at else (salt, key), text[at:end])
+        if node is not self._root:
+            self._note(engine, node)
+            self._shrink(engine)
 
-    def _common(self, edge: bytes, prompt: bytes, at: int, end: int) -> int:
-        """Pages at the start of an edge that the prompt has from a place on, and up to its end: one at least, the key."""
+    def forget(self, engine: int) -> None:
+        """An engine knows nothing any more."""
+        for node in self._ends[engine].values():
+            while node.used.pop(engine, None) is not None:
+                if not node.used:
+                    del node.parent.children[node.key]
+                node = node.parent
+        self._ends[engine].clear()
+        self._tokens[engine], self._found = 0, None
+
+    def _common(self, edge: bytes, text: bytes, at: int) -> int:
+        """Bytes of the pages at the start of an edge that a text has from a place on: the key at least, and not all."""
         page = self._page
-        equal, most = 1, min(len(edge), end - at) // page
+        equal, most = 1, len(edge) // page - 1
         while equal < most:
             tried = (equal + most + 1) // 2
-            if edge[equal * page : tried * page] == prompt[at + equal * page : at + tried * page]:
+            if edge[equal * page : tried * page] == text[at + equal * page : at + tried * page]:
                 equal = tried
             else:
                 most = tried - 1
-        return equal
+        return equal * page
 
-    def _split(self, node: _Node, length: int) -> _Node:
-        """Make the first bytes of a node's edge a node of their own, and return it. The rest stays what was used earlier."""
-        parent = node.parent
-        assert parent is not None
-        upper = _Node(node.edge[:length], node.key, parent)
-        parent.children[node.key] = upper
-        node.edge, node.key, node.parent = node.edge[length:], node.edge[length : length + self._page], upper
+    def _child(self, parent: _Node, key: Key, edge: bytes) -> _Node:
+        parent.children[key] = node = _Node(parent, key, edge, parent.end + len(edge) // TOKEN_BYTES)
+        return node
+
+    def _split(self, node: _Node, end: int) -> _Node:
+        """Make the pages of a node up to a token of the prompt a node of their own, and return it."""
+        length = len(node.edge) - (node.end - end) * TOKEN_BYTES
+        upper = self._child(node.parent, node.key, node.edge[:length])
+        upper.used.update(node.used)
+        node.parent, node.edge = upper, node.edge[length:]
+        node.key = node.edge[: self._page]
         upper.children[node.key] = node
-        self._used[upper] = None
         return upper
 
-    def _cut(self) -> None:
-        """Forget what was used longest ago: the end of a node that has no children."""
-        node = next(iter(self._used))
-        pages = min(len(node.edge) // self._page, self.pages - self._most)
-        self.pages -= pages
-        node.edge = node.edge[: len(node.edge) - pages * self._page]
-        if not node.edge:
-            del self._used[node]
-            assert node.parent is not None
-            del node.parent.children[node.key]
+    def _note(self, engine: int, node: _Node) -> None:
+        """An engine uses all pages from the start to the end of a node. Two nodes that nothing parts any more become one."""
+        self._use += 1
+        ends, below = self._ends[engine], None
+        ends[self._use] = node
+        while node is not self._root:
+            before, parent = node.used.get(engine), node.parent
+            if before is None:
+                self._tokens[engine] += len(node.edge) // TOKEN_BYTES
+            elif ends.get(before) is node:
+                del ends[before]
+            node.used[engine] = self._use
+            if below is not None and len(node.children) == 1 and node.used == below.used:
+                below.parent, below.key, below.edge = parent, node.key, node.edge + below.edge
+                parent.children[below.key] = below
+            else:
+                below = node
+            node = parent
+
+    def _shrink(self, engine: int) -> None:
+        """Let an engine that knows too much forget what it used longest ago."""
+        ends = self._ends[engine]
+        while (excess := self._tokens[engine] - self._most) > 0:
+            use, node = next(iter(ends.items()))
+            if excess * TOKEN_BYTES < len(node.edge):
+                if len(node.used) == 1:
+                    node.edge, node.end = node.edge[: -excess * TOKEN_BYTES], node.end - excess
+                    self._tokens[engine] = self._most
+                    return
+                self._split(node, node.end - excess)
+            parent = node.parent
+            self._tokens[engine] -= len(node.edge) // TOKEN_BYTES
+            del node.used[engine]
+            if not node.used:
+                del parent.children[node.key]
+            if parent.used.get(engine) == use:
+                ends[use] = parent
+            else:
+                del ends[use]

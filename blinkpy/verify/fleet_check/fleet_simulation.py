@@ -51,7 +51,7 @@ class FleetSimulation:
             for _ in range(engines)
         ]
         self._slots = len(self._servers[0].free)
-        self._in_flight = [0] * engines
+        self._in_flight, self._unseen, self._accepted = [0] * engines, [0] * engines, [0] * engines
         self._engine = np.full(len(workload), NEVER)
         self._due = workload.requests.arrival_ns.copy()
         self._coming = [(int(self._due[i]), i) for i in np.flatnonzero(workload.follows == NOBODY).tolist()]
@@ -101,6 +101,7 @@ class FleetSimulation:
             server.submit(number)
             self._engine[number] = chosen
             self._in_flight[chosen] += self._size(number)
+            self._unseen[chosen] += len(prompt)
 
     def _size(self, number: int) -> int:
         requests = self._workload.requests
@@ -110,10 +111,12 @@ class FleetSimulation:
         """As a worker knows it: from what the engine published last, and what is in flight."""
         server = self._servers[index]
         prompts, accepted = server.counter("prompt_tokens"), server.counter("requests_accepted")
+        if accepted != self._accepted[index]:
+            self._accepted[index], self._unseen[index] = accepted, 0
         waiting = server.gauge("requests_waiting") * prompts // max(1, accepted)
         free_pages = server.gauge("pages_free") + server.gauge("pages_cached")
         loads = len(server.free), waiting, server.gauge("requests_running"), free_pages
-        return EngineLoad(index, *loads, self._in_flight[index], bool(server.free))
+        return EngineLoad(index, *loads, self._in_flight[index], self._unseen[index], bool(server.free))
 
     def _note(self, server: TimedSimulation) -> int:
         """Take what a turn of an engine completed; the number of requests that ended."""

@@ -1,5 +1,6 @@
 """What a fleet knows of its engines when it chooses one: loads word by word, and what this worker has just placed there."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.engine_places import EngineEntry
 from blinkpy.dpu.fleet.fleet import Fleet
 from blinkpy.dpu.fleet.fleet_link import LOAD_S, FleetLink
+from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import RequestParameters
@@ -44,9 +46,10 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
     link, words = made_link(), [0] * BLOCK_WORDS
     for _ in range(200):
         words[:] = [draw.randrange(1 << 20) for _ in words]
-        words[COUNTER["requests_accepted"]] *= draw.random() < 0.9
+        words[COUNTER["requests_accepted"]] *= draw.random() < 0.5
         link.pair, link._held = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
-        link._outstanding = draw.randrange(1000)
+        link._outstanding, link._unseen = draw.randrange(1000), draw.randrange(1000)
+        unseen = link._unseen * (words[COUNTER["requests_accepted"]] == link._words[COUNTER["requests_accepted"]])
         now += 2 * LOAD_S
         spare = link.pair.free_slots - len(link._held)
         accepted = words[COUNTER["requests_accepted"]] or 1
@@ -55,9 +58,37 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):  # what was published since then does not count yet
             load = link.load()
             assert [getattr(load, name) for name in EngineLoad.__slots__] == [
-                *(3, spare, waiting, running, free, link._outstanding, spare > 0)
+                *(3, spare, waiting, running, free, link._outstanding, unseen, spare > 0)
             ]
             words[:] = [0] * BLOCK_WORDS
+
+
+def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """As far as it was read: a link looks every LOAD_S seconds. What was lost with its engine is nobody's load."""
+    draw, now, looked_at = random.Random(seed), 50.0, 0.0
+    monkeypatch.setattr(fleet_link, "time", SimpleNamespace(monotonic=lambda: now))
+    link, words, accepted, unseen = made_link(), [0] * BLOCK_WORDS, 0, 0
+    pair = link.pair = made_pair(9, words)
+    pair.submit = lambda *_: SimpleNamespace()
+    for _ in range(500):
+        event = draw.random()
+        if event < 0.4:
+            prompt, sampling = np.arange(draw.randint(1, 50), dtype=np.int32), RequestParameters(max_tokens=1)
+            generation = SimpleNamespace(grammar=None, rules=None, submitted=0.0, scoring=False, flight=Flight(prompt, sampling))
+            link._hand_over(pair, (generation, prompt, sampling))
+            unseen += len(prompt)
+        elif event < 0.6:
+            words[COUNTER["requests_accepted"]] += draw.randint(1, 3)
+        elif event < 0.65:
+            link.pair = None
+            link._give_up([], ANY)
+            link.pair, unseen, looked_at = pair, 0, 0.0
+        else:
+            now += draw.choice((0.1, 2)) * LOAD_S
+        if now - looked_at > LOAD_S:
+            unseen *= accepted == words[COUNTER["requests_accepted"]]
+            accepted, looked_at = words[COUNTER["requests_accepted"]], now
+        assert link.load().unseen_tokens == unseen
 
 
 def test_an_engine_is_idle_once_nobody_waits_there_either() -> None:
@@ -86,7 +117,7 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
 
     def choose(request: Any, engines: Any) -> EngineLoad:
-        loads.append(list(engines))
+        loads.append([dataclasses.replace(engine) for engine in engines])
         return draw.choice(engines)
 
     fleet = Fleet([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
@@ -102,14 +133,15 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
         for _ in range(sum(slots))
     ]
     placed = {id(one[0]): link.index for link, part in fleet._placed(work) for one in part}
-    flying, free = [0] * 3, list(slots)
+    flying, unseen, free = [0] * 3, [0] * 3, list(slots)
     for (generation, prompt, sampling), seen in zip(work, [*loads, *[None] * len(work)], strict=False):
         if seen is not None:  # with one engine left there is no choice
-            assert {load.index: (load.tokens_in_flight, load.free_slots) for load in seen} == {
-                i: (flying[i], free[i]) for i in range(3) if free[i] > 0
+            assert {load.index: (load.tokens_in_flight, load.unseen_tokens, load.free_slots) for load in seen} == {
+                i: (flying[i], unseen[i], free[i]) for i in range(3) if free[i] > 0
             }
         engine = placed[id(generation)]
         flying[engine] += len(prompt) + sampling.max_tokens
+        unseen[engine] += len(prompt)
         free[engine] -= 1
     assert free == [0, 0, 0]
     with pytest.raises(ApiError) as refused:

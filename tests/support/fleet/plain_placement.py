@@ -42,7 +42,6 @@ class PlainPlacement:
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
         self.page_size, self.most_pages = page_size, most_pages
-        self.told, self.unseen = dict.fromkeys(range(engines)), [0] * engines
         self.records = [PlainRecord(page_size, most_pages) for _ in range(engines)]
 
     def right(self, prompt: Int32, salt: int, loads: list[Any]) -> set[int | None]:
@@ -53,23 +52,15 @@ class PlainPlacement:
         least = {i for i in cost if cost[i] == min(cost.values())}
         homes = {i for i in cost if cached[i] == max(cached.values())}
         homes = {i for i in homes if cost[i] == min(cost[home] for home in homes)}
-        wait = {load.index: load.waiting_tokens + self._unseen(load) for load in loads if load.accepts}
+        wait = {load.index: load.waiting_tokens + load.unseen_tokens for load in loads if load.accepts}
         right = set[int | None]()
         for i, home in itertools.product(least, homes):  # it depends on which of several equal ones are compared
             saved = cached[home] - cached[i]
             right.add(home if saved and cost[home] - cost[i] <= EXTRA_TOKENS and wait[home] - wait[i] <= saved else i)
         return right
 
-    def _unseen(self, load: Any) -> int:
-        """Tokens sent to an engine since it published something new."""
-        told = load.waiting_tokens, load.running, load.free_pages
-        if self.told[load.index] != told:
-            self.told[load.index], self.unseen[load.index] = told, 0
-        return self.unseen[load.index]
-
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
         self.records[engine].add(prompt, salt)
-        self.unseen[engine] += len(prompt)
 
     def forget(self, engine: int) -> None:
         self.records[engine] = PlainRecord(self.page_size, self.most_pages)
@@ -96,29 +87,30 @@ def placement_storm(rng: np.random.Generator, calls: int, module: ModuleType | N
     numbers: Int64 = np.zeros(0, np.int64)
     for call in range(calls):
         prompt, salt = random_prompt(rng, sent, 12 * page_size), int(rng.choice(SALTS))
-        if rng.random() < 0.5 or not numbers.size:  # else they have published nothing new
+        if rng.random() < 0.5 or not numbers.size:
             spread = int(rng.choice([1, 30, 3000]))  # how much loads differ
-            numbers = rng.integers(0, spread, (engines, 3))
+            numbers = rng.integers(0, spread, (engines, 4))
             numbers[:, 2] *= int(rng.choice([1, 40]))
+            numbers[:, 3] //= int(rng.choice([1, 9, 3000]))
         loads = [
-            module.EngineLoad(i, 9, waiting, running // 64, 9, flying, bool(rng.random() < 0.8))
-            for i, (waiting, running, flying) in enumerate(numbers.tolist())
+            module.EngineLoad(i, 9, waiting, running // 64, 9, flying, unseen, bool(rng.random() < 0.8))
+            for i, (waiting, running, flying, unseen) in enumerate(numbers.tolist())
         ]
         chosen, right = placement.choose(prompt, salt, loads), plain.right(prompt, salt, loads)
         if chosen not in right:
             return f"call {call}: engine {chosen}, not of {right}"
         if placement.faults:
             return f"call {call}: the rule failed"
-        if chosen is not None:
+        if rng.random() < 0.04:
+            lost = int(rng.integers(engines))
+            placement.forget(lost)
+            plain.forget(lost)
+        if chosen is not None and rng.random() < 0.9:  # else the engine was lost at this moment
             for _ in range(int(rng.integers(1, 3))):
                 placement.sent(chosen, prompt, salt)
                 plain.sent(chosen, prompt, salt)
             sent.append(prompt)
-        if rng.random() < 0.01:
-            lost = int(rng.integers(engines))
-            placement.forget(lost)
-            plain.forget(lost)
-        for i, record in enumerate(placement._records):
-            if record.pages != len(plain.records[i].pages):
-                return f"call {call}: {record.pages} pages of engine {i}, not {len(plain.records[i].pages)}"
+        for i, record in enumerate(plain.records):
+            if placement._record.tokens(i) != len(record.pages) * page_size:
+                return f"call {call}: {placement._record.tokens(i)} tokens of engine {i}, not {len(record.pages)} pages"
     return ""

@@ -22,7 +22,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a score is taken for output",
          "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),
         ("tokens stay outstanding in an engine that was lost",
-         "            self._outstanding, self._read_at = 0, 0.0\n", "            pass\n"),
+         "            self._outstanding = self._unseen = 0\n", "            self._unseen = 0\n"),
     ],
     "engine_places": [
         ("an engine that leaves is let go with its requests", "link.leaving and link.is_idle()", "link.leaving"),

@@ -447,7 +447,7 @@ class Storm:
             heard = all(tuple(prompt) in told for prompt, _ in asked)
             self.require(heard, "a placement does not hear what an engine got")
             if prompt and self.fleet._has_placement() and link.status() is None:
-                known = self.fleet._placement._cached(np.array(prompt, np.int32), 0)[link.index]
+                known = self.fleet._placement._record.match(np.array(prompt, np.int32), 0)[link.index]
                 most = max((_common(prompt, other) for other in told), default=0)
                 self.require(known <= most, "a placement takes an engine for the one before it")
 
