@@ -92,7 +92,7 @@ class Reach(NamedTuple):
                 found.append(test)
         for test in (test for test in alike if test not in found):
             function = test.partition("[")[0]
-            if self.seconds[test] <= more.get(function, 0.0):
+            if function in more and self.seconds[test] <= more[function]:
                 more[function] -= self.seconds[test]
                 found.append(test)
         return found
