@@ -87,6 +87,14 @@ def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vo
             TokenRules.of_words(words, vocabulary)
 
 
+def test_rules_of_another_vocabulary_are_told() -> None:
+    words = TokenRules(64, {3: 1.5}, allowed=[1, 3]).words()
+    assert TokenRules.of_words(words, 33).allowed == [1, 3], "its bitmask has as many words"
+    for vocabulary in (32, 65):
+        with pytest.raises(ValueError, match="the bitmask of token rules is of another vocabulary"):
+            TokenRules.of_words(words, vocabulary)
+
+
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
