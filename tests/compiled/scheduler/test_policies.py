@@ -12,6 +12,7 @@ from support.scheduler_cases import make_case, tokens
 from blinkpy.config import ConfigError
 from blinkpy.kernels.loop import loop_code
 from blinkpy.queues.words import ENGINE_POLICY_FAULT
+from blinkpy.scheduler import policies
 from blinkpy.scheduler.host_scheduler import compiled_turn
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, guarded_policy, load_policy, read_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
@@ -35,6 +36,12 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
     requests = [case.submit(tokens(n), 2, priority=p) for n, p in ((5, 9), (9, 1), (2, 1))]
     case.finish()
     assert [requests.index(request) for request in case.done] == order
+
+
+def test_shipped_policies_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits until they are compiled only to be checked."""
+    monkeypatch.setattr(policies, "_check_language", None)
+    assert {name: load_policy(name) for name in SHIPPED} == SHIPPED
 
 
 def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> None:

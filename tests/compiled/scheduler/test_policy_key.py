@@ -1,5 +1,7 @@
 """The digest of functions that no file of a policy holds, and how a policy's turn is compiled."""
 
+import math
+import statistics
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +29,39 @@ def test_a_module_that_holds_itself_is_followed_once() -> None:
         helpers: Any = ModuleType("helpers")
         helpers.again, helpers.weight = helpers, weight
         digests.append(policy_digest(ranking("lambda request: request.arrival * helpers.again.weight", helpers=helpers)))
+    assert digests[0] == digests[2] != digests[1] and None not in digests
+
+
+def calls(function: Any) -> str | None:
+    """The digest of a policy that calls it by one name."""
+    return policy_digest(ranking("lambda request: function(request.pair, 2)", function=function))
+
+
+def test_what_libraries_have_is_told_by_its_name() -> None:
+    digests = [calls(f) for f in (math.floor, math.ceil, np.minimum, np.maximum, np.array, int, np.int64, statistics.mean, math)]
+    assert len(set(digests) - {None}) == len(digests)
+
+
+def test_functions_of_users_are_followed_whatever_their_name_is() -> None:
+    digests = []
+    for weight in (3, 4, 3):
+        function = ranking(f"lambda x, y: x * y * {weight}")
+        function.__name__ = function.__qualname__ = "math"
+        digests.append(calls(function))
+    assert digests[0] == digests[2] != digests[1] and None not in digests
+
+
+@pytest.mark.parametrize("modules", [False, True])
+def test_it_counts_which_one_is_met_again(modules: bool) -> None:
+    """Of two functions, or modules, that the digest has followed already."""
+    digests = []
+    for again in (0, 1, 0):
+        each: list[Any] = [ModuleType(f"helpers{n}") for n in range(2)]
+        for n, module in enumerate(each):
+            module.f = ranking(f"lambda x: x + {n}")
+        a, b, c = (each[n] if modules else each[n].f for n in (0, 1, again))
+        source = "lambda request: a.f(1) + b.f(2) + c.f(3)" if modules else "lambda request: a(1) + b(2) + c(3)"
+        digests.append(policy_digest(ranking(source, a=a, b=b, c=c)))
     assert digests[0] == digests[2] != digests[1] and None not in digests
 
 
