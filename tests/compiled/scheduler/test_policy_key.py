@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.scheduler_cases import case_sizes
+
 from blinkpy.scheduler import host_scheduler
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.scheduler.policy_key import policy_digest
+from blinkpy.verify.sim.world import make_world
 
 
 def ranking(source: str, **values: Any) -> Any:
@@ -51,6 +54,31 @@ def test_functions_of_users_are_followed_whatever_their_name_is() -> None:
     assert digests[0] == digests[2] != digests[1] and None not in digests
 
 
+def test_code_inside_of_the_code_counts_with_its_globals() -> None:
+    digests = []
+    for number, weight in ((1, 3), (2, 3), (1, 4), (1, 3)):
+        source = f"lambda request: (lambda x: x * WEIGHT + {number})(request.pair)"
+        digests.append(policy_digest(ranking(source, WEIGHT=weight)))
+    assert digests[0] == digests[3] and len(set(digests) - {None}) == 3
+
+
+def test_what_a_closure_holds_has_to_be_there() -> None:
+    def make(known: bool) -> Any:
+        if known:
+            late = 7
+        return lambda request: request.arrival + late
+
+    assert policy_digest(make(True)) is not None is policy_digest(make(False))
+
+
+def test_sets_have_no_order() -> None:
+    """0 and 64 share a place in a small one: it has them in the order in which they came."""
+    sets = [frozenset(numbers) for numbers in ((0, 64), (64, 0), (0, 65))]
+    assert list(sets[0]) != list(sets[1])
+    digests = [policy_digest(ranking("lambda request: request.pair in SOME", SOME=some)) for some in sets]
+    assert digests[0] == digests[1] != digests[2] and None not in digests
+
+
 @pytest.mark.parametrize("modules", [False, True])
 def test_it_counts_which_one_is_met_again(modules: bool) -> None:
     """Of two functions, or modules, that the digest has followed already."""
@@ -68,6 +96,16 @@ def test_it_counts_which_one_is_met_again(modules: bool) -> None:
 def test_arrays_of_objects_cannot_be_compared() -> None:
     for table, kept in ((np.array([1, 2]), True), (np.array([1, None]), False)):
         assert (policy_digest(ranking("lambda request: TABLE[request.pair]", TABLE=table)) is not None) == kept
+
+
+def test_the_queues_that_are_attached_are_of_the_kind_that_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[Any] = []
+    monkeypatch.setattr(host_scheduler, "compiled_turn", lambda policy: None)
+    monkeypatch.setattr(host_scheduler, "compiled_for", lambda function, given: kinds.extend(given))
+    limits, state, views, *_ = make_world(1, 1, chosen=case_sizes())
+    scheduler = host_scheduler.Scheduler(limits, state)
+    scheduler.attach(views)
+    assert kinds[:3] == [scheduler._limits.kind, scheduler._queues.kind, scheduler.state_argument.kind]
 
 
 def test_turns_hold_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ REFUSED = [  # body; the line, what is said
     ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
     ("return statistics.mean(4)", 2, "rank calls `statistics.mean(4)`; a policy can call min, max,"),
     ("return math.nothing", 2, "rank uses `math.nothing`, which device code has no form of"),
+    ("x = 1\n    return x.real", 3, "rank uses `x`, which device code has no form of"),
     ("return WEIGHT.real", 2, "rank uses `WEIGHT.real`, which device code has no form of"),
     ("return len(3)", 2, "rank uses `len(3)`, which device code has no form of"),
     ("return len(TABLE, key=1)", 2, "rank calls `len(TABLE, key=1)`; a policy can call min, max,"),
@@ -163,6 +164,8 @@ REFUSED = [  # body; the line, what is said
     ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
     ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
     ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
+    ("while True:\n        if request.pair:\n            break\n        for i in range(2):\n            pass\n        x = 1\n        break\n"
+     "    return x", 9, "x may be read before it has a value"),
     ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
     ("x += 1\n    return x", 2, "x may be read before it has a value"),
     ("x: int\n    return 1", 2, "rank uses `x: int`, which device code has no form of"),
@@ -170,10 +173,12 @@ REFUSED = [  # body; the line, what is said
     ("while True:\n        pass", 1, "rank must return an integer: it may end without `return`"),
     *((f"return {name}(1)", 2, "calls <lambda>, which is no `def` in a source file") for name in ("lambdas", "nameless")),
     ("return 0.5", 1, "must return an integer, not a float"),
+    ("return request.pair == 1", 1, "must return an integer, not a truth value"),
+    ("return request.pair == 1 and request.tenant == 4", 1, "must return an integer, not a truth value"),
 ]  # fmt: skip
 OTHERS = """
 
-import math, statistics
+import math, numba, statistics
 
 
 def own(x, y=4):
@@ -205,6 +210,11 @@ def three(x, y=4, z=5):
 
 def unset(x, y=None):
     return x
+
+
+@numba.njit
+def wrapped(x):
+    return x // 2
 """
 
 
@@ -233,6 +243,8 @@ TAKEN = [  # a function, and its rank
     ("def rank(request):\n    x = 1 << 53\n    return (x + 1 > x) + 2 * (x + 1 == x) + 4 * (x < x + 0.5)", 1),
     ("def rank(request):\n    return int(4 * HALVES[1] + HALVES[request.pair - 1]) + TABLE[0]", 26),
     ("def rank(request):\n    x = 12 + (request.pair == 1)\n    return (x & 7) + 10 * (x | 2) + 1000 * (x ^ 1)", 12155),
+    ("def rank(request):\n    return wrapped(request.tenant) + int(2 * math.pi)", 8),
+    ("def rank(request):\n    return request.pair == 1 or 7", 1),
     ("def rank(request):\n    return +request.pair + ~request.pair - -(request.pair == 1) + +TABLE[1]", 21),
     ("def rank(request):\n    return math.floor(-0.5) + int(-1.5) + bool(7) + abs(-3) + min(4, 2, 3) + max(1, 5)", 9),
 ]  # fmt: skip
@@ -243,6 +255,8 @@ def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None
     policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
     assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 where an integer is wanted"
+    places = guarded_policy(policy).places
+    assert len(set(places)) == len(places), "one for all faults of a line"
 
 
 def test_a_policy_without_a_source_is_told_with_its_place() -> None:

@@ -76,6 +76,9 @@ def test_states_say_where_the_output_may_and_must_end():
     flags = automaton.words()[A.CELLS_WORD :].view(np.uint16)[:: 1 + automaton.classes][: automaton.states]
     by_text = [flags[automaton.advance(0, text)] for text in (b"", b"a", b"ab")]
     assert by_text == [0, A.STATE_ACCEPTING, A.STATE_ACCEPTING | A.STATE_ENDING]
+    assert [automaton.must_end(automaton.advance(0, text)) for text in (b"", b"a", b"ab")] == [False, False, True]
+    nothing = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.full((1, 1), DEAD, np.int16), np.zeros(1, bool))
+    assert not nothing.must_end(0) and not nothing.words()[A.CELLS_WORD] & A.STATE_ENDING, "nothing has ended"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,7 @@ def test_a_state_or_class_out_of_range_is_refused(rng):
         ("class_of", lambda values: values.reshape(1, -1), r"class_of must be uint8 \[256\]"),
         ("class_of", lambda values: values.astype(np.int32), r"class_of must be uint8 \[256\]"),
         ("next_state", lambda values: values.reshape(-1), r"next_state must be int16 \[states, classes\]"),
+        ("next_state", lambda values: values[0, 0], r"next_state must be int16 \[states, classes\]"),
         ("next_state", lambda values: values.astype(np.int32), r"next_state must be int16 \[states, classes\]"),
         ("accepting", lambda values: values[:-1], r"accepting must be bool \[states\]"),
         ("accepting", lambda values: values.astype(np.uint8), r"accepting must be bool \[states\]"),
