@@ -60,9 +60,10 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
     case.finish()
 
 
-def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there(lanes: int) -> None:
     """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these."""
-    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case = make_case(short_prompts, lanes, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
     case.submit(tokens(150, 1), 2)
@@ -71,6 +72,15 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
     assert step(case) == {0: 1, 2: 5, 1: 3}
     case.submit(tokens(20, 3), 2)
     assert step(case) == {0: 1, 2: 1, 3: 8}, "the long one waits for the budget"
+    case.finish()
+
+
+def test_nobody_overtakes_a_best_effort_request_that_yields() -> None:
+    """Neither one of its own class nor a latency-sensitive one, whatever room there is."""
+    case = make_case(fcfs, **ROOM | {"tokens": 64})
+    for n, best_effort in enumerate((0, 1, 0, 1, 0)):
+        case.submit(tokens(4, n), 3, best_effort=best_effort)
+    assert [step(case) for _ in range(2)] == [{0: 4}, {0: 1, 1: 4, 2: 4, 3: 4, 4: 4}]
     case.finish()
 
 
