@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from support.scheduler_cases import case_sizes
 
 from blinkpy.scheduler import host_scheduler
@@ -91,6 +90,11 @@ def test_it_counts_which_one_is_met_again(modules: bool) -> None:
         source = "lambda request: a.f(1) + b.f(2) + c.f(3)" if modules else "lambda request: a(1) + b(2) + c(3)"
         digests.append(policy_digest(ranking(source, a=a, b=b, c=c)))
     assert digests[0] == digests[2] != digests[1] and None not in digests
+
+
+def test_methods_of_values_cannot_be_compared() -> None:
+    """Their names do not tell of which value."""
+    assert calls((1, 2).count) is calls("abc".find) is None
 
 
 def test_arrays_of_objects_cannot_be_compared() -> None:

@@ -164,8 +164,8 @@ REFUSED = [  # body; the line, what is said
     ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
     ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
     ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
-    ("while True:\n        if request.pair:\n            break\n        for i in range(2):\n            pass\n        x = 1\n        break\n"
-     "    return x", 9, "x may be read before it has a value"),
+    ("while True:\n        if request.pair:\n            break\n        for i in range(2):\n            pass\n"
+     "        x = 1\n        break\n    return x", 9, "x may be read before it has a value"),
     ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
     ("x += 1\n    return x", 2, "x may be read before it has a value"),
     ("x: int\n    return 1", 2, "rank uses `x: int`, which device code has no form of"),
@@ -239,7 +239,7 @@ TAKEN = [  # a function, and its rank
     ("def rank(request):\n    while True:\n        x = 3\n        break\n    return x", 3),
     ("def rank(request):\n    x = 0\n    for i in range(9):\n        if i == 7:\n            break\n        if i % 2:\n"
      "            continue\n        x += i\n    return x", 12),
-    ("def make(offset):\n    def rank(request):\n        return request.pair + offset * WEIGHT\n    return rank\nrank = make(7)", 29),
+    ("def make(x):\n    def rank(request):\n        return request.pair + x * WEIGHT\n    return rank\nrank = make(7)", 29),
     ("def rank(request):\n    x = 1 << 53\n    return (x + 1 > x) + 2 * (x + 1 == x) + 4 * (x < x + 0.5)", 1),
     ("def rank(request):\n    return int(4 * HALVES[1] + HALVES[request.pair - 1]) + TABLE[0]", 26),
     ("def rank(request):\n    x = 12 + (request.pair == 1)\n    return (x & 7) + 10 * (x | 2) + 1000 * (x ^ 1)", 12155),

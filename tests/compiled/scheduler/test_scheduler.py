@@ -13,6 +13,7 @@ from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
 from blinkpy.scheduler import cycle
+from blinkpy.scheduler.phases.fast_path import take_fast_path
 from blinkpy.scheduler.phases.forecast import forecast
 from blinkpy.scheduler.policies import SHIPPED, fcfs, priority
 from blinkpy.verify.sim.world import TICK_NS, make_world
@@ -338,14 +339,15 @@ def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
 
 def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> None:
     """Whoever has begun goes on: a better rank overtakes in the line alone."""
-    case = make_case(priority, pairs=1, tokens=8, pages=40)
-    worse = case.submit(tokens(28), 2, priority=9)
-    case.turn()
-    better = case.submit(tokens(3, 1), 2, priority=1)
-    case.turn()
-    assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT]].tolist() == [1, 1]
-    case.finish()
-    assert worse.ended == better.ended == FINISH_LENGTH
+    for length, running in ((28, 1), (13, 2)):  # 20 or 5 lack behind the first step
+        case = make_case(priority, pairs=1, tokens=8, pages=40)
+        requests = [case.submit(tokens(length), 2, priority=9)]
+        case.turn()
+        requests += [case.submit(tokens(3, n), 2, priority=n) for n in (1, 2)]
+        case.turn()
+        assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT]].tolist() == [running, 3 - running]
+        case.finish()
+        assert all(request.ended == FINISH_LENGTH for request in requests)
 
 
 def test_a_drain_ends_with_the_last_completion() -> None:
@@ -363,8 +365,8 @@ def test_a_drain_ends_with_the_last_completion() -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     """Nothing else would show it: both paths leave the same state."""
-    taken, take = list[int](), cycle.take_fast_path
-    monkeypatch.setattr(cycle, "take_fast_path", lambda *given: taken.append(1) or take(*given))
+    taken = list[int]()
+    monkeypatch.setattr(cycle, "take_fast_path", lambda *given: taken.append(1) or take_fast_path(*given))
     turn = cycle.make_phases(fcfs, fast_path=fast).turn
     case, may = Case(make_world(1, 1, chosen=case_sizes(pairs=1, cq_entries=64)), turn, fcfs), 0
     case.claim(0)

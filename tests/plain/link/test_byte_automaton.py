@@ -97,7 +97,7 @@ def test_sizes_are_bounded(states, classes, fine):
         words = ByteAutomaton(*parts).words()
         assert (ByteAutomaton.of_words(words).states, ByteAutomaton.of_words(words).classes) == (states, classes)
         return
-    with pytest.raises(ValueError, match="out of range|has 1 to 32767 states"):
+    with pytest.raises(ValueError, match=r"out of range|has 1 to 32767 states"):
         ByteAutomaton(*parts)
     with pytest.raises(ValueError, match="a packed automaton's sizes are out of range"):
         ByteAutomaton.of_words(words)

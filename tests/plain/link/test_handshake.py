@@ -128,7 +128,7 @@ def test_what_is_no_json_object_is_refused(line) -> None:
     for decode in (Hello.decode, Welcome.decode, Challenge.decode):
         with pytest.raises(HandshakeError, match="a message that is not a JSON object"):
             decode(line + b"\n")
-        with pytest.raises(HandshakeError, match="a message that is not JSON$"):
+        with pytest.raises(HandshakeError, match=r"a message that is not JSON$"):
             decode(line + b"}\n")
 
 
