@@ -59,6 +59,17 @@ def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups(lanes: 
     assert case.counter("preemptions") == 0
 
 
+def test_the_recorder_waits_for_the_last_group_with_the_tokens_of_a_step() -> None:
+    case = make_case(fcfs, record_turns=8, **CUT)
+    for n in range(2):
+        case.submit(tokens(30, n), 2, best_effort=1)
+    for group in range(4):
+        assert step(case)[:2] == (group, 4)
+        rows = case.state.batch.counts[S.ROWS]
+        assert rows > 0 and case.state.recorder.cursor[S.COMMITS] == (rows if group == 3 else 0)
+    case.finish()
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_so_many_steps_interrupt_one_at_most(bound: int) -> None:
     """Latency-sensitive prompts never end. A cut step ends behind step_groups turns of its own and `bound` others."""

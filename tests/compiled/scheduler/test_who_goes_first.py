@@ -117,3 +117,12 @@ def test_a_policy_has_all_its_rounds_for_each_request(tmp_path: Path, more: int)
     rank_of, faults = make_rank_of(read_policy(f"{tmp_path}/mine.py:rank")), memoryview(np.array([5, 6], np.int64))
     for at in (0, 1, 0):
         assert rank_of(RequestFields(*range(11)), faults, at) == (WORST_RANK if more else 7)
+
+
+def test_nobody_enters_where_all_wait_for_their_readers() -> None:
+    """Also where the list has no place behind the last one: nothing there is looked at."""
+    state = make_case(pairs=2, slots=3).state
+    state.waiting[:], state.counts[S.WAITING_COUNT], state.pairs.unclaimed_entries[:] = range(6), 6, 0
+    assert first_to_enter(as_memoryviews(state)) == -1
+    state.pairs.unclaimed_entries[1] = 1
+    assert first_to_enter(as_memoryviews(state)) == 3

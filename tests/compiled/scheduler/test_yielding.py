@@ -171,6 +171,16 @@ def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_
     case.finish()
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_best_effort_prompts_share_what_best_effort_has_of_the_step(lanes: int) -> None:
+    """Who comes later has what the first ones leave, however many are looked at together."""
+    case = make_case(fcfs, lanes, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 40})
+    for n, length in enumerate((4, 5, 30)):
+        case.submit(tokens(length, n), 2, best_effort=1)
+    assert [step(case) for _ in range(2)] == [{0: 4, 1: 5, 2: 3}, {0: 1, 1: 1, 2: 10}]
+    case.finish()
+
+
 def test_best_effort_that_has_its_share_of_the_step_keeps_nobody_else_waiting() -> None:
     case = make_case(fcfs, 1, best_effort_step_tokens=12, **ROOM | {"tokens": 40})
     for n in range(3):
