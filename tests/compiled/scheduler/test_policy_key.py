@@ -1,7 +1,9 @@
 """The digest of functions that no file of a policy holds, and how a policy's turn is compiled."""
 
 import math
+import random
 import statistics
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -92,9 +94,17 @@ def test_it_counts_which_one_is_met_again(modules: bool) -> None:
     assert digests[0] == digests[2] != digests[1] and None not in digests
 
 
-def test_methods_of_values_cannot_be_compared() -> None:
+def test_versions_of_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Python for its own ones."""
+    before = calls(np.minimum), calls(math.floor)
+    monkeypatch.setattr(np, "__version__", "another")
+    monkeypatch.setattr(sys, "version", "another")
+    assert not {calls(np.minimum), calls(math.floor)} & {*before, None}
+
+
+def test_methods_and_instances_of_libraries_cannot_be_compared() -> None:
     """Their names do not tell of which value."""
-    assert calls((1, 2).count) is calls("abc".find) is None
+    assert calls((1, 2).count) is calls("abc".find) is calls(random.Random(3)) is None
 
 
 def test_arrays_of_objects_cannot_be_compared() -> None:
