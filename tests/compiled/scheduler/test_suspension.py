@@ -35,10 +35,9 @@ def whole(**shares: int) -> tuple[Any, ...]:
     return 0, 1, {int(name[1:]): count for name, count in shares.items()}
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups(lanes: int) -> None:
+def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups() -> None:
     """Its step comes next; the suspended one goes on where it was, with the same input; decodes that it has wait."""
-    case = make_case(fcfs, lanes, **CUT)
+    case = make_case(fcfs, **CUT)
     case.submit(tokens(3), 30)
     assert step(case) == whole(r0=3)
     case.submit(tokens(60), 2, best_effort=1)
