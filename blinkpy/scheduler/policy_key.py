@@ -67,7 +67,10 @@ def _library(value: Any) -> str:
     """The name and version of a library's module, class or function; "" for anything else."""
     if not isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType | np.ufunc):
         return ""
-    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or type(value).__module__
+    if isinstance(value, np.ufunc):
+        module = "numpy"  # older ones don't tell
+    else:
+        module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""  # a method of a value has none
     package = module.partition(".")[0]
     if package not in LIBRARIES:
         return ""

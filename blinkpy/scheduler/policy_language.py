@@ -206,12 +206,12 @@ class FunctionWriter:
     def error(self, text: str, node: ast.AST) -> PolicyError:
         return PolicyError(text, Place(self.file, getattr(node, "lineno", self.source.lineno)))
 
-    def unsupported(self, node: ast.AST) -> PolicyError:
+    def unsupported(self, node: ast.expr | ast.stmt) -> PolicyError:
         """An error that names what a node is, in the user's words."""
         for what, kinds in NOT_IN_A_POLICY.items():
             if isinstance(node, kinds):
                 return self.error(f"{self.source.name} uses {what}; device code has none", node)
-        text = ast.unparse(node).partition("\n")[0] if isinstance(node, ast.expr | ast.stmt) else type(node).__name__
+        text = ast.unparse(node).partition("\n")[0]
         return self.error(f"{self.source.name} uses `{text}`, which device code has no form of", node)
 
     # ---- statements: each gives what is written, and the names that have a value behind it; None where nothing is reached -----
@@ -343,8 +343,8 @@ class FunctionWriter:
                 return self.local_name(name, node, known)
             case ast.Constant() | ast.Name():
                 return self.constant(self.value_of(node, known), node)
-            case ast.Attribute(value=ast.Name(id=name), attr=field) if self.kinds.get(name) == "request" and name in self.local:
-                return self.field(node, field)
+            case ast.Attribute(value=ast.Name(id=name), attr=field) if self.kinds.get(name) == "request":
+                return self.field(node, name, field)
             case ast.Attribute():
                 return self.constant(self.value_of(node, known), node)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -403,14 +403,13 @@ class FunctionWriter:
         what = "a string" if isinstance(value, str) else "None" if value is None else f"`{text}`, a {type(value).__name__}"
         raise self.error(f"{self.source.name} uses {what}; device code has numbers alone", node)
 
-    def field(self, node: ast.AST, field: str) -> Value:
+    def field(self, node: ast.AST, request: str, field: str) -> Value:
         fields = self.program.fields
         if field not in fields:
             near = get_close_matches(field, fields, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise self.error(f"a request has no {field}; {hint}it has {', '.join(fields)}", node)
-        argument = node.value.id if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
-        return Value(ast.Attribute(ast.Name(argument, ast.Load()), field, ast.Load()), "integer")
+        return Value(ast.Attribute(ast.Name(request, ast.Load()), field, ast.Load()), "integer")
 
     def signed(self, node: ast.AST, op: ast.unaryop, value: Value) -> Value:
         if value.kind == "float" and not isinstance(op, ast.Invert):
@@ -419,9 +418,9 @@ class FunctionWriter:
         if isinstance(op, ast.USub):
             folded = isinstance(operand, ast.Constant)
             return Value(ast.Constant(-operand.value) if folded else self.guarded(G.negate, [operand], node), "integer")  # type: ignore[attr-defined]
-        return Value(operand if isinstance(op, ast.UAdd) else ast.UnaryOp(op, operand), "integer")
+        return Value(ast.UnaryOp(op, operand), "integer")
 
-    def combined(self, node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
+    def combined(self, node: ast.expr | ast.stmt, op: ast.operator, left: Value, right: Value) -> Value:
         if isinstance(op, ast.Div):
             return Value(self.guarded(G.divide, [self.float(left, node), self.float(right, node)], node), "float")
         if "float" in (left.kind, right.kind):

@@ -29,6 +29,7 @@ FILE_S = 600.0  # of the processor, for all tests of a file, while their lines a
 LOOK_S = 4.0  # of the simulator and the state machine, to see what they reach
 CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
 ALIKE, ALIKE_S = 10, 5.0  # of those whose text is like it, that go first: functions, and seconds of the processor
+PARAMETERS_S = 0.5  # of it, for more parameters of each such function
 
 
 class Reaching(NamedTuple):
@@ -80,12 +81,19 @@ class Reach(NamedTuple):
         return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported), alike)
 
     def _alike(self, mutant: Mutant, tests: list[str]) -> list[str]:
-        found, functions, left = list[str](), set[str](), ALIKE_S
-        for test in self.alike(mutant, tests):
+        """The first parameters of each function, then more of them: each may be about another part of the line."""
+        found, left, more = list[str](), ALIKE_S, dict[str, float]()
+        alike = self.alike(mutant, tests)
+        for test in alike:
             function = test.partition("[")[0]
-            if len(functions) < ALIKE and function not in functions and self.seconds[test] <= left:
-                functions.add(function)
+            if len(more) < ALIKE and function not in more and self.seconds[test] <= left:
+                more[function] = PARAMETERS_S
                 left -= self.seconds[test]
+                found.append(test)
+        for test in (test for test in alike if test not in found):
+            function = test.partition("[")[0]
+            if function in more and self.seconds[test] <= more[function]:
+                more[function] -= self.seconds[test]
                 found.append(test)
         return found
 

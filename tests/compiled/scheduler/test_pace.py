@@ -8,9 +8,12 @@ import pytest
 from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case, make_case, tokens
 
+from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
 from blinkpy.queues import words as W
+from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.scheduler.pace import NEVER, holds_step, next_needed
 from blinkpy.verify.sim.world import TICK_NS
 
 TARGET_NS = 20 * TICK_NS
@@ -195,6 +198,45 @@ def test_each_class_has_its_pace(target: int) -> None:
     assert 0.9 * target * TARGET_NS < beside <= max(target * TARGET_NS, TICK_NS)
     follow(case, [flex, other], lambda: bool(other.ended))
     assert case.counter("paced_ns") > 0
+
+
+def test_when_a_step_is_held_by_the_rule(rng: np.random.Generator) -> None:
+    """States at random, and at each bound, against R17 in a few lines."""
+    case = paced_case(flex_tpot_target_ms=3, pairs=2, rows=6)
+    limits, state, views, seen = case.limits, case.state, as_memoryviews(case.state), set[object]()
+    r, pace, inbox, counter = state.requests, state.pace, state.inbox, S.COUNTER_INDEX["paced_ns"]
+    for _ in range(1500):
+        running = rng.permutation(limits.slots)[: rng.integers(4)].tolist()
+        state.running[: len(running)], state.counts[S.RUNNING_COUNT] = running, len(running)
+        r.stalled[:] = rng.choice((0, 0, S.STALLED), limits.slots)
+        r.prompt_length[:] = rng.integers(1, 9, limits.slots)
+        r.length[:] = r.prompt_length + rng.integers(1, 6, limits.slots)
+        r.computed[:] = r.length - rng.choice((1, 1, 1, 2, 5), limits.slots)
+        r.entry[:, WORD_BEST_EFFORT] = rng.random(limits.slots) < 0.4
+        r.first_token_ns[:] = rng.integers(1, 4, limits.slots) * TARGET_NS
+        pace[S.PACE_TOKEN_NS], pace[S.PACE_STEP_NS] = rng.integers(3, 8) * TARGET_NS, rng.choice((0, 1, 1, TICK_NS))
+        state.counts[S.WAITING_COUNT] = rng.choice((0, 0, 0, 1))
+        inbox.command[0] = rng.choice((W.COMMAND_RUN, W.COMMAND_RUN, W.COMMAND_DRAIN))
+
+        free, due = [slot for slot in running if r.stalled[slot] == 0], 0
+        needed = NEVER
+        for slot in free:
+            own = int(limits.best_effort_pace_ns if r.entry[slot, WORD_BEST_EFFORT] else limits.pace_ns)
+            by_pace = r.first_token_ns[slot] + (r.length[slot] - r.prompt_length[slot]) * own
+            decodes = r.length[slot] - r.computed[slot] == 1
+            needed = min(needed, min(by_pace, pace[S.PACE_TOKEN_NS] + own) if decodes else 0)
+        assert next_needed(limits, views, 0, 1) == needed
+        may = pace[S.PACE_STEP_NS] > 0 and not state.counts[S.WAITING_COUNT] and inbox.command[0] == W.COMMAND_RUN
+        due = needed - pace[S.PACE_STEP_NS] if free and may else 0
+        now = inbox.now_ns[0] = max(1, due + rng.integers(-1, 2)) if due > 0 else rng.integers(1, 9) * TARGET_NS
+        since, before = rng.choice((0, now - 1, now - TICK_NS)), int(state.counters[counter])
+        pace[S.PACE_SINCE_NS] = since
+        assert holds_step(limits, views, 0, 1) == (now < due)
+        assert pace[S.PACE_DUE_NS] == (due if now < due else 0)
+        assert pace[S.PACE_SINCE_NS] == ((since or now) if now < due else 0)
+        assert state.counters[counter] - before == (now - since if since and now >= due else 0)
+        seen.add((bool(now < due), bool(free), bool(may), bool(since), int(np.sign(due - now))))
+    assert len(seen) >= 10
 
 
 def test_the_pace_leaves_a_margin_of_the_target() -> None:

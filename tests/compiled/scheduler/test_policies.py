@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 from support.scheduler_cases import make_case, tokens
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.loop import loop_code
 from blinkpy.queues.words import ENGINE_POLICY_FAULT
+from blinkpy.scheduler import policies
 from blinkpy.scheduler.host_scheduler import compiled_turn
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, guarded_policy, load_policy, read_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
@@ -35,6 +37,37 @@ def test_policies_decide_the_order(tmp_path: Path, policy: str, order: list[int]
     requests = [case.submit(tokens(n), 2, priority=p) for n, p in ((5, 9), (9, 1), (2, 1))]
     case.finish()
     assert [requests.index(request) for request in case.done] == order
+
+
+def test_shipped_policies_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits until they are compiled only to be checked."""
+    monkeypatch.setattr(policies, "_check_language", None)
+    assert {name: load_policy(name) for name in SHIPPED} == SHIPPED
+
+
+def test_what_numba_can_not_compile_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the language lets pass by mistake: an engine shall not begin with it."""
+    (tmp_path / "mine.py").write_text("\ndef rank(request):\n    return request.arrival\n")
+
+    def refuse(arguments: object) -> None:
+        raise TypingError("\n  no such form\n  of anything")
+
+    monkeypatch.setattr(policies, "njit", lambda function: SimpleNamespace(compile=refuse))
+    with pytest.raises(ConfigError, match=r"^policy .*mine.py:rank \(.*mine.py, line 2\) does not compile: .*no such form$"):
+        load_policy(f"{tmp_path}/mine.py:rank")
+
+
+def test_shipped_policies_by_hand(rng: np.random.Generator) -> None:
+    for _ in range(20):
+        r = RequestFields(*rng.integers(0, 1 << 40, len(RequestFields._fields)).tolist())
+        ranks = {name: policy(r) for name, policy in SHIPPED.items()}
+        assert ranks == {
+            "fair": r.tenant_service + 100_000_000 * r.best_effort,
+            "fcfs": r.arrival,
+            "priority": r.priority,
+            "short-prompts": r.arrival_us + 50 * r.prompt_length + 10_000_000 * r.best_effort,
+            "shortest-first": r.prompt_length + r.max_tokens - r.generated,
+        }
 
 
 def test_a_policy_sees_the_tenant(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,14 +1,20 @@
 """The digest of functions that no file of a policy holds, and how a policy's turn is compiled."""
 
+import math
+import random
+import statistics
+import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from support.scheduler_cases import case_sizes
 
 from blinkpy.scheduler import host_scheduler
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.scheduler.policy_key import policy_digest
+from blinkpy.verify.sim.world import make_world
 
 
 def ranking(source: str, **values: Any) -> Any:
@@ -30,9 +36,90 @@ def test_a_module_that_holds_itself_is_followed_once() -> None:
     assert digests[0] == digests[2] != digests[1] and None not in digests
 
 
+def calls(function: Any) -> str | None:
+    """The digest of a policy that calls it by one name."""
+    return policy_digest(ranking("lambda request: function(request.pair, 2)", function=function))
+
+
+def test_what_libraries_have_is_told_by_its_name() -> None:
+    digests = [calls(f) for f in (math.floor, math.ceil, np.minimum, np.maximum, np.array, int, np.int64, statistics.mean, math)]
+    assert len(set(digests) - {None}) == len(digests)
+
+
+def test_functions_of_users_are_followed_whatever_their_name_is() -> None:
+    digests = []
+    for weight in (3, 4, 3):
+        function = ranking(f"lambda x, y: x * y * {weight}")
+        function.__name__ = function.__qualname__ = "math"
+        digests.append(calls(function))
+    assert digests[0] == digests[2] != digests[1] and None not in digests
+
+
+def test_code_inside_of_the_code_counts_with_its_globals() -> None:
+    digests = []
+    for number, weight in ((1, 3), (2, 3), (1, 4), (1, 3)):
+        source = f"lambda request: (lambda x: x * WEIGHT + {number})(request.pair)"
+        digests.append(policy_digest(ranking(source, WEIGHT=weight)))
+    assert digests[0] == digests[3] and len(set(digests) - {None}) == 3
+
+
+def test_what_a_closure_holds_has_to_be_there() -> None:
+    def make(known: bool) -> Any:
+        if known:
+            late = 7
+        return lambda request: request.arrival + late
+
+    assert policy_digest(make(True)) is not None is policy_digest(make(False))
+
+
+def test_sets_have_no_order() -> None:
+    """0 and 64 share a place in a small one: it has them in the order in which they came."""
+    sets = [frozenset(numbers) for numbers in ((0, 64), (64, 0), (0, 65))]
+    assert list(sets[0]) != list(sets[1])
+    digests = [policy_digest(ranking("lambda request: request.pair in SOME", SOME=some)) for some in sets]
+    assert digests[0] == digests[1] != digests[2] and None not in digests
+
+
+@pytest.mark.parametrize("modules", [False, True])
+def test_it_counts_which_one_is_met_again(modules: bool) -> None:
+    """Of two functions, or modules, that the digest has followed already."""
+    digests = []
+    for again in (0, 1, 0):
+        each: list[Any] = [ModuleType(f"helpers{n}") for n in range(2)]
+        for n, module in enumerate(each):
+            module.f = ranking(f"lambda x: x + {n}")
+        a, b, c = (each[n] if modules else each[n].f for n in (0, 1, again))
+        source = "lambda request: a.f(1) + b.f(2) + c.f(3)" if modules else "lambda request: a(1) + b(2) + c(3)"
+        digests.append(policy_digest(ranking(source, a=a, b=b, c=c)))
+    assert digests[0] == digests[2] != digests[1] and None not in digests
+
+
+def test_versions_of_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Python for its own ones."""
+    before = calls(np.minimum), calls(math.floor)
+    monkeypatch.setattr(np, "__version__", "another")
+    monkeypatch.setattr(sys, "version", "another")
+    assert not {calls(np.minimum), calls(math.floor)} & {*before, None}
+
+
+def test_methods_and_instances_of_libraries_cannot_be_compared() -> None:
+    """Their names do not tell of which value."""
+    assert calls((1, 2).count) is calls("abc".find) is calls(random.Random(3)) is None
+
+
 def test_arrays_of_objects_cannot_be_compared() -> None:
     for table, kept in ((np.array([1, 2]), True), (np.array([1, None]), False)):
         assert (policy_digest(ranking("lambda request: TABLE[request.pair]", TABLE=table)) is not None) == kept
+
+
+def test_the_queues_that_are_attached_are_of_the_kind_that_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[Any] = []
+    monkeypatch.setattr(host_scheduler, "compiled_turn", lambda policy: None)
+    monkeypatch.setattr(host_scheduler, "compiled_for", lambda function, given: kinds.extend(given))
+    limits, state, views, *_ = make_world(1, 1, chosen=case_sizes())
+    scheduler = host_scheduler.Scheduler(limits, state)
+    scheduler.attach(views)
+    assert kinds[:3] == [scheduler._limits.kind, scheduler._queues.kind, scheduler.state_argument.kind]
 
 
 def test_turns_hold_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,8 +127,13 @@ REFUSED = [  # body; the line, what is said
     ("return own()", 2, "own(): missing a required argument: 'x'"),
     ("return starred(1)", 12, "starred takes arguments that are not plain ones"),
     ("return named(x=1)", 16, "named takes arguments that are not plain ones"),
+    ("return keyed(1)", 20, "keyed takes arguments that are not plain ones"),
     ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are taken"),
     ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
+    ("return statistics.mean(4)", 2, "rank calls `statistics.mean(4)`; a policy can call min, max,"),
+    ("return math.nothing", 2, "rank uses `math.nothing`, which device code has no form of"),
+    ("x = 1\n    return x.real", 3, "rank uses `x`, which device code has no form of"),
+    ("return WEIGHT.real", 2, "rank uses `WEIGHT.real`, which device code has no form of"),
     ("return len(3)", 2, "rank uses `len(3)`, which device code has no form of"),
     ("return len(TABLE, key=1)", 2, "rank calls `len(TABLE, key=1)`; a policy can call min, max,"),
     ("return int(x=1)", 2, "rank calls `int(x=1)`; a policy can call min, max,"),
@@ -147,6 +152,8 @@ REFUSED = [  # body; the line, what is said
     ("return 1 < own(1) < 2", 2, "a call between two comparisons: write `a < f(b) and f(b) < c`"),
     ("return own(1) in (1, 2)", 2, "a call on the left of `in`: give its result a name first"),
     ("return 1 in ()", 2, "rank uses `1 in ()`, which device code has no form of"),
+    ("return 0 < 1 in (1, 2)", 2, "rank uses `0 < 1 in (1, 2)`, which device code has no form of"),
+    ("return 1 in (1, 2) in (3,)", 2, "rank uses `1 in (1, 2) in (3,)`, which device code has no form of"),
     ("return TABLE is TABLE", 2, "rank uses `TABLE is TABLE`, which device code has no form of"),
     ("return 0.5 if request.pair else 1", 2, "a float in one case and an integer in another: write float(...) around"),
     ("return request.pair and 0.5", 2, "a float in one case and an integer in another"),
@@ -157,17 +164,21 @@ REFUSED = [  # body; the line, what is said
     ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
     ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
     ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
+    ("while True:\n        if request.pair:\n            break\n        for i in range(2):\n            pass\n"
+     "        x = 1\n        break\n    return x", 9, "x may be read before it has a value"),
     ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
     ("x += 1\n    return x", 2, "x may be read before it has a value"),
     ("x: int\n    return 1", 2, "rank uses `x: int`, which device code has no form of"),
     ("assert request.pair\n    return 1", 2, "rank uses assert (there is nobody to tell); device code has none"),
     ("while True:\n        pass", 1, "rank must return an integer: it may end without `return`"),
-    ("return lambdas(1)", 2, "calls <lambda>, which is no `def` in a source file"),
+    *((f"return {name}(1)", 2, "calls <lambda>, which is no `def` in a source file") for name in ("lambdas", "nameless")),
     ("return 0.5", 1, "must return an integer, not a float"),
+    ("return request.pair == 1", 1, "must return an integer, not a truth value"),
+    ("return request.pair == 1 and request.tenant == 4", 1, "must return an integer, not a truth value"),
 ]  # fmt: skip
 OTHERS = """
 
-import math
+import math, numba, statistics
 
 
 def own(x, y=4):
@@ -182,9 +193,15 @@ def named(*, x):
     return 1
 
 
+def keyed(x, **y):
+    return 1
+
+
 TABLE = (20, 21)
+WEIGHT, HALVES = 4, (0.5, 1.5)
 TWO, EMPTY, LARGE, COMPLEX, WORDS = (TABLE, TABLE), (), (1 << 63,), (1j,), ("a",)
 lambdas = eval("lambda x: x")
+nameless = eval("lambda x: x", {"__name__": None})
 
 
 def three(x, y=4, z=5):
@@ -193,6 +210,11 @@ def three(x, y=4, z=5):
 
 def unset(x, y=None):
     return x
+
+
+@numba.njit
+def wrapped(x):
+    return x // 2
 """
 
 
@@ -217,6 +239,13 @@ TAKEN = [  # a function, and its rank
     ("def rank(request):\n    while True:\n        x = 3\n        break\n    return x", 3),
     ("def rank(request):\n    x = 0\n    for i in range(9):\n        if i == 7:\n            break\n        if i % 2:\n"
      "            continue\n        x += i\n    return x", 12),
+    ("def make(x):\n    def rank(request):\n        return request.pair + x * WEIGHT\n    return rank\nrank = make(7)", 29),
+    ("def rank(request):\n    x = 1 << 53\n    return (x + 1 > x) + 2 * (x + 1 == x) + 4 * (x < x + 0.5)", 1),
+    ("def rank(request):\n    return int(4 * HALVES[1] + HALVES[request.pair - 1]) + TABLE[0]", 26),
+    ("def rank(request):\n    x = 12 + (request.pair == 1)\n    return (x & 7) + 10 * (x | 2) + 1000 * (x ^ 1)", 12155),
+    ("def rank(request):\n    return wrapped(request.tenant) + int(2 * math.pi)", 8),
+    ("def rank(request):\n    return request.pair == 1 or 7", 1),
+    ("def rank(request):\n    return +request.pair + ~request.pair - -(request.pair == 1) + +TABLE[1]", 21),
     ("def rank(request):\n    return math.floor(-0.5) + int(-1.5) + bool(7) + abs(-3) + min(4, 2, 3) + max(1, 5)", 9),
 ]  # fmt: skip
 
@@ -226,6 +255,8 @@ def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None
     policy = policy_of(tmp_path, f"{function}\n{OTHERS}")
     assert in_python(policy, REQUEST) == by_rules(policy, REQUEST) == (rank, "")
     assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 where an integer is wanted"
+    places = guarded_policy(policy).places
+    assert len(set(places)) == len(places), "one for all faults of a line"
 
 
 def test_a_policy_without_a_source_is_told_with_its_place() -> None:

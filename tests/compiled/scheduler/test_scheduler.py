@@ -6,14 +6,17 @@ import random
 import numpy as np
 import pytest
 from support.expected_request import ExpectedRequest
-from support.scheduler_cases import VOCAB, Case, make_case, tokens
+from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.kv import state as S
 from blinkpy.queues import words as W
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
+from blinkpy.scheduler import cycle
+from blinkpy.scheduler.phases.fast_path import take_fast_path
 from blinkpy.scheduler.phases.forecast import forecast
-from blinkpy.scheduler.policies import SHIPPED
+from blinkpy.scheduler.policies import SHIPPED, fcfs, priority
+from blinkpy.verify.sim.world import TICK_NS, make_world
 
 PROMPTS = {  # sizes; then, in order, prompts (tokens, max_tokens) that arrive, and the batches of the next turns
     "in chunks, mixed with decodes": (
@@ -253,17 +256,22 @@ def test_who_stalls_gives_way_to_one_that_does_not_fit() -> None:
 
 
 def test_a_last_completion_waits_for_room_and_goes_with_its_owner() -> None:
-    for claims in (False, True):
+    for owner in ("reads", "claims", "dies"):
         case, request = behind()
         case.cancel(request)
         case.turn()
         assert case.state.counts[[S.FINISHING_COUNT, S.STALLED_COUNT]].tolist() == [1, 0]
-        if claims:
+        if owner == "claims":
             case.claim(0)
             assert case.state.counts[S.FINISHING_COUNT] == 0
+        elif owner == "dies":
+            case.silent.add(0)
+            case.turn(case.limits.lease_ns // TICK_NS + 1)
+            assert (case.word(W.PAIR_ATTACHED), case.state.counts[S.FINISHING_COUNT]) == (0, 0)
+            case.awaited.remove(request)
         case.finish()
-        assert request.ended == (0 if claims else FINISH_CANCELLED)
-        assert case.word(W.PAIR_CQ_TAIL) == (2 if claims else 3)
+        assert request.ended == (FINISH_CANCELLED if owner == "reads" else 0)
+        assert case.word(W.PAIR_CQ_TAIL) == (3 if owner == "reads" else 2)
 
 
 def test_a_drain_waits_for_last_completions() -> None:
@@ -312,6 +320,61 @@ def test_a_broken_protocol_fences_that_pair_alone(word: int, value: int) -> None
     again = case.submit(tokens(3), 5)
     case.finish()
     assert again.ended == other.ended == FINISH_LENGTH
+
+
+@pytest.mark.parametrize("back", [1, 3])
+def test_a_completion_head_that_goes_back_fences_the_pair(back: int) -> None:
+    case = make_case()
+    first = case.submit(tokens(3), 3)
+    case.finish()
+    case.turn()
+    assert first.ended and case.state.pairs.cq_head[0] == case.state.pairs.cq_tail[0] == 3
+    case.views.front[0, W.FRONT_CQ_HEAD] -= back
+    case.silent.add(0)
+    case.world.sim.fronts.broke[0] = 1  # what the checks know of it
+    case.turn()
+    case.silent.clear()
+    assert [case.word(W.PAIR_ATTACHED, pair) for pair in range(2)] == [0, 1]
+
+
+def test_a_better_request_waits_for_the_budget_that_a_worse_one_has_taken() -> None:
+    """Whoever has begun goes on: a better rank overtakes in the line alone."""
+    for length, running in ((28, 1), (13, 2)):  # 20 or 5 lack behind the first step
+        case = make_case(priority, pairs=1, tokens=8, pages=40)
+        requests = [case.submit(tokens(length), 2, priority=9)]
+        case.turn()
+        requests += [case.submit(tokens(3, n), 2, priority=n) for n in (1, 2)]
+        case.turn()
+        assert case.state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT]].tolist() == [running, 3 - running]
+        case.finish()
+        assert all(request.ended == FINISH_LENGTH for request in requests)
+
+
+def test_a_drain_ends_with_the_last_completion() -> None:
+    """In the same turn, where it finds room."""
+    case = make_case(pairs=1)
+    request = case.submit(tokens(3), 8)
+    case.turn(2)
+    case.cancel(request)
+    case.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN
+    assert case.turn() == S.DRAINED
+    case.read(0)
+    assert request.ended == FINISH_CANCELLED
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_fast_path_is_taken_where_it_may_be_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    """Nothing else would show it: both paths leave the same state."""
+    taken = list[int]()
+    monkeypatch.setattr(cycle, "take_fast_path", lambda *given: taken.append(1) or take_fast_path(*given))
+    turn = cycle.make_phases(fcfs, fast_path=fast).turn
+    case, may = Case(make_world(1, 1, chosen=case_sizes(pairs=1, cq_entries=64)), turn, fcfs), 0
+    case.claim(0)
+    case.submit(tokens(3), 12)
+    for _ in range(20):
+        case.turn()
+        may += int(case.state.counts[S.FAST_PATH])
+    assert may > 8 and len(taken) == (may if fast else 0)
 
 
 @pytest.mark.parametrize("turns", [0, 1])

@@ -35,10 +35,9 @@ def whole(**shares: int) -> tuple[Any, ...]:
     return 0, 1, {int(name[1:]): count for name, count in shares.items()}
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups(lanes: int) -> None:
+def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups() -> None:
     """Its step comes next; the suspended one goes on where it was, with the same input; decodes that it has wait."""
-    case = make_case(fcfs, lanes, **CUT)
+    case = make_case(fcfs, **CUT)
     case.submit(tokens(3), 30)
     assert step(case) == whole(r0=3)
     case.submit(tokens(60), 2, best_effort=1)
@@ -57,6 +56,17 @@ def test_a_latency_sensitive_prompt_interrupts_a_step_between_two_groups(lanes: 
     assert step(case) == (0, 4, {0: 1, 2: 1, 1: 22})
     case.finish()
     assert case.counter("preemptions") == 0
+
+
+def test_the_recorder_waits_for_the_last_group_with_the_tokens_of_a_step() -> None:
+    case = make_case(fcfs, record_turns=8, **CUT)
+    for n in range(2):
+        case.submit(tokens(30, n), 2, best_effort=1)
+    for group in range(4):
+        assert step(case)[:2] == (group, 4)
+        rows = case.state.batch.counts[S.ROWS]
+        assert rows > 0 and case.state.recorder.cursor[S.COMMITS] == (rows if group == 3 else 0)
+    case.finish()
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])

@@ -1,13 +1,20 @@
 """Who is first, who yields and who is preempted, function by function: states at random, against the rules in one line each."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from support.scheduler_cases import make_case
 
 from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.lanes import in_lanes
 from blinkpy.kv import state as S
-from blinkpy.queues.submission import WORD_BEST_EFFORT
+from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
 from blinkpy.scheduler.phases.admit import budget_left, tokens_ahead
 from blinkpy.scheduler.phases.preempt import preemption_victim
+from blinkpy.scheduler.phases.waiting_list import insert_by_rank, make_rank_of, make_rank_waiting
+from blinkpy.scheduler.policies import RequestFields, read_policy
+from blinkpy.scheduler.policy_fault import MOST_ROUNDS, WORST_RANK
 from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, first_to_enter, sensitive_prompt_runs
 
 
@@ -56,3 +63,66 @@ def test_states_at_random(rng: np.random.Generator) -> None:
             seen.add((paused, only, bool(able)))
         seen |= {("there", there), ("enters", bool(enters)), ("apart", prompts > room)}
     assert len(seen) == 14
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_list_is_sorted_by_rank_then_by_arrival(rng: np.random.Generator, lanes: int) -> None:
+    """Ranks, arrivals and places are small numbers, so that each is often equal to another kind of number."""
+    state = make_case(pairs=1, slots=7).state
+    r, views = state.requests, as_memoryviews(state)
+    insert = insert_by_rank if lanes == 1 else in_lanes(insert_by_rank, lanes, races=True)
+    for _ in range(300):
+        r.rank[:], r.arrival[:] = rng.integers(0, 5, 7), rng.permutation(7)
+        state.waiting[:] = rng.permutation(7)
+        line = state.waiting.tolist()
+        for n, slot in enumerate(line):
+            insert(views.requests, views.waiting, n, slot, 0, 1)
+            expected = sorted(line[: n + 1], key=lambda slot: (r.rank[slot], r.arrival[slot]))
+            assert state.waiting.tolist() == expected + line[n + 1 :]
+
+
+@pytest.mark.parametrize("field", RequestFields._fields)
+def test_a_policy_sees_each_field(tmp_path: Path, rng: np.random.Generator, field: str) -> None:
+    """Of a request that begins to wait, whatever the state of it is; one that is scored has generated nothing yet."""
+    (tmp_path / "mine.py").write_text(f"def rank(request):\n    return request.{field}\n")
+    case = make_case(pairs=2, slots=3)
+    state, views, queues = case.state, as_memoryviews(case.state), as_memoryviews(case.views)
+    r, rank_waiting = state.requests, make_rank_waiting(read_policy(f"{tmp_path}/mine.py:rank"))
+    words = {"max_tokens": WORD_MAX_TOKENS, "priority": WORD_PRIORITY, "tenant": WORD_TENANT, "best_effort": WORD_BEST_EFFORT}
+    for _ in range(20):
+        for array in (r.arrival_us, r.prompt_length, r.length, r.preemptions, r.service, r.computed, r.num_pages, r.hashed):
+            array[:] = rng.integers(0, 30, 6)
+        r.arrival[:], state.counts[S.ARRIVALS] = rng.permutation(6), 6
+        r.entry[:], r.status[:] = rng.integers(0, 30, r.entry.shape), S.WAITING
+        state.waiting[:], n = rng.permutation(6), int(rng.integers(1, 7))
+        line = state.waiting[:n].tolist()
+        state.counts[[S.WAITING_COUNT, S.UNRANKED_COUNT]] = 0, n
+        rank_waiting(queues, views, 0, 1)
+        for slot in line:
+            if field in words:
+                expected = r.entry[slot, words[field]]
+            elif field == "generated":
+                expected = max(0, r.length[slot] - r.prompt_length[slot])
+            else:
+                expected = getattr(r, {"tenant_service": "service"}.get(field, field))[slot]
+            assert r.rank[slot] == expected
+        assert state.counts[[S.WAITING_COUNT, S.UNRANKED_COUNT]].tolist() == [n, 0]
+        assert state.waiting[:n].tolist() == sorted(line, key=lambda slot: (r.rank[slot], r.arrival[slot]))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_policy_has_all_its_rounds_for_each_request(tmp_path: Path, more: int) -> None:
+    source = f"def rank(request):\n    n = 0\n    for i in range({MOST_ROUNDS + more}):\n        n = 7\n    return n\n"
+    (tmp_path / "mine.py").write_text(source)
+    rank_of, faults = make_rank_of(read_policy(f"{tmp_path}/mine.py:rank")), memoryview(np.array([5, 6], np.int64))
+    for at in (0, 1, 0):
+        assert rank_of(RequestFields(*range(11)), faults, at) == (WORST_RANK if more else 7)
+
+
+def test_nobody_enters_where_all_wait_for_their_readers() -> None:
+    """Also where the list has no place behind the last one: nothing there is looked at."""
+    state = make_case(pairs=2, slots=3).state
+    state.waiting[:], state.counts[S.WAITING_COUNT], state.pairs.unclaimed_entries[:] = range(6), 6, 0
+    assert first_to_enter(as_memoryviews(state)) == -1
+    state.pairs.unclaimed_entries[1] = 1
+    assert first_to_enter(as_memoryviews(state)) == 3

@@ -28,9 +28,8 @@ def step(case: Case) -> dict[int, int]:
     return {int(arrival[batch.row_slots[i]]): int(batch.query_starts[i + 1] - batch.query_starts[i]) for i in rows}
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_keep_their_pages(lanes: int) -> None:
-    case = make_case(fcfs, lanes, **ROOM)
+def test_a_latency_sensitive_prompt_takes_the_next_step_and_best_effort_ones_keep_their_pages() -> None:
+    case = make_case(fcfs, **ROOM)
     case.submit(tokens(3), 30)
     assert step(case) == {0: 3}
     case.submit(tokens(60), 2, best_effort=1)
@@ -62,7 +61,7 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
 
 def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
     """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these."""
-    case = make_case(short_prompts, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case = make_case(short_prompts, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
     case.submit(tokens(150, 1), 2)
@@ -71,6 +70,15 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
     assert step(case) == {0: 1, 2: 5, 1: 3}
     case.submit(tokens(20, 3), 2)
     assert step(case) == {0: 1, 2: 1, 3: 8}, "the long one waits for the budget"
+    case.finish()
+
+
+def test_nobody_overtakes_a_best_effort_request_that_yields() -> None:
+    """Neither one of its own class nor a latency-sensitive one, whatever room there is."""
+    case = make_case(fcfs, **ROOM | {"tokens": 64})
+    for n, best_effort in enumerate((0, 1, 0, 1, 0)):
+        case.submit(tokens(4, n), 3, best_effort=best_effort)
+    assert [step(case) for _ in range(2)] == [{0: 4}, {0: 1, 1: 4, 2: 4, 3: 4, 4: 4}]
     case.finish()
 
 
@@ -158,6 +166,15 @@ def test_a_best_effort_prompt_longer_than_its_share_leaves_the_rest_of_the_step_
     case.submit(tokens(40), 2, best_effort=1)
     case.submit(tokens(6, 2), 2)
     assert step(case) == {0: 12, 1: 6}
+    case.finish()
+
+
+def test_best_effort_prompts_share_what_best_effort_has_of_the_step() -> None:
+    """Who comes later has what the first ones leave, however many are looked at together."""
+    case = make_case(fcfs, best_effort_step_tokens=12, yield_steps=0, **ROOM | {"tokens": 40})
+    for n, length in enumerate((4, 5, 30)):
+        case.submit(tokens(length, n), 2, best_effort=1)
+    assert [step(case) for _ in range(2)] == [{0: 4, 1: 5, 2: 3}, {0: 1, 1: 1, 2: 10}]
     case.finish()
 
 

@@ -1,5 +1,6 @@
 """Byte automata: what they accept, their packed form, and trimming, against Python's re and a search by hand."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -75,17 +76,51 @@ def test_states_say_where_the_output_may_and_must_end():
     flags = automaton.words()[A.CELLS_WORD :].view(np.uint16)[:: 1 + automaton.classes][: automaton.states]
     by_text = [flags[automaton.advance(0, text)] for text in (b"", b"a", b"ab")]
     assert by_text == [0, A.STATE_ACCEPTING, A.STATE_ACCEPTING | A.STATE_ENDING]
+    assert [automaton.must_end(automaton.advance(0, text)) for text in (b"", b"a", b"ab")] == [False, False, True]
+    nothing = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.full((1, 1), DEAD, np.int16), np.zeros(1, bool))
+    assert not nothing.must_end(0) and not nothing.words()[A.CELLS_WORD] & A.STATE_ENDING, "nothing has ended"
 
 
 @pytest.mark.parametrize(
-    ("word", "value"),
-    [(A.STATES_WORD, 0), (A.STATES_WORD, 1 << 15), (A.STATES_WORD, 3), (A.CLASSES_WORD, 0), (A.CLASSES_WORD, 257)],
+    ("states", "classes", "fine"),
+    [
+        *((1, 1, True), (A.MOST_STATES, 1, True), (1, A.BYTES, True)),
+        *((0, 1, False), (0, 0, False), (A.MOST_STATES + 1, 1, False), (1, 0, False), (1, A.BYTES + 1, False), (-1, -2, False)),
+    ],
 )
-def test_words_that_are_no_automaton_are_refused(word, value):
-    words = automaton_of_choices([b"xyz"]).words().copy()
-    words[word] = value
-    with pytest.raises(ValueError, match="packed automaton"):
+def test_sizes_are_bounded(states, classes, fine):
+    """Of arrays, and of words that have the length that follows from their sizes."""
+    words = np.zeros(A.packed_words(states, classes), np.int32)
+    words[[A.STATES_WORD, A.CLASSES_WORD]] = states, classes
+    parts = np.zeros(A.BYTES, np.uint8), np.zeros((max(0, states), max(0, classes)), np.int16), np.ones(max(0, states), bool)
+    if fine:
+        words = ByteAutomaton(*parts).words()
+        assert (ByteAutomaton.of_words(words).states, ByteAutomaton.of_words(words).classes) == (states, classes)
+        return
+    with pytest.raises(ValueError, match=r"out of range|has 1 to 32767 states"):
+        ByteAutomaton(*parts)
+    with pytest.raises(ValueError, match="a packed automaton's sizes are out of range"):
         ByteAutomaton.of_words(words)
+
+
+def test_words_of_another_length_are_refused():
+    words = automaton_of_choices([b"xyz"]).words()
+    for length in range(len(words) + 2):
+        given = np.resize(words, length)
+        if length == len(words):
+            assert ByteAutomaton.of_words(given).accepts(b"xyz")
+        else:
+            with pytest.raises(ValueError, match="longer" if length < A.CELLS_WORD else "another length"):
+                ByteAutomaton.of_words(given)
+
+
+def test_one_word_that_is_wrong_is_refused_or_another_automaton(rng):
+    """Whatever it is: nothing but a ValueError comes of it, and no words are two automata."""
+    for _ in range(400):
+        words = random_automaton(rng).words().copy()
+        words[rng.integers(len(words))] ^= 1 << int(rng.integers(31))
+        with contextlib.suppress(ValueError):
+            np.testing.assert_array_equal(ByteAutomaton.of_words(words).words(), words)
 
 
 def test_a_state_or_class_out_of_range_is_refused(rng):
@@ -105,6 +140,7 @@ def test_a_state_or_class_out_of_range_is_refused(rng):
         ("class_of", lambda values: values.reshape(1, -1), r"class_of must be uint8 \[256\]"),
         ("class_of", lambda values: values.astype(np.int32), r"class_of must be uint8 \[256\]"),
         ("next_state", lambda values: values.reshape(-1), r"next_state must be int16 \[states, classes\]"),
+        ("next_state", lambda values: values[0, 0], r"next_state must be int16 \[states, classes\]"),
         ("next_state", lambda values: values.astype(np.int32), r"next_state must be int16 \[states, classes\]"),
         ("accepting", lambda values: values[:-1], r"accepting must be bool \[states\]"),
         ("accepting", lambda values: values.astype(np.uint8), r"accepting must be bool \[states\]"),

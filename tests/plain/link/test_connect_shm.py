@@ -225,15 +225,19 @@ def test_files_of_others_are_not_trusted(name, segment) -> None:
     target.unlink()
 
 
-def test_pairs_that_are_given_out_in_another_way_are_locked(name, segment) -> None:
-    transport = attach_segment(name, SIZES.pairs - 1)
-    with pytest.raises(TransportError, match="a front end is attached"):
+def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
+    """All of them, and only while nobody has any."""
+    pairs = range(3)
+    with contextlib.closing(create_segment(name, dataclasses.replace(SIZES, pairs=len(pairs)), FACTS)) as segment:
+        for taken in pairs:
+            transport = attach_segment(name, taken)
+            with pytest.raises(TransportError, match="a front end is attached"):
+                segment.lock_pairs()
+            transport.close()
         segment.lock_pairs()
-    transport.close()
-    segment.lock_pairs()
-    for pair in range(SIZES.pairs):
-        with pytest.raises(TransportError, match=f"queue pair {pair} is in use"):
-            attach_segment(name, pair)
+        for pair in pairs:
+            with pytest.raises(TransportError, match=f"queue pair {pair} is in use"):
+                attach_segment(name, pair)
 
 
 @pytest.mark.parametrize("size", [8192, -1])

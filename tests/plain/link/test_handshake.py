@@ -123,6 +123,15 @@ def test_bytes_at_random_are_refused(line) -> None:
             decode(line)
 
 
+@pytest.mark.parametrize("line", [b"[]", b'["error"]', b'"error"', b"0", b"1.5", b"true", b"null", b"[{}]"])
+def test_what_is_no_json_object_is_refused(line) -> None:
+    for decode in (Hello.decode, Welcome.decode, Challenge.decode):
+        with pytest.raises(HandshakeError, match="a message that is not a JSON object"):
+            decode(line + b"\n")
+        with pytest.raises(HandshakeError, match=r"a message that is not JSON$"):
+            decode(line + b"}\n")
+
+
 @given(st.sampled_from(["hello", "welcome"]), st.data(), JSON)
 def test_a_message_with_one_wrong_value_is_refused_or_valid(kind, data, value) -> None:
     """Nothing but the two errors, whatever stands in whichever place."""

@@ -1,7 +1,7 @@
 """What the table of request parameters gives: entries, defaults, SamplingParams."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -58,6 +58,18 @@ def test_choices_have_seeds_that_count_up_and_wrap_around(rng: np.random.Generat
         found = RequestParameters(seed=seed, top_k=5).variants(4)
         wanted = [int.from_bytes((seed + i & 2**64 - 1).to_bytes(8, "little"), "little", signed=True) for i in range(4)]
         assert found == [RequestParameters(seed=each, top_k=5) for each in wanted]
+
+
+def test_a_changed_copy_has_other_values_and_no_other_names(rng: np.random.Generator) -> None:
+    """Against dataclasses.replace."""
+    one = RequestParameters(seed=3, stop_ids=(4,))
+    for p in PARAMETERS:
+        value = float(rng.random()) if p.is_float else int(rng.integers(100))
+        assert one.changed(**{p.name: value}) == replace(one, **{p.name: value})
+    assert one.changed(stop_ids=(), top_k=7) == replace(one, stop_ids=(), top_k=7)
+    assert one == one.changed() == RequestParameters(seed=3, stop_ids=(4,))
+    with pytest.raises(TypeError, match="there is no parameter 'top_x'"):
+        one.changed(top_x=1)
 
 
 def test_defaults_of_a_model() -> None:

@@ -8,7 +8,7 @@ from support.models.random_grammars import random_rules
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.packed_rules import are_token_rules, is_allowed
 from blinkpy.queues import token_rules as R
-from blinkpy.queues.content_digest import digest_of
+from blinkpy.queues.content_digest import DIGEST_BITS, digest_of
 from blinkpy.queues.token_rules import TokenRules
 
 
@@ -59,7 +59,9 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
 def test_each_word_changes_the_digest(rng: np.random.Generator) -> None:
     words = random_rules(rng, 60).words()
     changed = words + np.eye(len(words), dtype=np.int32)  # another word in each row
-    assert len({digest_of(each) for each in (words, words[:-1], *changed)}) == len(words) + 2
+    digests = {digest_of(each) for each in (words, words[:-1], *changed)}
+    assert len(digests) == len(words) + 2
+    assert max(digests).bit_length() == DIGEST_BITS, "all of its bits are used"
 
 
 MOST = R.MOST_BIASES, R.MOST_SEQUENCES
@@ -84,6 +86,21 @@ def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vo
         assert len(TokenRules.of_words(words, vocabulary).biases) == biases
     else:
         with pytest.raises(ValueError, match="count"):
+            TokenRules.of_words(words, vocabulary)
+
+
+def test_words_that_say_nothing_are_no_rules() -> None:
+    nothing = np.array([R.MARK, 0, 0, 0], np.int32)
+    for length in range(len(nothing) + 1):
+        with pytest.raises(ValueError, match="these words are no token rules"):
+            TokenRules.of_words(nothing[:length], 8)
+
+
+def test_rules_of_another_vocabulary_are_told() -> None:
+    words = TokenRules(64, {3: 1.5}, allowed=[1, 3]).words()
+    assert TokenRules.of_words(words, 33).allowed == [1, 3], "its bitmask has as many words"
+    for vocabulary in (32, 65):
+        with pytest.raises(ValueError, match="the bitmask of token rules is of another vocabulary"):
             TokenRules.of_words(words, vocabulary)
 
 

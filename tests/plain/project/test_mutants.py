@@ -99,6 +99,22 @@ def test_tests_whose_text_is_like_the_mutant_are_among_the_chosen_and_look_early
     assert found.tests[0] == "a.py::quick" and set(found.alike) < set(found.tests) and "a.py::other" not in found.tests
 
 
+def test_more_parameters_of_what_is_like_the_mutant_are_among_the_chosen(tmp_path: Path) -> None:
+    """Of quick ones all: each may be about another condition of the line, which many other tests reach."""
+    from mutants.likeness import Likeness
+    from mutants.mutations import mutants_of
+    from mutants.reach import CHOSEN_S, PARAMETERS_S, Reach
+
+    mutant = next(m for m in mutants_of(PACKAGE / "kv" / "page_allocator.py") if m.function == "compact_ring")
+    (tmp_path / "a.py").write_text("def rings():\n    compact_ring()\n\ndef other():\n    make_case()\n")
+    each = PARAMETERS_S / 8
+    seconds = {f"a.py::rings[{n}]": each for n in range(20)} | {f"a.py::other[{n}]": each / 9 for n in range(9000)}
+    assert sum(seconds.values()) > 2 * CHOSEN_S
+    found = Reach(seconds, {}, {mutant.file: {str(mutant.line): list(seconds)}}, Likeness(["a.py"], tmp_path).alike).of(mutant)
+    assert len(found.alike) == 1 + 8 and set(found.alike) <= set(found.tests)
+    assert all(test.startswith("a.py::rings") for test in found.alike)
+
+
 def test_each_function_of_tests_comes_before_more_parameters() -> None:
     from mutants.mutations import mutants_of
     from mutants.reach import CHOSEN_S, Reach
