@@ -37,7 +37,7 @@ class LinkKey:
 def read_link_key(path: str) -> LinkKey:
     """The key in a file, but for line breaks at its end. Raises ConfigError, also for a file that others may read or change."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a file")

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 from support.automata import WordsOfSlot, automaton_of_choices, random_automaton
 from support.expected_request import ExpectedRequest
-from support.scheduler_cases import VOCAB, Case, make_case, tokens
+from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after
+from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after, unused_grammar
+from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state import Grammars
+from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.token_bytes import LONGEST, TokenBytes
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import completion as C
@@ -341,3 +344,48 @@ def test_tokens_without_bytes() -> None:
 def test_the_vocabulary_of_cases_has_what_these_tests_need() -> None:
     pieces = make_case(share=1).pieces
     assert b"" in pieces and all(bytes([byte]) in pieces for byte in ALPHABET)
+
+
+def test_a_way_back_to_a_start_from_which_no_byte_leads_ends_the_output() -> None:
+    """Nobody's automaton has one, and an engine takes it all the same."""
+    automaton = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.array([[DEAD], [0]], np.int16), np.ones(2, bool))
+    none = np.zeros(1, np.int64)
+    grammars = as_memoryviews(Grammars(none, none, none, none, *TokenBytes.of([b"a"], 1)))
+    assert follow(grammars._replace(words=WordsOfSlot(automaton.words(), 1)), 1, 1, 0, False) == ENDING
+
+
+@pytest.mark.parametrize(("states", "fine"), [(A.MOST_STATES, True), (A.MOST_STATES + 1, False)])
+def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool) -> None:
+    """Each accepts and leads to itself."""
+    small = ByteAutomaton(np.zeros(A.BYTES, np.uint8), np.zeros((1, 1), np.int16), np.ones(1, bool)).words()
+    cells = np.zeros(2 * states, np.int64)
+    cells[::2] = A.STATE_ACCEPTING
+    packed = cells[::2] | cells[1::2] << A.CELL_BITS
+    words = np.concatenate([small[: A.CELLS_WORD], packed]).astype(np.int32)
+    words[A.STATES_WORD] = states
+    assert is_automaton(WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_unused_slot_is_none_that_a_live_request_has(lanes: int, rng: np.random.Generator) -> None:
+    """Of its own queue pair; of several the one that was used longest ago. The slot with the number 0 is one like the others."""
+    sizes, facts, options = case_sizes(pairs=2, slots=4, share=3, token_words=1)
+    limits, unused = make_limits(sizes, facts, **options), in_lanes(unused_grammar, lanes, seed=lanes)
+    state, nobody = make_state(limits), 0
+    requests, grammars, views = state.requests, state.grammars, as_memoryviews(state)
+    for _ in range(150):
+        pair = int(rng.integers(2))
+        first = 3 * pair
+        requests.status[:] = rng.integers(0, 4, 8)
+        for names in (requests.grammar, requests.rules):
+            names[:] = np.where(rng.random(8) < 0.6, 3 * requests.pair + rng.integers(0, 3, 8), -1)
+        grammars.used[:] = rng.permutation(6)
+        kept = int(rng.choice([-1, first, first + 2]))
+        lives = (requests.pair == pair) & np.isin(requests.status, [S.WAITING, S.RUNNING])
+        taken = {kept, *requests.grammar[lives].tolist(), *requests.rules[lives].tolist()}
+        left = [slot for slot in range(first, first + 3) if slot not in taken]
+        wanted = min(left, key=lambda slot: int(grammars.used[slot]), default=-1)
+        nobody += wanted < 0
+        found = unused(limits, views.requests, views.grammars, views.scratch, pair, kept, 0, 1)
+        assert found == wanted
+    assert 0 < nobody < 150

@@ -232,3 +232,16 @@ def test_groups_of_a_step_are_few_and_their_bounds_not_negative() -> None:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             limits_of(**wrong)
     assert limits_of().step_groups == 1
+
+
+def test_targets_of_the_classes_are_in_order() -> None:
+    assert limits_of(tpot_target_ms=40, flex_tpot_target_ms=40).best_effort_pace_ns == limits_of(tpot_target_ms=40).pace_ns
+    with pytest.raises(ConfigError, match=r"flex_tpot_target_ms \(39\) must be at least tpot_target_ms \(40\)"):
+        limits_of(tpot_target_ms=40, flex_tpot_target_ms=39)
+
+
+@pytest.mark.parametrize("words", [0, 1, 2])
+def test_tokens_have_as_many_words_as_their_bytes_take(words: int) -> None:
+    """One where there are none: empty memory has no address."""
+    state = make_state(limits_of(share=1 if words else 0, token_words=words))
+    assert state.grammars.token_bytes.shape == (max(1, words),)

@@ -12,8 +12,10 @@ from support.scheduler_cases import MULTIPLIERS, VOCAB, Case, case_sizes, make_c
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
+from blinkpy.device.portable import device
 from blinkpy.kv.limits import make_limits
-from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, remainder
+from blinkpy.kv.page_allocator import release_pages, take_pages
+from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, is_elsewhere, remainder
 from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, ROWS, Pages
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.completion import FINISH_LENGTH
@@ -321,3 +323,115 @@ def test_a_bucket_is_looked_at_up_to_its_bound(key: int, salt: int) -> None:
         )  # fmt: skip
         found = find_page(limits, requests, pages, 0, 0, ANY_PARENT)
         assert found == (place if place < CHAIN else NO_PAGE)
+
+
+def test_a_page_of_another_hash_is_no_hit() -> None:
+    """Not even with the same tokens: what is found follows from the hashes, wherever the buckets lie."""
+    limits = SimpleNamespace(index_buckets=1, page_size=1, page_shift=0)
+    requests = SimpleNamespace(page_hash=np.array([[7]]), cache_salt=[0], tokens=np.array([[1]]))
+    for key, found in ((8, NO_PAGE), (7, 0)):
+        pages = SimpleNamespace(bucket_head=[0], bucket_next=[-1], key=[key], salt=[0], parent=[-1], tokens=np.array([[1]]))
+        assert find_page(limits, requests, pages, 0, 0, NO_PAGE) == found
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.random.Generator) -> None:
+    """Requests that begin alike, and whose pages are computed in several steps: what is indexed is a duplicate, an equal one
+    earlier in the list lets the rest of a request wait, and one whose chain was evicted offers nothing any more."""
+    rows, longest = 6, 8
+    sizes, facts, options = case_sizes(
+        pairs=1, slots=rows + 1, rows=rows, tokens=64, page_size=1, pages=rows * longest + 1, max_model_len=longest + 2
+    )
+    limits, index, seen = make_limits(sizes, facts, **options), in_lanes(index_pages, lanes, races=True), Counter[str]()
+    for _ in range(12):
+        state, names = make_state(limits), dict[tuple[int, ...], int]()
+        requests, pages, scratch = state.requests, state.pages, state.scratch
+        own = np.append(0, 1 + rng.permutation(rows * longest - 1)).reshape(rows, longest)
+        prompts = [tuple(rng.choice([0, 0, 0, 1], longest).tolist()) for _ in range(rows)]
+        requests.canonical[rows] = 0  # of no row: what scratch says of it is of a turn before
+        requests.canonical_generation[rows] = -5
+        indexed, canonical, known = [0] * rows, [NO_PAGE] * rows, dict[tuple[int, ...], int]()
+        for slot, prompt in enumerate(prompts):
+            requests.tokens[slot, :longest], requests.page_table[slot, :longest] = prompt, own[slot]
+            for k in range(longest):
+                requests.page_hash[slot, k] = names.setdefault(prompt[: k + 1], 3 * len(names))
+        for turn in range(3):
+            for slot in range(rows):
+                if turn and rng.random() < 0.1 and canonical[slot] >= 0:
+                    requests.canonical_generation[slot] -= 1
+                full = min(longest, int(requests.computed[slot]) + int(rng.integers(4)))
+                requests.computed[slot] = requests.hashed[slot] = full
+            order = rng.permutation(rows).tolist()
+            state.batch.counts[ROWS], state.batch.row_slots[:rows] = rows, order
+            scratch.slot[:], scratch.first[:], scratch.page[:] = rows, np.arange(len(scratch.first)), 0
+            listed, before = set[tuple[int, ...]](), dict(known)
+            for slot in order:
+                begin, waits = indexed[slot], False
+                if canonical[slot] == CHAIN_EVICTED:
+                    continue
+                evicted = canonical[slot] >= 0 and requests.canonical_generation[slot] != pages.generation[canonical[slot]]
+                for k in range(begin, int(requests.computed[slot])):
+                    name = prompts[slot][: k + 1]
+                    kind = "evicted" if evicted else "duplicate" if name in before else "rival" if name in listed else "new"
+                    waits |= kind in ("evicted", "rival")
+                    seen["waits" if waits else kind] += 1
+                    listed.add(name)
+                    if kind == "evicted":
+                        canonical[slot] = CHAIN_EVICTED
+                    elif not waits:
+                        known.setdefault(name, int(own[slot, k]))
+                        indexed[slot], canonical[slot] = k + 1, known[name]
+            index(limits, as_memoryviews(state), 0, 1)
+            assert requests.indexed[:rows].tolist() == indexed and requests.canonical[:rows].tolist() == canonical
+            assert requests.canonical[rows] == 0
+            assert set(np.flatnonzero(pages.bucket_head >= 0).tolist()) == {
+                names[name] & limits.index_buckets - 1 for name in known
+            }
+            assert {page: int(pages.parent[page]) for page in known.values()} == {
+                page: known.get(name[:-1], NO_PAGE) for name, page in known.items()
+            }
+    assert len(seen) == 3, seen
+
+
+def test_a_page_is_another_one_for_each_owner_and_lanes_wait_for_each_other() -> None:
+    """Taken, given back, and taken again; links to what it held before are void each time."""
+    sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
+    limits = make_limits(sizes, facts, **options)
+    state = make_state(limits)
+    take, release = in_lanes(take_pages, 3, races=True), in_lanes(release_pages, 3, races=True)
+    views = as_memoryviews(state)
+    for turn in range(3):
+        before = state.pages.generation.tolist()
+        take(limits, views.requests, views.pages, views.counts, views.counters, 0, 5, 0, 1)
+        held = state.requests.page_table[0, :5].tolist()
+        assert [page for page in range(8) if state.pages.generation[page] != before[page]] == sorted(held), turn
+        release(limits, views.requests, views.pages, views.counts, 0, 0, 1)
+        assert state.counts[FREE_COUNT] == 8
+
+
+@device
+def release_both(limits: Any, state: Any, lane: int, lanes: int) -> int:
+    release_pages(limits, state.requests, state.pages, state.counts, 0, lane, lanes)
+    release_pages(limits, state.requests, state.pages, state.counts, 1, lane, lanes)
+    return 0
+
+
+def test_pages_are_given_back_by_one_request_after_the_other() -> None:
+    """The second one has none, so nothing but the end of the first one's lies between."""
+    sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
+    limits = make_limits(sizes, facts, **options)
+    state = make_state(limits)
+    views, both = as_memoryviews(state), in_lanes(release_both, 3, races=True)
+    for _ in range(8):
+        in_lanes(take_pages, 3)(limits, views.requests, views.pages, views.counts, views.counters, 0, 5, 0, 1)
+        both(limits, views, 0, 1)
+        assert state.counts[FREE_COUNT] == 8
+
+
+def test_a_page_is_elsewhere_if_both_are_found_and_one_is_not_behind_the_other() -> None:
+    parents = [NO_PAGE, 0, 1, 0]
+    pages = SimpleNamespace(parent=parents)
+    for before in range(-1, 4):
+        for found in range(-1, 4):
+            expected = before >= 0 and found >= 0 and parents[found] != before
+            assert is_elsewhere(pages, SimpleNamespace(found=[before, found]), 1) == expected

@@ -537,3 +537,33 @@ def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
             told = ("fail", "a", 503, "The server is shutting down.")
             ended += [("timer.cancel",), ("cancel", "a"), told, ("pair.close",)]
         assert stage.log.taken() == ended
+
+
+def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
+    stage.link.pair = None
+    assert stage.link.room() == 0
+
+
+def test_who_is_held_fails_before_others_hear_that_all_have(stage: Stage) -> None:
+    held: Any = Choice(stage.log, "held")
+    stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.link.on_failure = lambda error: stage.log.append(("told", len(stage.link._held)))
+    stage.link.fail_all(ApiError(503, "x"))
+    assert stage.log == [("fail", "held", 503, "x"), ("told", 0)]
+
+
+def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(stage: Stage) -> None:
+    stage.now, stage.link._checked = 1.0, 0.0  # the lease has 2 s
+    assert stage.link.readiness() is None
+    stage.now = 1.0001
+    assert stage.link.readiness() == "The queue pair has had no heartbeat for half its lease."
+
+
+def test_the_log_names_one_of_several_links(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    metrics: Any = stage.link._metrics
+    made: Any = EngineLink
+    for label, begin in (("engine 2", "engine 2: queue pair lost"), ("", "queue pair lost")):
+        link = made(stage.log.noted("connect"), metrics, label=label)
+        link.pair = stage.pair
+        link._lose(LOST)
+        assert caplog.messages[-1] == f"{begin}: {LOST}"

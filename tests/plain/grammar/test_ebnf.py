@@ -353,3 +353,9 @@ def test_many_rules_that_lead_to_each_other_stay_one_automaton() -> None:
     assert automaton.states == count
     for number in (0, count, 7 * count, count * count, 1, count + 1, 10 * count + 5):
         assert automaton.accepts(f"{number:b}".encode()) == (number % count == 0)
+
+
+@pytest.mark.parametrize("use", ["root?", "(root)?", "root"])
+def test_an_optional_rule_in_the_middle_is_neither_first_nor_last(use: str) -> None:
+    with pytest.raises(GrammarError, match="not regular"):
+        automaton_of_ebnf(f'root ::= "a" {use} "b" | "c"')

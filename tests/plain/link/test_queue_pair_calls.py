@@ -422,3 +422,28 @@ def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.ran
     other = TokenRules(FACTS.vocab_size + 1, {1: 1.0})
     told = f"the token rules are for {FACTS.vocab_size + 1} tokens, and the model has {FACTS.vocab_size}"
     assert refused(2, 400, 400, None, other) == told
+
+
+def test_an_engine_that_has_ended_is_lost_at_once_and_a_claim_that_fails_leaves_no_pair(time: Time) -> None:
+    for state, name in ((W.STATE_STOPPED, "stopped"), (W.STATE_FAULTED, "faulted")):
+        transport = Noted()
+        pair = attached(transport)
+        transport.engine[W.ENGINE_STATE] = state
+        with pytest.raises(EngineLostError, match=f"the engine is {name}"):
+            pair.check()
+    transport = Noted()
+    pair = attached(transport)
+    time.then = lambda: setattr(time, "now", time.now + 1.0)
+    with pytest.raises(EngineLostError, match="did not grant"):
+        pair.attach(1.0)
+    with pytest.raises(EngineLostError, match="no queue pair is attached"):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+
+
+def test_a_heart_and_progress_that_move_alike_are_an_engine_that_lives(time: Time) -> None:
+    transport = Noted()
+    pair = attached(transport, 2.0)
+    for beat in range(3):
+        transport.engine[W.ENGINE_HEARTBEAT] = transport.engine[W.ENGINE_PROGRESS] = beat
+        pair.check()
+        time.now += 2.5

@@ -13,7 +13,15 @@ from blinkpy.dpu.link.connect_rdma import RdmaTransport
 from blinkpy.queues.completion import HAS_LOGPROBS, HAS_TOKEN, pack_completion
 from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD_SLOT
-from blinkpy.queues.words import FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT, PAIR_ATTACHED, PAIR_EPOCH, PAIR_SQ_HEAD
+from blinkpy.queues.words import (
+    ENGINE_HEARTBEAT,
+    FRONT_CQ_HEAD,
+    FRONT_DOORBELL,
+    FRONT_HEARTBEAT,
+    PAIR_ATTACHED,
+    PAIR_EPOCH,
+    PAIR_SQ_HEAD,
+)
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_LEAST, INLINE_WANTED
@@ -191,3 +199,22 @@ def test_an_epoch_counts_once_all_else_was_read_after_it(wired) -> None:
     transport.lost()  # and what that look has asked for
     pair[PAIR_ATTACHED], pair[PAIR_SQ_HEAD] = 0, 5
     assert read_again() == EngineWords(5, 0, 1, 0)
+
+
+def test_whoever_only_cancels_or_only_looks_takes_what_has_been_completed(wired) -> None:
+    """Else the queue would be full although the card has done all, and the engine's words would stay as they are."""
+    transport, segment = wired
+    for slot in range(3 * transport.queue._depth):
+        transport.write_cancel(slot % SIZES.slots, slot)
+    views = segment.views()
+    for value in (7, 9):
+        views.engine[ENGINE_HEARTBEAT] = value
+        assert value in [transport.read_engine()[ENGINE_HEARTBEAT] for _ in range(3)]
+
+
+def test_records_cost_one_more_read_and_no_hit_words(wired) -> None:
+    transport, segment = wired
+    segment.views().cq[0, 0] = pack_completion(5, 7, HAS_TOKEN | HAS_LOGPROBS, 1)
+    before = transport.queue.reads
+    assert len(next(words for _ in range(10) if (words := transport.read_completions(0, 16)))) == 1
+    assert transport.queue.reads - before == 2

@@ -121,3 +121,10 @@ def test_rules_of_another_vocabulary_are_told() -> None:
 def test_what_is_out_of_range_is_told(rules: dict, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         TokenRules(8, **{"biases": {}, **rules})
+
+
+def test_rules_that_allow_no_token_are_refused() -> None:
+    words = TokenRules(70, {1: 2.0}, [69], [[3]]).words().copy()
+    for last, fine in ((words[-1], True), (0, False)):
+        words[-1] = last
+        assert are_token_rules(limits_of(70), WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine

@@ -106,3 +106,9 @@ def test_an_extension_has_its_defaults_until_it_is_changed() -> None:
     changed = Config().with_options({"rdma_gid_index": 3, "port": 1})
     assert changed.extension(RdmaOptions) == dataclasses.replace(RdmaOptions(), rdma_gid_index=3)
     assert changed.with_options({"rdma_gid_index": -1}) == Config().with_options({"port": 1})
+
+
+def test_a_front_end_over_rdma_has_an_address_before_all_else() -> None:
+    """Whatever else is wrong, too."""
+    with pytest.raises(ConfigError, match="needs --engine HOST:PORT"):
+        connectors.ENDS["rdma"].check(Config().with_options({"transport": "rdma"}), frozenset({"name"}))
