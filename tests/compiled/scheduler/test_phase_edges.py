@@ -1,17 +1,21 @@
 """Edges of the phases that storms hardly meet: several ends in one tile, high epochs, what a finished request leaves behind."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from support.automata import WordsOfSlot
 from support.scheduler_cases import make_case, tokens
 
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.lanes import Team
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import is_automaton
 from blinkpy.kv.invariants import request_invariants as R
+from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.kv.synthetic_choice import synthetic_choice
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
@@ -19,6 +23,8 @@ from blinkpy.queues.byte_automaton import BYTES, ByteAutomaton
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.hit_word import WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.scheduler.phases.completions import position_in_pair
+from blinkpy.scheduler.phases.endings import mark_ending, release_ended
 from blinkpy.scheduler.policies import RequestFields, guarded_policy, read_policy
 from blinkpy.scheduler.policy_language import PolicyError
 
@@ -179,3 +185,48 @@ def test_a_function_of_no_module_is_called_like_any_other(tmp_path: Path) -> Non
     file = tmp_path / "mine.py"
     file.write_text("def two(x):\n    return x * 2\n\n\ntwo.__module__ = None\n\n\ndef rank(request):\n    return two(4)\n")
     assert guarded_policy(read_policy(f"{file}:rank")).function(REQUEST, [0], 0) == 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_positions_are_those_of_a_count_for_each_pair(seed: int) -> None:
+    """In 64 bits there is room for four pairs at a time; an item without a pair counts for none."""
+    draw = random.Random(seed)
+    for pairs, n, lanes in ((1, 9, 1), (4, 9, 3), (5, 20, 5), (9, 23, 2), (17, 60, 4)):
+        of_pairs = [draw.randrange(-1, pairs) for _ in range(n)]
+        scratch = Items(*(np.array(words, np.int64).data for words in (of_pairs, [-1] * n, [-1] * pairs)))
+        Team(lanes, seed, races=True).run(position_in_pair, Sizes(pairs), scratch, n)
+        expected = [of_pairs[:i].count(pair) if pair >= 0 else -1 for i, pair in enumerate(of_pairs)]
+        assert scratch.position.tolist() == expected
+        assert scratch.total.tolist() == [of_pairs.count(pair) for pair in range(pairs)]
+
+
+class Items(NamedTuple):
+    pair: Any
+    position: Any
+    total: Any
+
+
+class Sizes(NamedTuple):
+    pairs: int
+
+
+def end_marked(limits: Any, state: Any, lane: int, lanes: int) -> None:
+    release_ended(limits, state, mark_ending(state, lane, lanes), lane, lanes)
+
+
+@pytest.mark.parametrize("record_turns", [0, 16])
+def test_several_cancels_of_one_turn_end_the_same_in_several_lanes(record_turns: int) -> None:
+    left = []
+    for lanes in (1, 2, 5):
+        case = make_case(lanes=1, pairs=1, slots=8, rows=4, intake_entries=8, pages=60, record_turns=record_turns)
+        for n in range(7):
+            case.submit(tokens(5, n), 9)
+        case.turn(2)
+        state = case.state
+        assert state.counts[[S.RUNNING_COUNT, S.WAITING_COUNT]].tolist() == [4, 3]
+        slots = [*state.running[[0, 2, 3]].tolist(), *state.waiting[[1, 2]].tolist()]
+        state.inbox.cancel[slots] = state.requests.request_id[slots]
+        Team(lanes, lanes, races=True).run(end_marked, case.limits, as_memoryviews(state))
+        assert state.finishing[:5].tolist() == slots
+        left.append(snapshot(state))
+    assert not [difference for other in left for difference in differences(left[0], other)]

@@ -235,3 +235,29 @@ def test_the_wait_of_a_latency_sensitive_prompt_in_simulated_time(groups: int) -
     assert (waited > 0.1) == (groups == 1)
     assert outcome.end_to_end_s[0] < 0.224 + 0.01
     assert outcome.steps == 3
+
+
+def test_a_prompt_of_one_token_interrupts_in_the_smallest_bucket_and_nobody_does_without_a_row() -> None:
+    for flexible in (1, 2):
+        case = make_case(fcfs, 1, **CUT | {"rows": 2})
+        for n in range(flexible):
+            case.submit(tokens(20, n), 2, best_effort=1)
+        assert step(case)[:2] == (0, 4)
+        case.submit(tokens(1, 3), 1)
+        assert step(case) == (whole(r1=1) if flexible == 1 else (1, 4, {0: 20, 1: 4}))
+        assert (case.bucket == 0) == (flexible == 1)
+        case.finish()
+
+
+def test_nobody_loses_a_queue_pair_while_a_step_is_suspended() -> None:
+    """Not behind a step that interrupts it either, where requests may end."""
+    case = make_case(fcfs, 1, **CUT | {"pairs": 2})
+    case.submit(tokens(40), 2, best_effort=1)
+    assert step(case)[:2] == (0, 4)
+    case.submit(tokens(30, 1), 2, 1)
+    assert step(case) == whole(r1=24)
+    case.silent.add(1)
+    case.now += 2 * case.limits.lease_ns
+    case.judged = False  # time jumps for the other front end, too
+    assert step(case) == whole(r1=6)
+    assert case.state.pairs.attached.tolist() == [1, 1] and case.counter("requests_cancelled") == 0

@@ -11,7 +11,7 @@ from blinkpy.device.lanes import in_lanes
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
 from blinkpy.scheduler.phases.admit import budget_left, tokens_ahead
-from blinkpy.scheduler.phases.preempt import preemption_victim
+from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, page_demand, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.waiting_list import insert_by_rank, make_rank_of, make_rank_waiting
 from blinkpy.scheduler.policies import RequestFields, read_policy
 from blinkpy.scheduler.policy_fault import MOST_ROUNDS, WORST_RANK
@@ -126,3 +126,33 @@ def test_nobody_enters_where_all_wait_for_their_readers() -> None:
     assert first_to_enter(as_memoryviews(state)) == -1
     state.pairs.unclaimed_entries[1] = 1
     assert first_to_enter(as_memoryviews(state)) == 3
+
+
+def test_who_lacks_pages_and_who_gives_them_up(rng: np.random.Generator) -> None:
+    """Among `running` are some that this turn has preempted already. Who stalls or is in flight lacks nothing."""
+    case = make_case(pairs=3, slots=4, rows=12, pages=48, best_effort_pages=0.25, attached=False)
+    limits, state, seen = case.limits, case.state, set[object]()
+    r, counts, views = state.requests, state.counts, as_memoryviews(state)
+    for _ in range(400):
+        n, slots = int(rng.integers(limits.slots + 1)), rng.permutation(limits.slots)
+        state.running[:n], counts[S.RUNNING_COUNT] = slots[:n], n
+        r.status[:] = rng.choice((S.RUNNING, S.RUNNING, S.WAITING), limits.slots)
+        r.stalled[:] = np.where(r.status == S.RUNNING, rng.choice((0, 0, S.STALLED, S.IN_FLIGHT), limits.slots), 0)
+        r.num_pages[:] = np.where(r.status == S.RUNNING, rng.integers(1, 4, limits.slots), 0)
+        r.length[:] = np.maximum(1, 4 * r.num_pages + rng.integers(-3, 2, limits.slots))
+        r.entry[:, WORD_BEST_EFFORT], r.rank[:] = rng.integers(0, 2, limits.slots), rng.integers(0, 3, limits.slots)
+        r.arrival[:], counts[[S.FREE_COUNT, S.CACHED_COUNT]] = rng.permutation(limits.slots), rng.integers(0, 9, 2)
+
+        runs = [slot for slot in slots[:n].tolist() if r.status[slot] == S.RUNNING]
+        lacks = {slot: int(r.length[slot] > 4 * r.num_pages[slot]) for slot in runs if r.stalled[slot] == 0}
+        demand, flexible = sum(lacks.values()), [slot for slot in runs if r.entry[slot, WORD_BEST_EFFORT]]
+        would = sum(int(r.num_pages[slot]) + lacks.get(slot, 0) for slot in flexible)
+        crowded = demand > 0 and len(flexible) > 1 and would > 12
+        assert page_demand(limits, views, 0, 1) == (demand, crowded), (lacks, flexible, would)
+        able = [slot for slot in runs if r.stalled[slot] != S.IN_FLIGHT]
+        key = {s: (r.stalled[s], 0 if r.stalled[s] else r.rank[s], r.arrival[s]) for s in able}
+        assert preemption_victim(views, False, False, 0, 1) == max(able, key=key.__getitem__, default=-1)
+        kept = min(n, limits.pages >> WATERMARK_SHIFT)
+        assert spare_pages(limits, counts) == counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - kept
+        seen |= {("crowded", crowded), ("stalls", len(lacks) < len(runs)), ("was preempted", len(runs) < n), ("kept", kept)}
+    assert len(seen) == 13, seen

@@ -367,3 +367,34 @@ def test_the_default_policy_prefers_latency_sensitive_requests_within_a_bound() 
         return short_prompts(RequestFields(0, at_us, 100, 10, 0, 0, 0, 0, 0, best_effort, 0))
 
     assert rank(BEST_EFFORT_US - 1, 0) < rank(0, 1) < rank(BEST_EFFORT_US + 1, 0)
+
+
+def test_behind_best_effort_that_its_pages_do_not_hold_no_smaller_one_goes() -> None:
+    case = make_case(fcfs, 1, best_effort_pages=0.25, **ROOM | {"tokens": 40, "pages": 40, "max_model_len": 40})
+    for length in (24, 22, 3):
+        case.submit(tokens(length, length), 3, best_effort=1)
+    assert step(case) == {0: 24}
+    case.finish()
+
+
+def test_the_last_token_of_best_effort_in_a_step_is_given_whoever_else_enters() -> None:
+    """The one that began lacks 7 of its 8 tokens; the next one gets the last."""
+    case = make_case(fcfs, 1, best_effort_step_tokens=8, yield_steps=0, **ROOM | {"tokens": 24, "rows": 4})
+    case.submit(tokens(15), 2, best_effort=1)
+    assert step(case) == {0: 8}
+    case.submit(tokens(5, 1), 2)
+    case.submit(tokens(5, 2), 2, best_effort=1)
+    assert step(case) == {0: 7, 1: 5, 2: 1}
+    case.finish()
+
+
+def test_who_goes_first_may_take_the_budget_to_its_last_token() -> None:
+    case = make_case(fcfs, 1, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
+    case.submit(tokens(3), 30, best_effort=1)
+    assert step(case) == {0: 3}
+    case.submit(tokens(16, 1), 2)
+    assert step(case) == {0: 1, 1: 8}
+    case.submit(tokens(5, 2), 2)
+    assert step(case) == {0: 1, 1: 8}
+    assert case.state.counts[S.RUNNING_COUNT] == 2
+    case.finish()
