@@ -365,6 +365,7 @@ RESERVED_WRONG 0: suspend(); q.cq_tail[0] = 36
 BATCH_SIZE 0: suspend(); state.suspended.counts[TOKENS] = 15
 BATCH_SIZE 0: state.suspended.counts[ROWS] = -1
 0 0: state.suspended.counts[TOKENS] = 3
+0 0: cut(0, 7, 1); state.suspended.counts[TOKENS] = 3
 ROW_STALLED 1: suspend(); r.stalled[1] = 1
 CONTEXT_WRONG 0: suspend(); r.computed[7] = 5
 UNCOVERED 0: suspend(); state.suspended.counts[TOKENS] = 9
@@ -591,3 +592,11 @@ def test_empty_full_and_narrow_states() -> None:
     views = as_memoryviews(state)
     for groups, code in ((3, 0), (1, B.BATCH_SIZE)):  # without groups there is nothing to suspend a step between
         assert B.check_batch(limits._replace(step_groups=groups), views, scratch[0]) == code, groups
+    for change, share, code in (
+        ("pass", 0, 0),  # decodes are no best-effort prompts
+        ("best_effort(1); longer(1); rows(0, 1)", 1, B.BEST_EFFORT_BEYOND),
+        ("best_effort(1); longer(1); rows(1)", 1, B.ROOM_LEFT),  # just their share; that others wait is the fault
+    ):
+        exec(STATE, known := names(state := make_state(limits := sizes())))
+        exec(change, known)
+        assert B.check_batch(limits._replace(best_effort_step_tokens=share), as_memoryviews(state), scratch[0]) == code, change
