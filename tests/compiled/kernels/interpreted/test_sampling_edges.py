@@ -1,5 +1,5 @@
-"""Edges of the sampling kernels in the interpreter, each against a small model: bounds that are just met, and blocks of every kind
-more than one of which a row needs."""
+"""Edges of the sampling kernels in the interpreter, each against a small model: bounds that are just met, and rows of several
+blocks of each kind."""
 
 from types import SimpleNamespace
 from typing import Any
