@@ -21,7 +21,8 @@ ROOT = PACKAGE.parent
 TESTS = (
     *("tests/plain/link", "tests/plain/models", "tests/plain/front_end", "tests/compiled/scheduler", "tests/compiled/recording"),
     "tests/plain/grammar/test_ebnf.py",
-    *("tests/compiled/kernels/interpreted/test_sampling.py", "tests/verified/test_orders.py", "tests/verified/test_reach.py"),
+    *(f"tests/compiled/kernels/interpreted/{name}.py" for name in ("test_sampling", "test_sampling_edges")),
+    *("tests/verified/test_orders.py", "tests/verified/test_reach.py"),
 )
 """Who looks for mutants. A new file in one of the folders joins by being there."""
 LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start processes that compile

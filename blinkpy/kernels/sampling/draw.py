@@ -69,7 +69,8 @@ def find_in_bracket(
     """(key that the stage looks for, limit, kept weight): of a filter, that key is the last one that it leaves."""
     index = tl.arange(0, MAX_CANDIDATES)
     sums = weight + tl.cumsum(each, 0)
-    at = tl.sum(((index < inside) & (sums <= goal)).to(tl.int32), 0)
+    short = tl.where(stage == TOP_P, sums < goal, sums <= goal)  # top_p keeps none behind a sum that just reaches it
+    at = tl.sum(((index < inside) & short).to(tl.int32), 0)
     at = tl.where(stage == TOP_K, top_k - count - 1, at)
     at = tl.maximum(tl.minimum(at, inside - 1), 0)
     token = tl.sum(tl.where(index == at, keys, 0), 0)
@@ -131,7 +132,8 @@ def draw(
             inside, ready, finished = 0, False, True
         else:
             goal = tl.where(stage == TOP_P, top_p, uniform) * kept_weight
-            short = tl.where(stage == TOP_K, count + counts < top_k, weight + weights <= goal)
+            short = tl.where(stage == TOP_P, weight + weights < goal, weight + weights <= goal)
+            short = tl.where(stage == TOP_K, count + counts < top_k, short)
             section = search.section_of(short, counts)
             inside = search.pick(counts, section) - search.pick(counts, section - 1)
             count += search.pick(counts, section - 1)

@@ -180,12 +180,13 @@ def penalize(logits: Float32, row: int, parameters: SamplingParameters, tokens: 
 def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int32) -> Int32:
     """One token for each row. logits: [rows, vocab], penalties applied. positions: of the new tokens, [rows].
 
-    Logits that are all NaN or infinite give some token of the vocabulary.
+    A NaN counts as -inf. Logits that are all NaN or infinite give some token of the vocabulary.
     """
     # Contiguous, because Numba would compile once more for columns of entries.
     p = SamplingParameters(*map(np.ascontiguousarray, parameters))
     if not (p.temperature > 0).any():
-        return logits.argmax(axis=1).astype(np.int32)  # the first of equal maxima
+        # The first of equal maxima; a NaN is none, as beside rows that draw.
+        return np.fmax(logits, np.float32(-np.inf)).argmax(axis=1).astype(np.int32)
     result = np.empty(len(logits), np.int32)
     _draw_rows(logits, p, positions, result)
     return result

@@ -1,5 +1,7 @@
 """Grammars in the scheduler: who has a slot and for how long, what is refused, and where an output ends."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.automata import WordsOfSlot, automaton_of_choices, random_automaton
@@ -320,6 +322,10 @@ def test_tokens_lead_where_their_bytes_lead(rng: np.random.Generator) -> None:
     assert table.pieces() == pieces[:300] + [b""] * 10
     for classes in [0, 250] * 12:  # many: in front of the first state there are not as many words
         automaton = random_automaton(rng, dead=0.1, classes=classes)
+        if rng.random() < 0.5:  # an output ends in the first state, too
+            following, accepting = automaton.next_state.copy(), automaton.accepting.copy()
+            following[0], accepting[0] = DEAD, True
+            automaton = replace(automaton, next_state=following, accepting=accepting)
         none = np.zeros(1, np.int64)
         grammars = as_memoryviews(Grammars(none, none, none, none, *table))._replace(words=WordsOfSlot(automaton.words(), 1))
         state = int(rng.integers(automaton.states))

@@ -43,7 +43,8 @@ def test_the_engine_takes_what_are_rules(rng: np.random.Generator) -> None:
             ends = [R.FIRST_WORD, R.FIRST_WORD + biases, R.FIRST_WORD + 2 * biases, R.FIRST_WORD + 2 * biases + 16 * sequences]
             places = [0, 1, 2, 3, len(words) - 1, *(end - 1 for end in ends), *ends, rng.integers(len(words))]
             place = min(int(rng.choice(places)), len(words) - 1)
-            new = rng.choice([words[place] + 1, words[place] - 1, -1, 0, vocabulary, vocabulary - 1, R.HIGHEST_BIAS_BITS + 1])
+            highest = R.HIGHEST_BIAS_BITS, R.HIGHEST_BIAS_BITS + 1
+            new = rng.choice([words[place] + 1, words[place] - 1, -1, 0, vocabulary, vocabulary - 1, *highest])
             words[place] = new if rng.random() < 0.7 else words[place] ^ 1 << int(rng.integers(0, 31))
         try:
             TokenRules.of_words(words, vocabulary)

@@ -22,6 +22,50 @@ def test_rows_without_a_distribution_give_a_token_of_the_vocabulary(value: float
     assert found.tolist() == [0, 0]
 
 
+def test_a_greedy_row_gets_the_same_token_alone_and_beside_one_that_draws(rng: np.random.Generator) -> None:
+    """NaN among its logits, too: it counts as -inf."""
+    logits = rng.normal(size=(40, 9)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.3] = np.nan
+    entries = neutral_entries(len(logits))
+    entries["temperature"] = 0.0
+    alone = sample_rows(logits, read_parameters(entries), np.zeros(len(logits), np.int32))
+    entries["temperature"][-1] = 1.0
+    beside = sample_rows(logits, read_parameters(entries), np.zeros(len(logits), np.int32))
+    expected = np.where(np.isnan(logits), -INF, logits).argmax(axis=1)
+    assert alone.tolist() == expected.tolist() and beside[:-1].tolist() == expected[:-1].tolist()
+
+
+def test_candidates_are_in_the_order_of_floats() -> None:
+    """The best of two neighbours, at every sign and size, also where bit patterns change theirs; of equal ones the first."""
+    least = np.finfo(np.float32).smallest_subnormal
+    values = np.float32([-(2.0**100), -3.0, -2.0, -1.0, -least, -0.0, 0.0, least, 1e-30, 1e-9, 1.0, 2.0, 3.0, 2.0**100])
+    lower, higher = values, np.nextafter(values, INF)
+    pairs = np.concatenate(
+        [np.stack(each, 1) for each in ((lower, higher), (higher, lower), (values, values), (values, -values))]
+    )
+    entries = neutral_entries(len(pairs))
+    entries["temperature"], entries["top_k"] = 1.0, 1
+    found = sample_rows(pairs.copy(), read_parameters(entries), np.zeros(len(pairs), np.int32))
+    assert found.tolist() == [int(b > a) for a, b in pairs.tolist()]
+
+
+def test_weights_end_at_the_least_that_has_a_bucket() -> None:
+    """2 ** -126 is a weight, and what is less is 0."""
+    powers = np.float32([0, -1.5, -125.5, -126.3, -127.5, -1000, -INF, np.nan])
+    weights = np.empty(len(powers), np.float32)
+    assert cpu_sampler._weigh(powers * np.float32(np.log(2)), np.float32(1), weights) == 0
+    assert (weights[:3] > 0).all() and not weights[3:].any()
+
+
+@pytest.mark.parametrize("repetition", [0.5, 1.0, 1.5, 2.0])
+def test_each_repetition_penalty_counts(repetition: float) -> None:
+    entries = neutral_entries(1)
+    entries["repetition_penalty"] = repetition
+    logits = np.float32([[6.0, -6.0, 0.0, 6.0]])
+    cpu_sampler.penalize(logits, 0, read_parameters(entries), np.int32([0, 1, 2, 2]), 4)
+    assert logits.tolist() == [[6.0 / repetition, -6.0 * repetition, 0.0, 6.0]]
+
+
 @pytest.mark.parametrize(("top_p", "min_p", "expected"), [(0.5, 0.0, 2), (0.75, 0.0, 3), (1.0, 1.0, 4), (0.25, 1.0, 1)])
 def test_a_bound_that_is_just_reached(top_p: float, min_p: float, expected: int) -> None:
     """Of four equal tokens: no further one once top_p is reached, and one of just min_p is kept."""

@@ -11,13 +11,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.models import triton_interpreter
+from support.models import kernel_reference, triton_interpreter
 from support.models.kernel_cases.sampling_cases import PARAMETERS, PENALTIES, sampling_case
 from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.sampling import candidates
+from blinkpy.kernels.sampling import candidates, record_logprobs, sampler
 from blinkpy.kernels.sampling.apply_rules import apply_rules
 from blinkpy.kernels.sampling.candidates import THRESHOLDS, section_of
 from blinkpy.kernels.sampling.draw import first_distances
@@ -26,7 +26,7 @@ from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import read_parameters, sample_rows, uniform
 from blinkpy.queues import submission as E
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
 
 
@@ -231,6 +231,74 @@ def test_tensors_that_do_not_fit_are_named(
     for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
         with pytest.raises(error, match=f"^{name}: "):
             function(replaced(call, place, wrong))
+
+
+def test_rows_of_a_wider_tensor_are_read_and_masked_in_place(rng: np.random.Generator) -> None:
+    call = small_call(rng, constrained=True, temperature=1.0)
+    wide = torch.full((ROWS, 2 * VOCABULARY + 3), 5.0)
+    wide[:, :VOCABULARY] = call.logits
+    others = {"sampled": call.sampled.clone(), "records": call.records.clone()}
+    strided = dataclasses.replace(call, logits=wide[:, :VOCABULARY], **others)
+    for each in (call, strided):
+        sample_tokens(each)
+        write_logprobs(each)
+    assert torch.equal(strided.sampled, call.sampled) and torch.equal(strided.records, call.records)
+    assert torch.equal(wide[:, :VOCABULARY], call.logits) and (wide[:, VOCABULARY:] == 5.0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rules_that_leave_no_token_give_none(rng: np.random.Generator, temperature: float) -> None:
+    call = small_call(rng, temperature=temperature)
+    words = torch.from_numpy(TokenRules(VOCABULARY, {}, [3], [[3]]).words().copy())
+    call.grammars.words[GRAMMARS, : len(words)] = words
+    call.grammars.rules.fill_(GRAMMARS)
+    call.requests.entry[:, E.WORD_RULES_WORDS] = len(words)
+    sample_tokens(call)
+    assert call.sampled.tolist() == [-1] * ROWS
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_kernels_are_launched_with_sizes_that_a_gpu_has(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """The interpreter takes any: warps, and sizes of blocks, are powers of two."""
+    launched = dict[str, dict[str, Any]]()
+    for module, name in ((sampler, "_adjust"), (sampler, "_sample_tokens"), (record_logprobs, "_write_logprobs")):
+        taking = functools.partial(launched.__setitem__, name)
+
+        class Launches:
+            def __init__(self, take: Callable[[Any], None]) -> None:
+                self.take = take
+
+            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+                return lambda *tensors, **options: self.take(options)
+
+        monkeypatch.setattr(module, name, Launches(taking))
+    call = small_call(rng)
+    monkeypatch.setattr(record_logprobs, "PROGRAMS", rows)
+    sample_tokens(call)
+    write_logprobs(call)
+    sizes = {"VOCAB_CHUNK", "MASK_BLOCK", "CHUNKS", "MAX_CANDIDATES", "BLOCK", "EACH", "num_warps"}
+    assert sizes == {size for options in launched.values() for size in options} & sizes
+    for name, options in launched.items():
+        for size, value in options.items():
+            assert size not in sizes or value & (value - 1) == 0 < value, (name, size, value)
+        assert options["num_warps"] <= 32, name
+    assert launched["_write_logprobs"]["EACH"] * rows >= ROWS
+
+
+def test_log_probabilities_whichever_block_has_the_best(rng: np.random.Generator) -> None:
+    """Of 16 tokens each: the first token of a row, one in the middle, the last one."""
+    call = small_call(rng)
+    call.logits[torch.arange(ROWS), torch.tensor([0, 20, VOCABULARY - 1])] = 5.0
+    call.sampled.copy_(torch.tensor([39, 0, 20]))
+    write_logprobs(call)
+    records = call.records.numpy().view(LOGPROB_ENTRY)
+    for row in range(ROWS):
+        every, top = kernel_reference.top_logprobs(call.logits[row].numpy(), TOP_LOGPROBS)
+        order = [int(call.sampled[row]), *top.tolist()]
+        assert records["token"][row].tolist() == order
+        np.testing.assert_allclose(records["logprob"][row], every[order], atol=1e-5)
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens(rng: np.random.Generator) -> None:
