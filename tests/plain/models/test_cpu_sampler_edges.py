@@ -63,7 +63,8 @@ def test_each_repetition_penalty_counts(repetition: float) -> None:
     entries["repetition_penalty"] = repetition
     logits = np.float32([[6.0, -6.0, 0.0, 6.0]])
     cpu_sampler.penalize(logits, 0, read_parameters(entries), np.int32([0, 1, 2, 2]), 4)
-    assert logits.tolist() == [[6.0 / repetition, -6.0 * repetition, 0.0, 6.0]]
+    expected: list[float] = [6.0 / repetition, -6.0 * repetition, 0.0, 6.0]
+    assert logits[0].tolist() == expected
 
 
 @pytest.mark.parametrize(("top_p", "min_p", "expected"), [(0.5, 0.0, 2), (0.75, 0.0, 3), (1.0, 1.0, 4), (0.25, 1.0, 1)])
