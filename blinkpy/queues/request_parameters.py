@@ -20,6 +20,7 @@ INT64_RANGE: tuple[int, int] = (-(2**63), 2**63 - 1)
 INT32_MAX, INT64_MAX = INT32_RANGE[1], INT64_RANGE[1]
 WEIGHT_ONE = 100  # `tenant_weight` of a weight of 1
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")
+FLOAT32_LEAST = 2.0**-149  # a smaller number may become its 0
 FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
 SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
@@ -63,7 +64,7 @@ class Parameter(NamedTuple):
     def in_bounds(self, value: float) -> bool:
         """Whether the APIs take a value."""
         low, high = self.bounds
-        return low <= value <= high and not (self.above_low and value == low)
+        return low <= value <= high and not (self.above_low and value < low + FLOAT32_LEAST)
 
     def from_request(self, value: float | None) -> float | None:
         """What the engine gets for a value within the bounds of the APIs, or for None, an absent one."""

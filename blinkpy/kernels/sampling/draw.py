@@ -111,6 +111,7 @@ def draw(
     nothing = tl.full([], NO_KEY, tl.int64)
     steps = first_distances()
     thresholds = search.distance_key(steps)
+    top_p = tl.maximum(top_p, 1.0e-38)  # the best token has more, where no threshold has any
     limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
     low, high = nothing, limit  # the bracket, and what is below it
     count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)

@@ -1,7 +1,8 @@
 """What the table of request parameters gives: entries, defaults, SamplingParams."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,15 +62,30 @@ def test_choices_have_seeds_that_count_up_and_wrap_around(rng: np.random.Generat
 
 
 def test_a_changed_copy_has_other_values_and_no_other_names(rng: np.random.Generator) -> None:
-    """Against dataclasses.replace."""
-    one = RequestParameters(seed=3, stop_ids=(4,))
+    given: dict[str, Any] = {"seed": 3, "stop_ids": (4,)}
+    one = RequestParameters(**given)
     for p in PARAMETERS:
         value = float(rng.random()) if p.is_float else int(rng.integers(100))
-        assert one.changed(**{p.name: value}) == replace(one, **{p.name: value})
-    assert one.changed(stop_ids=(), top_k=7) == replace(one, stop_ids=(), top_k=7)
-    assert one == one.changed() == RequestParameters(seed=3, stop_ids=(4,))
-    with pytest.raises(TypeError, match="there is no parameter 'top_x'"):
+        assert one.changed(**{p.name: value}) == RequestParameters(**{**given, p.name: value})
+    assert one.changed(stop_ids=(), top_k=7) == RequestParameters(seed=3, top_k=7)
+    assert one == one.changed() == RequestParameters(**given)
+    with pytest.raises(ValueError, match="top_x"):
         one.changed(top_x=1)
+
+
+def test_the_engine_takes_what_the_apis_take(rng: np.random.Generator) -> None:
+    """Also at the edges, as float32 rounds them."""
+    for p, (word, lowest, highest, is_float) in zip(PARAMETERS, submission.CHECKS, strict=True):
+        low, high = p.bounds
+        span = max(-100, low), min(100, high)
+        values: list[float] = [low, high, int(rng.integers(*span, endpoint=True))]
+        if p.is_float:
+            values += [float(rng.uniform(*span)), np.nextafter(low, 1), np.nextafter(high, 0)]
+            values += [2.0**-149, 2.0**-150, 2.0**-151, 1e-60]
+        for value in filter(p.in_bounds, values):
+            packed = pack_entry(RequestParameters(**{p.name: p.from_request(value)}), 1, 1, 0, 0, 1, 0, 0)
+            bits = int(np.frombuffer(packed, np.int32)[word])
+            assert lowest <= (submission.order_key(bits) if is_float else bits) <= highest, (p.name, value)
 
 
 def test_defaults_of_a_model() -> None:
