@@ -300,7 +300,7 @@ class FrontendOptions:
         high=1 << 16,
     )
     max_lag_ms: int = option(
-        200,
+        400,
         "ms that a request up to 2 KiB may wait for its worker to begin with it; then new POSTs get 503",
         low=1,
         high=60_000,
