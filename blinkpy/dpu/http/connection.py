@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
         self._cycles.append(self.cycle)
 
     def _turn_away(self, version: str) -> None:
-        """Answer a request by its headers alone, at a tenth of what it would cost; its body is read and dropped."""
+        """Answer a request by its headers alone; its body is read and dropped."""
         error, room = _overloaded(), self.room
         ends = version == "1.0" or not self.parser.should_keep_alive() or self.expect_100_continue or room.leaving
         request_id, _ = request_id_of(self.headers)
