@@ -299,6 +299,12 @@ class FrontendOptions:
         low=1,
         high=1 << 16,
     )
+    max_lag_ms: int = option(
+        400,
+        "ms that a request up to 2 KiB may wait for its worker to begin with it; then new POSTs get 503",
+        low=1,
+        high=60_000,
+    )
     prepare_ms: int = option(10_000, "CPU time to parse and tokenize a request above 64 KiB", low=10, high=3_600_000)
     prepare_mib: int = option(1024, "memory for the same, MiB", low=64, high=1 << 20)
     max_output_backlog: int = option(

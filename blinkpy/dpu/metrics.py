@@ -10,7 +10,7 @@ STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 LIMITS = (
     *("max_connections", "max_header_bytes", "max_header_count", "max_pipelined", "header_timeout_s"),
     *("max_body_bytes", "max_body_chunks", "max_body_values", "max_body_depth", "body_timeout_s", "prepare_ms"),
-    *("grammar_compile_ms", "grammar_compile_mib", "send_timeout_s", "close_timeout_s"),
+    *("grammar_compile_ms", "grammar_compile_mib", "send_timeout_s", "close_timeout_s", "max_lag_ms"),
 )
 COUNTERS = {
     **{f"refused_{name}": f"Requests refused and connections closed by the limit {name}" for name in LIMITS},
@@ -47,6 +47,7 @@ GAUGES = {
     "arriving_bytes": "Bytes of bodies that have not arrived in full",
     "unread_bytes": "Bytes of answers that clients have not taken",
     "answer_bytes": "Memory of whole answers that are being generated",
+    "lag_seconds": "How long the next request has waited for its worker to begin with it",
     "preparing": "Requests that wait to be tokenized, or are",
 }
 METERS = {  # of the GPU, by the first worker alone; 0 where there is none to read

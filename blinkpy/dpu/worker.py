@@ -64,7 +64,8 @@ class Server(uvicorn.Server):
         self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
     ):
         options = app.options
-        room = ConnectionRoom(options, body_room(options), app.service.metrics)
+        service = app.service
+        room = ConnectionRoom(options, body_room(options), service.metrics, service.turnstile, app.cross_origin)
         config = uvicorn.Config(
             app,
             http=partial(Connection, room=room),  # type: ignore[arg-type]

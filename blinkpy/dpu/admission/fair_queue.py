@@ -56,6 +56,11 @@ class FairQueue:
         self.tokens = self.requests = self.best_effort = 0  # of all that wait; requests of best effort
         self.best_effort_tokens = 0
 
+    @property
+    def tenants(self) -> int:
+        """How many have requests that wait."""
+        return len(self._waiting)
+
     def push(self, ticket: Ticket) -> None:
         """It waits from now on. Its number is greater than that of each before."""
         name = ticket.tenant.name

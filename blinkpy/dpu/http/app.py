@@ -49,7 +49,7 @@ class App:
         self.draining = False
         self.running = 0  # requests with a body, whose answers are not complete
         self._writing = asyncio.Lock()
-        self._root, self._cross_origin = config.access.root_path, CrossOrigin(config.access)
+        self._root, self.cross_origin = config.access.root_path, CrossOrigin(config.access)
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
         exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm", service.admission)
@@ -80,7 +80,7 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.service.metrics, self._cross_origin)
+        exchange = Exchange(scope, receive, send, self.service.metrics, self.cross_origin)
         try:
             await self._serve(exchange)
         except ClientGone:
@@ -110,7 +110,7 @@ class App:
             if not path:
                 await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
                 return
-        preflight = exchange.method == "OPTIONS" and self._cross_origin.preflight(exchange.method, exchange.headers)
+        preflight = exchange.method == "OPTIONS" and self.cross_origin.preflight(exchange.method, exchange.headers)
         if preflight:
             await exchange.answer(200, TEXT, b"", *preflight)
             return
@@ -174,6 +174,10 @@ class App:
         body = await exchange.read_body(self.options.max_body_bytes)
         try:
             if service.is_short(body):
+                if not service.turnstile.pass_at_once():
+                    await service.turnstile.wait()
+                    if exchange.connection.gone:
+                        raise ClientGone
                 return service.prepare_short(kind, body, service.limits())
             return await exchange.unless_gone(service.prepare(kind, body, service.limits()))
         finally:

@@ -16,13 +16,16 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from blinkpy.config import FrontendOptions
+from blinkpy.config import AccessOptions, FrontendOptions
+from blinkpy.dpu.admission.turnstile import Turnstile
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
+from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.fields.request_head import check_head
 from blinkpy.dpu.http.held_writes import HeldWrites
 from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watch.request_id import HEADER, request_id_of
 
 BODY_BURST = 1 << 23  # of all bodies that arrive, beyond their pace: one body at once
 CHUNK_COST = 1 << 11  # bytes whose way takes as long as that of a chunk
@@ -46,15 +49,30 @@ def too_many_answers() -> ApiError:
     return ApiError(503, message, code="too_many_answers")
 
 
+def _overloaded() -> ApiError:
+    message = "The server is overloaded: more requests come than it can begin with (max_lag_ms)."
+    return ApiError(503, message, code="max_lag_ms", limit="max_lag_ms")
+
+
 class ConnectionRoom:
     """What all connections of a server share. When there is no room for one more, the one that has waited longest for a request
     goes.
 
     options: max_connections are served, and a few more are kept, so that they hear why they are not. bodies, unread, answers:
-    bytes of bodies that arrive, of answers that clients leave unread, and of whole answers that are being generated. leaving:
-    each connection ends with its next answer, which tells so."""
+    bytes of bodies that arrive, of answers that clients leave unread, and of whole answers that are being generated. turnstile:
+    while it is closed, requests that ask for work are refused by their headers. leaving: each connection ends with its next
+    answer, which tells so."""
 
-    def __init__(self, options: FrontendOptions, body_bytes: int, metrics: Metrics):
+    def __init__(
+        self,
+        options: FrontendOptions,
+        body_bytes: int,
+        metrics: Metrics,
+        turnstile: Turnstile | None = None,
+        cross_origin: CrossOrigin | None = None,
+    ):
+        self.turnstile = turnstile or Turnstile(options.max_lag_ms / 1000, metrics)
+        self.cross_origin = cross_origin or CrossOrigin(AccessOptions())
         self.options, self.metrics = options, metrics
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
         self.bodies = ByteRoom(body_bytes, too_many_bodies)
@@ -176,11 +194,42 @@ class Connection(HttpToolsProtocol):
         self._chunks_left = self.options.max_body_chunks
         self.room.waiting.pop(self, None)
         self._stop_timer()
+        if self.transport.is_closing():
+            return
+        if self.room.turnstile.closed and self.parser.get_method() == b"POST" and not self._cycles:
+            self._turn_away(version)
+            return
         super().on_headers_complete()
         if self.room.leaving:
             self.cycle.keep_alive = False
         self.cycle.transport = cast(asyncio.Transport, self.held)
         self._cycles.append(self.cycle)
+
+    def _turn_away(self, version: str) -> None:
+        """Answer a request by its headers alone; its body is read and dropped."""
+        error, room = _overloaded(), self.room
+        ends = version == "1.0" or not self.parser.should_keep_alive() or self.expect_100_continue or room.leaving
+        request_id, _ = request_id_of(self.headers)
+        body = error.body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"retry-after", b"%d" % error.retry_s),
+            (HEADER, request_id.encode()),
+            *room.cross_origin.headers(self.headers),
+            *([(b"connection", b"close")] if ends else []),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"HTTP/1.1 503 Service Unavailable\r\n%b\r\n%b" % (lines, body))
+        room.metrics.response(error.status)
+        room.metrics.refused("max_lag_ms")
+        if self.cycle is None:
+            self.cycle = ANSWERED
+        if ends:
+            self.transport.close()
+        else:
+            self.hold_unread()
+            self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """As uvicorn's, but for the limits, and but for the request's task, which is not woken by each piece."""
@@ -325,6 +374,16 @@ class Connection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
             self.room.metrics.response(error.status)
         self.transport.close()
+
+
+class _Answered:
+    """The request that a connection serves, where it was answered by its headers: what is asked of uvicorn's cycle then."""
+
+    response_complete, disconnected, body = True, False, b""
+    message_event = asyncio.Event()
+
+
+ANSWERED = cast(RequestResponseCycle, _Answered())
 
 
 class BehindHeaders:

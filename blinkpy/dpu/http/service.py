@@ -13,6 +13,7 @@ from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
+from blinkpy.dpu.admission.turnstile import Turnstile
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
@@ -61,6 +62,7 @@ class Service:
         self.model = self._reader.model
         self._queue = PreparationQueue(self._reader, config, folder, metrics)
         frontend = config.frontend
+        self.turnstile = Turnstile(frontend.max_lag_ms / 1000, metrics)
         compile_s, compile_bytes = frontend.grammar_compile_ms / 1000, frontend.grammar_compile_mib << 20
         self._grammars = GrammarCompiler(compile_s, compile_bytes, frontend.grammar_cache_mib << 20)
 

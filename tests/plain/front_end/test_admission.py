@@ -17,6 +17,7 @@ from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import completion_bytes, serving
 from support.front_end.tenants import bearer, make_admission, write_keys
 from support.front_end.tiny_tokenizer import write_model
+from support.in_loop import in_loop
 from support.waiting import wait_for
 
 from blinkpy.dpu.admission import admission
@@ -69,15 +70,6 @@ class Stage:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     return write_keys(tmp_path / "keys.toml", a={}, b={})
-
-
-def in_loop(test):
-    """Run a coroutine function as a test: futures need a loop."""
-
-    def run(**fixtures: object) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 60))
-
-    return functools.update_wrapper(run, test)
 
 
 # ---- fairness --------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_beyond_a_limit_one_is_told_which_and_others_are_served(folder, case) ->
 def test_limits_are_options_and_have_metrics() -> None:
     known = {item.name for _, item in options("frontend")}
     assert set(LIMITS) <= known
-    told_otherwise = {"close_timeout_s", "send_timeout_s", "max_connections"}
+    told_otherwise = {"close_timeout_s", "send_timeout_s", "max_connections", "max_lag_ms"}
     assert {case.limit for case in CASES} | told_otherwise == set(LIMITS)
     assert {f"refused_{name}" for name in LIMITS} <= COUNTERS.keys()
 
