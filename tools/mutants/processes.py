@@ -98,7 +98,7 @@ class Processes:
         """Those that are over, after a second at most."""
         ready = {pipe for pipe in wait(list(self._running), timeout=1.0) if isinstance(pipe, Connection)}
         for pipe, running in list(self._running.items()):
-            late = pipe not in ready and _sleeps_late(running)
+            late = pipe not in ready and _sleeps_late(running) and not pipe.poll()  # it may have ended since
             if pipe in ready or late:
                 answer, seconds, starved, code = None, running.cpu_s, 0.0, None
                 with contextlib.suppress(EOFError, ConnectionError):

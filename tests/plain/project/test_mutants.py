@@ -410,7 +410,7 @@ def test_a_loop_of_a_stage_is_told_from_an_error(seed: int, monkeypatch: pytest.
     from mutants.mutations import mutants_of
     from mutants.session import Change
 
-    monkeypatch.setattr(stages, "CALL_S", 1.0)
+    monkeypatch.setattr(stages, "CALL_S", 2.0)
     path = PACKAGE / "scheduler" / "phases" / "commit.py"
     mutant, text = mutants_of(path)[0], path.read_text()
     line = "    rows = batch.counts[S.ROWS]\n"
