@@ -152,3 +152,12 @@ def test_arrays_of_another_shape_or_type_are_refused(rng, name, change, what):
     ByteAutomaton(**parts)
     with pytest.raises(ValueError, match=what):
         ByteAutomaton(**parts | {name: change(parts[name])})
+
+
+def test_a_next_state_of_another_shape_or_type_is_named(rng):
+    """What next_state must be is said before its states and classes are read, whatever else may be wrong."""
+    states, class_of = int(rng.integers(1, 9)), np.zeros(256, np.uint8)
+    accepting = np.ones(states, np.bool_)
+    for wrong in (np.zeros(states, np.int16), np.zeros((states, 1, 1), np.int16), np.zeros((states, 1), np.int32)):
+        with pytest.raises(ValueError, match="next_state must be int16"):
+            ByteAutomaton(class_of, wrong, accepting)
