@@ -10,6 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from numba import typeof
 from support.invariant_reference import wrong
 
 from blinkpy.device.array_trees import as_memoryviews, named_arrays
@@ -20,7 +21,7 @@ from blinkpy.kv.invariants import batch_invariants as B
 from blinkpy.kv.invariants import check_state as check_module
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
-from blinkpy.kv.invariants.check_state import check_state, compiled_check, state_faults
+from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import differences, snapshot
@@ -371,3 +372,12 @@ def test_the_check_is_compiled_for_the_scratch_that_it_gets(monkeypatch: pytest.
     limits: Any = SimpleNamespace(slots=3, pages=5)
     row = numba.typeof(check_module.check_scratch(limits)[0])
     assert compiled_check.__wrapped__(()) == (row, row)
+
+
+def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The tables of limits and state, and a vector of int64 for each row of its scratch: others would be other code, or none."""
+    world, asked = Simulation(seed, 100).world, list[Any]()
+    monkeypatch.setattr("blinkpy.kv.invariants.check_state.compiled_for", lambda function, kinds: asked.append(kinds))
+    kinds = ArgumentTable(world.limits).kind, ArgumentTable(world.state).kind
+    compiled_check.__wrapped__(kinds)
+    assert asked == [(*kinds, *map(typeof, check_scratch(world.limits)))]
