@@ -345,8 +345,8 @@ def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
 
 
 def test_a_poll_that_has_all_ends_that_it_may_take_reads_no_further(rng: np.random.Generator) -> None:
-    """The last one that most_final allows may come anywhere in a window, also as its last word. Then it has stopped early; and one
-    that takes nothing, as no engine is there, has not, whatever the one before did."""
+    """The last one that most_final allows may come anywhere in a window, also as its last word. Then it has stopped early; and
+    one that takes nothing, as no engine is there, has not, whatever the one before did."""
     for last in (int(rng.integers(1, queue_pair.FIRST_WINDOW - 1)), queue_pair.FIRST_WINDOW - 1):
         transport = Noted()
         pair = attached(transport)
