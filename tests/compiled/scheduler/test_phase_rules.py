@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from support.scheduler_cases import make_case, tokens
 
+from blinkpy.device.array_trees import as_memoryviews
+from blinkpy.device.lanes import Team
 from blinkpy.kv import state as S
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_REJECTED
+from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_REJECTED
 from blinkpy.scheduler.phases.completions import free_entries
 from blinkpy.scheduler.phases.forecast import grow_for_forecast
 from blinkpy.scheduler.phases.intake import parameters_in_range
 from blinkpy.scheduler.phases.ownership import validate_front_words
-from blinkpy.scheduler.phases.plan import plan_decodes
+from blinkpy.scheduler.phases.plan import plan_batch, plan_decodes
 from blinkpy.scheduler.phases.preempt import preempt
 from blinkpy.scheduler.phases.recorder import record_words
 from blinkpy.scheduler.phases.waiting_list import make_rank_waiting
@@ -215,6 +217,54 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
     state.waiting[0], counts[S.WAITING_COUNT], counts[S.INTERRUPTIONS] = slot, 1, 0
     counts[S.FREE_COUNT], counts[S.CACHED_COUNT] = 5 + 1 + more, 0  # of 17 tokens in pages of 4, and one for who runs
     assert can_interrupt(limits, state, 0, 1) == (more >= 0)
+
+
+def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
+    """All pages are held by one whose reader is behind."""
+    case = make_case(lanes=1, pairs=2, cq_entries=2, pages=6, prefix_caching=False)
+    case.submit(tokens(21), 4, 1)
+    for _ in range(4):
+        case.turn()
+    counts = case.state.counts
+    assert counts[[S.STALLED_COUNT, S.FREE_COUNT]].tolist() == [1, 0]
+    other = case.submit(tokens(3), 2)
+    case.turn()
+    assert (case.state.requests.pair[case.state.running[0]], counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]) == (0, 1, 1)
+    case.finish()
+    assert (other.ended, case.counter("preemptions")) == (FINISH_LENGTH, 1)
+
+
+def test_nobody_looks_for_hits_while_no_page_is_available() -> None:
+    """One page at least is never a hit. What was found when it was last considered is nothing."""
+    case = make_case(lanes=1, pairs=1, pages=4)
+    case.submit(tokens(9), 7)
+    while case.state.counts[S.FREE_COUNT]:
+        case.turn()
+        case.read(0)
+    case.submit(tokens(9), 2)
+    case.turn()
+    slot, requests = int(case.state.waiting[0]), case.state.requests
+    assert (requests.status[slot], requests.hit_tokens[slot]) == (S.WAITING, 0)
+    while requests.status[slot] == S.WAITING:
+        case.turn()
+        case.read(0)
+    assert requests.hit_tokens[slot] == 8
+    case.finish()
+
+
+def test_lanes_wait_until_all_prompts_are_in_their_order() -> None:
+    """While best-effort prompts yield, that of the others is by rank: another lane's place than that of `running`."""
+    case = make_case(lanes=1, pairs=1, slots=8, rows=8, tokens=60, pages=80, max_model_len=64, yield_steps=4)
+    for n in range(5):
+        case.submit(tokens(9 + n, n), 4)
+    case.turn()
+    limits, state, requests = case.limits, case.state, case.state.requests
+    running = state.running[: state.counts[S.RUNNING_COUNT]]
+    requests.computed[running], requests.rank[running] = 0, np.arange(len(running))[::-1]
+    for lanes in (2, 3, 5):
+        (bucket, *_) = Team(lanes, lanes, races=True).run(plan_batch, limits, as_memoryviews(state), 60, True)
+        rows = state.batch.row_slots[: state.batch.counts[S.ROWS]].tolist()
+        assert rows == running[::-1].tolist() and bucket >= 0
 
 
 # ---- the recorder -------------------------------------------------------------------------------------------------------------

@@ -192,6 +192,18 @@ def test_entries_that_are_written_while_a_read_of_the_head_is_on_its_way_count_b
     assert transport.read_pair().sq_head == (9 if 4 * written > SIZES.sq_entries else 0)
 
 
+def test_the_head_is_asked_for_when_a_quarter_of_the_room_for_prompts_is_used(wired) -> None:
+    """That is what the part for automata leaves of the arena."""
+    transport, _ = wired
+    transport.facts = transport.facts._replace(grammar_arena=SIZES.prompt_tokens // 2)
+    quarter = (SIZES.prompt_tokens - transport.facts.grammar_arena) // 4
+    for written, asks in ((quarter, 0), (1, 1)):
+        before = transport.queue.reads
+        transport.write_prompt(0, np.zeros(written, np.int32))
+        transport.read_pair()
+        assert transport.queue.reads - before == asks
+
+
 def test_a_completion_head_waits_for_other_words_or_an_eighth_of_the_ring(wired) -> None:
     transport, segment = wired
     front, step = segment.views().front[0], SIZES.cq_entries // 8
