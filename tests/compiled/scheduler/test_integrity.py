@@ -381,3 +381,17 @@ def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.Monk
     kinds = ArgumentTable(world.limits).kind, ArgumentTable(world.state).kind
     compiled_check.__wrapped__(kinds)
     assert asked == [(*kinds, *map(typeof, check_scratch(world.limits)))]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_single_token_that_waits_beside_room_is_found(left: int) -> None:
+    """Of a best-effort prompt, in a step that is not full and leaves best effort its share."""
+    simulation = Simulation(1, 100)
+    limits = simulation.world.limits._replace(tokens=16, best_effort_step_tokens=16, mixed_tokens=16, burst_step_tokens=16)
+    state = simulation.world.state
+    slot, requests = 0, state.requests
+    requests.length[slot], requests.computed[slot], requests.stalled[slot] = 9 + left, 0, 0
+    requests.entry[slot, E.WORD_BEST_EFFORT] = 1
+    state.running[0], state.counts[S.RUNNING_COUNT], state.counts[S.YIELDED_TURNS] = slot, 1, 0
+    state.batch.row_slots[0], state.batch.query_starts[:2], state.batch.counts[S.GROUPS] = slot, (0, 9), 1
+    assert B.check_room(limits, state, 1, 9, 0, False) == (B.ROOM_LEFT if left else 0)
