@@ -17,6 +17,11 @@ for (const [kind, model] of [["compatible", compatible(name)], ["chat", openai.c
   const one = (found[kind] = {});
   const answer = await generateText(plain);
   [one.text, one.tokens] = [answer.text, answer.usage.outputTokens];
+  // A second turn: unless `store` is false, the provider of responses refers to answers that it takes for stored.
+  const again = { ...plain, providerOptions: { openai: { store: false } } };
+  const first = await generateText(again);
+  const turns = [{ role: "user", content: prompt }, ...first.response.messages, { role: "user", content: "And then?" }];
+  one.input_tokens = [first, await generateText({ ...again, prompt: undefined, messages: turns })].map((turn) => turn.usage.inputTokens);
   const stream = streamText(plain);
   one.streamed = "";
   for await (const part of stream.textStream) one.streamed += part;

@@ -13,6 +13,7 @@ from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from smolagents import OpenAIServerModel, tool
 
 TEXT, TOKENS = "Tell me a story.", 16
 
@@ -145,3 +146,32 @@ def test_llama_index(served: Any, expected: str) -> None:
     result = ChatMessage(role="tool", content="Rain.", additional_kwargs={"tool_call_id": call.tool_id})
     later = model.chat([*ask, answer.message, result], tools=[tool.metadata.to_openai_tool()], max_tokens=5)
     assert later.raw.usage.completion_tokens <= 5
+
+
+# ---- smolagents --------------------------------------------------------------------------------------------------------
+
+
+@tool
+def window(city: str) -> str:
+    """Look out of the window.
+
+    Args:
+        city: where
+    """
+    return f"Rain in {city}."
+
+
+def test_smolagents(served: Any, expected: str) -> None:
+    """Texts, whole and as a stream, and a tool that has to be called, as its agents ask for in each step."""
+    server = {"model_id": served.model, "api_base": served.base, "api_key": served.key, "temperature": 0}
+    model = OpenAIServerModel(**server, max_tokens=TOKENS, client_kwargs={"max_retries": 0})
+    ask: Any = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
+    done = model.generate(ask)
+    assert (done.content, done.token_usage.output_tokens) == (expected, TOKENS)
+    pieces = list(model.generate_stream(ask))
+    assert "".join(piece.content or "" for piece in pieces) == expected
+    assert sum(piece.token_usage.output_tokens for piece in pieces if piece.token_usage) == TOKENS
+    (call,) = model.generate(ask, tools_to_call_from=[window]).tool_calls
+    assert call.function.name == "window"
+    later = [*ask, {"role": "tool-call", "content": "window"}, {"role": "tool-response", "content": "Rain."}]
+    assert model.generate(later).token_usage.output_tokens <= TOKENS

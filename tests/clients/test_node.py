@@ -32,6 +32,7 @@ def test_ai_sdk(served: Any) -> None:
         assert one["text"] == one["streamed"] == expected, kind
         assert one["tokens"] == one["streamed_tokens"] == TOKENS, kind
         assert all(is_weather(one[key]) for key in ("object", "streamed_object", "call")), kind
+        assert one["input_tokens"][1] > one["input_tokens"][0] + TOKENS, kind
         assert one["partial"] > 1, kind
         assert one["result"][0] == one["result"][1], kind
         assert one["steps"] == 2, kind

@@ -7,8 +7,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+from numba import typeof
 from support.invariant_reference import wrong
 
 from blinkpy.device.array_trees import as_memoryviews, named_arrays
@@ -16,9 +18,10 @@ from blinkpy.device.expect import CODE_MASK, PLACE_SHIFT, describe_fault, fault_
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
+from blinkpy.kv.invariants import check_state as check_module
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
-from blinkpy.kv.invariants.check_state import check_state, compiled_check, state_faults
+from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import differences, snapshot
@@ -361,3 +364,34 @@ def test_what_hardly_any_damage_reaches() -> None:
     entry = np.zeros((1, E.SQ_ENTRY_WORDS), np.int32)
     request = SimpleNamespace(entry=entry, **{name: [value] for name, value in fields.items()})
     assert R.check_request(limits, request, 0) & CODE_MASK == R.TABLE_END
+
+
+def test_the_check_is_compiled_for_the_scratch_that_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each vector of the signature is what Numba sees in a row of check_scratch: another one would not take it."""
+    monkeypatch.setattr(check_module, "compiled_for", lambda function, signature: signature)
+    limits: Any = SimpleNamespace(slots=3, pages=5)
+    row = numba.typeof(check_module.check_scratch(limits)[0])
+    assert compiled_check.__wrapped__(()) == (row, row)
+
+
+def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The tables of limits and state, and a vector of int64 for each row of its scratch: others would be other code, or none."""
+    world, asked = Simulation(seed, 100).world, list[Any]()
+    monkeypatch.setattr("blinkpy.kv.invariants.check_state.compiled_for", lambda function, kinds: asked.append(kinds))
+    kinds = ArgumentTable(world.limits).kind, ArgumentTable(world.state).kind
+    compiled_check.__wrapped__(kinds)
+    assert asked == [(*kinds, *map(typeof, check_scratch(world.limits)))]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_single_token_that_waits_beside_room_is_found(left: int) -> None:
+    """Of a best-effort prompt, in a step that is not full and leaves best effort its share."""
+    simulation = Simulation(1, 100)
+    limits = simulation.world.limits._replace(tokens=16, best_effort_step_tokens=16, mixed_tokens=16, burst_step_tokens=16)
+    state = simulation.world.state
+    slot, requests = 0, state.requests
+    requests.length[slot], requests.computed[slot], requests.stalled[slot] = 9 + left, 0, 0
+    requests.entry[slot, E.WORD_BEST_EFFORT] = 1
+    state.running[0], state.counts[S.RUNNING_COUNT], state.counts[S.YIELDED_TURNS] = slot, 1, 0
+    state.batch.row_slots[0], state.batch.query_starts[:2], state.batch.counts[S.GROUPS] = slot, (0, 9), 1
+    assert B.check_room(limits, state, 1, 9, 0, False) == (B.ROOM_LEFT if left else 0)

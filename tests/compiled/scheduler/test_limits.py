@@ -1,6 +1,7 @@
 """The scheduler's bounds and the shapes of its memory, against a computation of their own, at random sizes."""
 
 import math
+from contextlib import nullcontext
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -170,6 +171,16 @@ def test_buckets_ascend_to_the_largest_batch(wrong: list[tuple[int, int]]) -> No
     for buckets in ([*wrong, (16, 4)], [(4, 4)]):
         with pytest.raises(ConfigError, match="bucket"):
             make_state(limits_of(), buckets)
+
+
+def test_rows_of_buckets_ascend_too_and_one_share_of_a_slot_is_one() -> None:
+    """A bucket with more tokens and fewer rows than the one before; memory for grammars of one slot, or none."""
+    for first, second, fine in (((4, 2), (8, 2), True), ((4, 2), (8, 1), False), ((4, 1), (4, 2), False)):
+        with nullcontext() if fine else pytest.raises(ConfigError, match="buckets must be ascending in tokens and rows"):
+            make_state(limits_of(), [first, second, (16, 4)])
+    for share in (0, 1):
+        state = make_state(limits_of(pairs=1, share=share, token_words=share))
+        assert {len(words) for words in (state.grammars.words, state.grammars.epoch, state.grammars.digest)} == {1}
 
 
 def test_shapes_and_contents_of_an_empty_state(rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.kv.synthetic_choice import synthetic_choice
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
-from blinkpy.queues.byte_automaton import BYTES, ByteAutomaton
+from blinkpy.queues.byte_automaton import BYTES, CLASSES_WORD, STATES_WORD, ByteAutomaton, packed_words
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.hit_word import WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.token_rules import TokenRules
@@ -29,10 +29,15 @@ from blinkpy.scheduler.policies import RequestFields, guarded_policy, read_polic
 from blinkpy.scheduler.policy_language import PolicyError
 
 
-@pytest.mark.parametrize("ends", [(1, 1, 1, 1), (1, 3, 1, 3), (3, 1, 1, 1), (2, 2, 5, 2)])
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_several_that_end_in_one_tile_give_their_own_slots_back(lanes: int, ends: tuple[int, ...]) -> None:
-    """One more waits, so that no step takes the fast path; who goes on keeps its place."""
+def test_several_that_end_in_one_tile_give_their_own_slots_back(lanes: int) -> None:
+    """One more waits, so that no step takes the fast path; who goes on keeps its place. No lane looks at a slot that another one
+    releases before all have released theirs."""
+    for ends in ((3, 1, 1, 1), (1, 1, 1, 1), (1, 3, 1, 3), (2, 2, 5, 2)):
+        several_end(lanes, ends)
+
+
+def several_end(lanes: int, ends: tuple[int, ...]) -> None:
     case = make_case(lanes=lanes, pairs=1, slots=6, rows=4, pages=40, tokens=40)
     requests = [case.submit(tokens(4 + i, i), most) for i, most in enumerate((*ends, 2))]
     for turn in range(1, 8):
@@ -106,6 +111,14 @@ def test_a_cell_leads_to_one_of_the_states(following: int, fine: bool) -> None:
     assert cells.tolist() == [1, 1, 1, 0]
     cells[3] = following
     assert is_automaton(WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine
+
+
+def test_an_automaton_has_as_many_states_and_classes_as_there_can_be() -> None:
+    """All else of these words is right: they are as long as they say, and no cell or class of a byte is out of range."""
+    for states, classes, fine in ((1, BYTES, True), (1, BYTES + 1, False), (1, 0, False), (0, 1, False), (2, 3, True)):
+        words = np.zeros(packed_words(states, classes), np.int32)
+        words[[STATES_WORD, CLASSES_WORD]] = states, classes
+        assert is_automaton(WordsOfSlot(words, 1), 1, len(words), 0, 1) == fine, (states, classes)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,16 @@ def test_who_has_no_rank_goes_last_and_the_latest_fault_is_published(lanes: int)
     assert case.counter("policy_faults") == 4
 
 
+def test_a_policy_is_what_was_loaded_whatever_becomes_of_its_file(tmp_path: Path) -> None:
+    """Its source is kept: what is compiled later, in lanes or for a GPU, is of the same text as the function."""
+    fields = RequestFields(*range(len(RequestFields._fields)))
+    for became in ("def rank(request):\n    return 8\n", "nothing", ""):
+        (tmp_path / "mine.py").write_text("def rank(request):\n    return 7\n")
+        policy = read_policy(f"{tmp_path}/mine.py:rank")
+        (tmp_path / "mine.py").write_text(became)
+        assert guarded_policy(policy).function(fields, [0], 0) == policy(fields) == 7
+
+
 def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
     """In Python, compiled for the CPU, and compiled for a GPU."""
     file = tmp_path / "mine.py"

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +258,35 @@ def test_what_the_language_has(tmp_path: Path, function: str, rank: int) -> None
     assert type(guarded_policy(policy).function(REQUEST, [0], 0)) is int, "a truth value is 0 or 1 where an integer is wanted"
     places = guarded_policy(policy).places
     assert len(set(places)) == len(places), "one for all faults of a line"
+
+
+SINGLE = [  # an expression or statements in the place of one
+    "~6 & 29 | 3 ^ 9",
+    "2 * (0 < request.pair < 2 < request.tenant) + (0 < request.pair < 1)",
+    "LEAST // 2 + MOST",
+    "LEAST",
+    "int(-1.5 * HALVES[1]) + int(+2.5) - -request.tenant",
+    "0\n    for i in range(request.tenant, 90, 7):\n        x += i\n        if i > 50:\n            break",
+    "0\n    for i in range(3):\n        for j in range(9):\n            if j > i:\n                break\n            x += j",
+    "0\n    if request.pair == 1:\n        y = 5\n    else:\n        return 3\n    x = y",
+    "0\n    if request.pair == 2:\n        return 3\n    else:\n        y = 5\n    x = y",
+    "0\n    if request.pair:\n        y = 4\n    elif request.tenant:\n        y = 5\n    else:\n        return 1\n    x = y",
+]
+
+
+def test_single_forms_have_the_result_that_python_gives(tmp_path: Path) -> None:
+    """Bits, chains, the least constant, signs of floats, breaks, and names that only one of two branches leaves behind."""
+    head = f"LEAST, MOST, HALVES = {LOW}, {HIGH}, (0.5, 1.5)\n\n\n"
+    for n, single in enumerate(SINGLE):
+        source = f"{head}def rank(request):\n    x = {single}\n    return x\n"
+        plain = dict[str, Any]()
+        exec(source, plain)
+        policy = policy_of(tmp_path, source, f"mine{n}")
+        assert in_python(policy, REQUEST) == (int(plain["rank"](REQUEST)), "") == by_rules(policy, REQUEST), single
+    for arguments in ("*x", "x, **y", "x, *, y=1"):
+        source = f"def other({arguments}):\n    return 1\n\n\ndef rank(request):\n    return other(1)\n"
+        with pytest.raises(PolicyError, match="other takes arguments that are not plain ones"):
+            guarded_policy(policy_of(tmp_path, source, f"other{len(arguments)}"))
 
 
 def test_a_policy_without_a_source_is_told_with_its_place() -> None:

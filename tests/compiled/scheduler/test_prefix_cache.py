@@ -11,7 +11,7 @@ from support.front_end.hash_reference import page_hashes
 from support.scheduler_cases import MULTIPLIERS, VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.lanes import in_lanes
+from blinkpy.device.lanes import Team, in_lanes
 from blinkpy.device.portable import device
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.page_allocator import release_pages, take_pages
@@ -435,3 +435,42 @@ def test_a_page_is_elsewhere_if_both_are_found_and_one_is_not_behind_the_other()
         for found in range(-1, 4):
             expected = before >= 0 and found >= 0 and parents[found] != before
             assert is_elsewhere(pages, SimpleNamespace(found=[before, found]), 1) == expected
+
+
+def test_a_chain_of_duplicates_begins_at_any_page() -> None:
+    """Also at page 0, which is the first one taken: of equal pages that are computed at once, one of each is indexed."""
+    case = make(1, rows=2, tokens=64, max_model_len=64)
+    prompt = tokens(25)
+    for pair in range(2):
+        case.submit(prompt, 3, pair)
+    case.turn(3)
+    first = case.state.requests.page_table[case.state.running[0]]
+    assert first[0] == 0
+    keys = case.state.pages.key
+    assert sorted(np.flatnonzero(keys >= 0).tolist()) == sorted(first[:6].tolist())
+    case.finish()
+
+
+@pytest.mark.parametrize("lanes", [2, 4])
+def test_items_beyond_what_a_turn_indexes_come_later_and_nothing_is_written_behind_them(lanes: int) -> None:
+    """The scratch has no more room than for that many."""
+    case = make(1, rows=2, tokens=64, max_model_len=64)
+    case.submit(tokens(29), 9)
+    case.turn(2)
+    state, slot = case.state, int(case.state.running[0])
+    indexed = state.requests.indexed[slot]
+    assert indexed == 7 and state.batch.counts[ROWS] == 1
+    for page in state.requests.page_table[slot, :7].tolist():
+        state.pages.key[page] = state.pages.parent[page] = NO_PAGE
+    state.pages.bucket_head[:] = state.pages.bucket_next[:] = state.pages.bucket_previous[:] = NO_PAGE
+    state.requests.indexed[slot], state.requests.canonical[slot], at_once = 0, NO_PAGE, 3
+    few = state._replace(scratch=state.scratch._replace(**{n: getattr(state.scratch, n)[:at_once] for n in ITEMS}))
+    for done in (3, 6, 7):
+        limits = case.limits._replace(index_items=at_once)
+        Team(lanes, races=True).run(index_pages, limits, as_memoryviews(few))
+        assert state.requests.indexed[slot] == done
+        assert (state.pages.key >= 0).sum() == done
+        assert state.requests.canonical[slot] == state.requests.page_table[slot, done - 1]
+
+
+ITEMS = ("slot", "page", "first", "key", "found", "rival", "breaks")  # arrays of State.scratch with a word for each

@@ -557,9 +557,33 @@ def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(stage: Stage) ->
     assert stage.link.readiness() is None
     stage.now = 1.0001
     assert stage.link.readiness() == "The queue pair has had no heartbeat for half its lease."
+    stage.pair.transport.read_engine_state = lambda: STATE_DRAINING
+    assert stage.link.readiness() == "The engine is draining.", "what the engine says of itself comes first"
 
 
-def test_the_log_names_one_of_several_links(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_heartbeat_that_the_keeper_gives_is_a_proof_of_life(driven: Stage) -> None:
+    link, keeper = driven.link, driven.link._keep_connected()
+    keeper.send(None)  # the first one waits before it beats
+    for _ in range(5):
+        driven.now += 0.9  # the lease has 2 s
+        keeper.send(None)
+        assert link.readiness() is None
+    keeper.close()
+
+
+def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
+    """Whoever hears of it finds that everything has failed, in flight or held."""
+    flying, held = Choice(stage.log, "flying"), Choice(stage.log, "held")
+    stage.pair.abandon = lambda: [flying.request]
+    stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    stage.link.on_failure = stage.log.noted("told")
+    stage.link._lose(LOST)
+    assert [each[:2] for each in stage.log[-3:]] == [("fail", "flying"), ("fail", "held"), ("told", stage.log[-1][1])]
+
+
+def test_the_log_names_one_of_several_links(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics: Any = stage.link._metrics
     made: Any = EngineLink
     for label, begin in (("engine 2", "engine 2: queue pair lost"), ("", "queue pair lost")):
@@ -567,3 +591,9 @@ def test_the_log_names_one_of_several_links(stage: Stage, caplog: pytest.LogCapt
         link.pair = stage.pair
         link._lose(LOST)
         assert caplog.messages[-1] == f"{begin}: {LOST}"
+        keeper = link._keep_connected()
+        link._connect = stage.log.noted("connect", LayoutError(f"version {len(label)}"))
+        monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(sleep=Sleep, to_thread=at_once))
+        keeper.send(None)
+        keeper.close()
+        assert caplog.messages[-1] == f"{label}{': ' if label else ''}Version {len(label)}."

@@ -82,6 +82,14 @@ def test_instructions_and_roles_become_messages(client, engine, folder) -> None:
     assert text == f"<s>{rendered}<|start|>assistant: "
 
 
+def test_empty_instructions_are_none(client, engine) -> None:
+    for fields in ({}, {"instructions": ""}):
+        response = client.responses.create(model=MODEL, input="x", max_output_tokens=1, **fields)
+        assert response.instructions == fields.get("instructions")
+    without, empty = engine.submitted[-2:]
+    assert empty.prompt == without.prompt
+
+
 def test_every_object_has_the_official_type(server) -> None:
     fields = {"input": "the dog", "max_output_tokens": 9, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = server.client.post("/v1/responses", json={**fields, "metadata": {"a": "b"}, "temperature": 0.25}).json()
@@ -180,4 +188,20 @@ def test_what_is_refused(server, engine, fields, param) -> None:
     response = server.client.post("/v1/responses", json=fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+    assert engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"previous_response_id": "resp_1"},
+        {"conversation": "c"},
+        {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]},
+    ],
+)
+def test_who_relies_on_stored_answers_is_told_what_to_set(server, engine, fields) -> None:
+    """Clients do so by themselves unless `store` is false, in the second turn."""
+    response = server.client.post("/v1/responses", json={"input": "x", **fields})
+    assert response.status_code == 400
+    assert "`store` false" in response.json()["error"]["message"]
     assert engine.submitted == []

@@ -133,6 +133,22 @@ def test_a_state_or_class_out_of_range_is_refused(rng):
             ByteAutomaton(**parts)
 
 
+def test_next_state_is_a_table_of_int16_or_refused_as_such(rng):
+    """Another ndim or another dtype alone is enough, before anything is read from the table."""
+    automaton = random_automaton(rng, states=3)
+    table = automaton.next_state
+    for next_state in (table.reshape(-1), table[None], table[0, 0], table.astype(np.int32), table.astype(np.uint16)):
+        with pytest.raises(ValueError, match=r"^next_state must be int16 \[states, classes\]"):
+            ByteAutomaton(automaton.class_of, next_state, automaton.accepting)
+
+
+def test_nbytes_are_those_of_its_arrays_and_of_the_packed_form(rng):
+    automaton = random_automaton(rng)
+    cells = automaton.states * automaton.classes
+    packed = 4 * A.packed_words(automaton.states, automaton.classes)
+    assert automaton.nbytes == A.BYTES + 2 * cells + automaton.states + packed
+
+
 @pytest.mark.parametrize(
     ("name", "change", "what"),
     [
@@ -152,3 +168,12 @@ def test_arrays_of_another_shape_or_type_are_refused(rng, name, change, what):
     ByteAutomaton(**parts)
     with pytest.raises(ValueError, match=what):
         ByteAutomaton(**parts | {name: change(parts[name])})
+
+
+def test_a_next_state_of_another_shape_or_type_is_named(rng):
+    """What next_state must be is said before its states and classes are read, whatever else may be wrong."""
+    states, class_of = int(rng.integers(1, 9)), np.zeros(256, np.uint8)
+    accepting = np.ones(states, np.bool_)
+    for wrong in (np.zeros(states, np.int16), np.zeros((states, 1, 1), np.int16), np.zeros((states, 1), np.int32)):
+        with pytest.raises(ValueError, match="next_state must be int16"):
+            ByteAutomaton(class_of, wrong, accepting)

@@ -176,6 +176,17 @@ def test_attaching_waits_for_the_engine_until_a_deadline(name, monkeypatch) -> N
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.1)
     assert 0.1 <= time.monotonic() - start < 2
+    now, sleeps = [5.0], list[float]()
+
+    def passing(seconds: float) -> float:
+        now[0] += seconds
+        return now[0]
+
+    slept = SimpleNamespace(monotonic=lambda: passing(0.001), sleep=lambda seconds: sleeps.append(seconds) or passing(seconds))
+    monkeypatch.setattr(connect_shm, "time", slept)
+    with pytest.raises(TransportError, match="no engine"):
+        attach_segment(name, 0, 0.1)
+    assert set(sleeps) == {connect_shm.RETRY_S} and 0.05 < sum(sleeps) < 0.1 + connect_shm.RETRY_S, "between two looks"
     monkeypatch.setattr(connect_shm, "time", SimpleNamespace(monotonic=lambda: 5.0, sleep=pytest.fail))
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.0)

@@ -1,5 +1,7 @@
 """What a watcher reads of an engine of this machine, word by word."""
 
+import gc
+import os
 import secrets
 
 import pytest
@@ -28,3 +30,17 @@ def test_a_fault_and_the_beat_are_told_by_their_words_alone() -> None:
         segment.close()
     with pytest.raises(FileNotFoundError):
         EngineLife(segment.name)
+
+
+def test_a_watcher_holds_no_descriptor_but_the_one_of_its_mapping() -> None:
+    """Who watches an engine again and again needs no more."""
+    segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        lives = [EngineLife(segment.name) for _ in range(3)]
+        assert len(os.listdir("/proc/self/fd")) - before == len(lives)
+        lives.clear()
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        segment.close()

@@ -344,6 +344,28 @@ def test_a_poll_takes_no_more_than_it_is_told(rng: np.random.Generator) -> None:
         assert calls[-1] == ("write_word", W.FRONT_CQ_HEAD, stamp(position))
 
 
+def test_a_poll_that_has_all_ends_that_it_may_take_reads_no_further(rng: np.random.Generator) -> None:
+    """The last one that most_final allows may come anywhere in a window, also as its last word. Then it has stopped early; and
+    one that takes nothing, as no engine is there, has not, whatever the one before did."""
+    for last in (int(rng.integers(1, queue_pair.FIRST_WINDOW - 1)), queue_pair.FIRST_WINDOW - 1):
+        transport = Noted()
+        pair = attached(transport)
+        assert not pair.stopped_early, "nothing was polled yet"
+        for _ in range(4):
+            pair.submit(np.ones(1, np.int32), RequestParameters())
+        ends = {int(rng.integers(last)): 1, last: 3, last + 1: 0}
+        for position in range(last + 3):
+            flags = HAS_TOKEN | (FINISH_LENGTH if position in ends else 0)
+            transport.ring[position] = pack_completion(ends.get(position, 2), position, flags, lap_of(position, 512))
+        transport.taken()
+        assert [token for _, token, _ in pair.poll(most_final=2)] == list(range(last + 1))
+        assert [call for call in transport.taken() if call[0] == "read_completions"] == [("read_completions", 0, 16)]
+        assert pair.stopped_early
+        assert [token for _, token, _ in pair.poll(1, 2)] == [last + 1] and pair.stopped_early
+        pair.abandon()
+        assert pair.poll() == [] and not pair.stopped_early
+
+
 def test_polls_read_windows_and_publish_one_head() -> None:
     """A small window first, then large ones, at most a ring; records in one piece from the first to the last that has one."""
     transport = Noted()

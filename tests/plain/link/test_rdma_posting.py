@@ -133,6 +133,25 @@ def test_hit_words_are_read_for_the_first_completion_of_a_request_alone(wired) -
     assert posted == [2, 1, 1]
 
 
+def test_hit_words_are_read_for_those_that_are_silent_alone_and_all_at_once(wired) -> None:
+    """While another request still has no word: what comes for one that has had its first costs no such read."""
+    transport, segment = wired
+    views, entry, read = segment.views(), np.zeros(SQ_ENTRY_WORDS, np.int32), list[tuple[int, int]]()
+    for slot in (5, 6):
+        entry[WORD_SLOT] = slot
+        transport.write_entry(slot, entry.tobytes())
+    transport.ring_doorbell(2)
+    posting = transport._read
+    transport._read = lambda tag, offset, length: (read.append((tag, length)), posting(tag, offset, length))
+    expected = []
+    for position, slot in enumerate((5, 5, 6, 5)):
+        views.cq[0, position] = word = pack_completion(slot, position, HAS_TOKEN, 1)
+        assert next(words for _ in range(10) if (words := transport.read_completions(position, 16))) == [word]
+        hits = [length for tag, length in read if tag == connect_rdma.HITS]
+        expected += [8 * SIZES.slots] if position in (0, 2) else []
+        assert hits == expected, "a word for each slot"
+
+
 def test_records_that_were_read_stay_as_they_are_while_the_next_ones_land(wired, rng) -> None:
     """Reads of records arrive in one place, which a caller of the one before does not see."""
     transport, segment = wired
@@ -171,6 +190,18 @@ def test_entries_that_are_written_while_a_read_of_the_head_is_on_its_way_count_b
     segment.views().pair[0, PAIR_SQ_HEAD] = 9
     transport.read_pair()  # asks again where room seems short
     assert transport.read_pair().sq_head == (9 if 4 * written > SIZES.sq_entries else 0)
+
+
+def test_the_head_is_asked_for_when_a_quarter_of_the_room_for_prompts_is_used(wired) -> None:
+    """That is what the part for automata leaves of the arena."""
+    transport, _ = wired
+    transport.facts = transport.facts._replace(grammar_arena=SIZES.prompt_tokens // 2)
+    quarter = (SIZES.prompt_tokens - transport.facts.grammar_arena) // 4
+    for written, asks in ((quarter, 0), (1, 1)):
+        before = transport.queue.reads
+        transport.write_prompt(0, np.zeros(written, np.int32))
+        transport.read_pair()
+        assert transport.queue.reads - before == asks
 
 
 def test_a_completion_head_waits_for_other_words_or_an_eighth_of_the_ring(wired) -> None:

@@ -125,6 +125,9 @@ def test_what_is_out_of_range_is_told(rules: dict, reason: str) -> None:
 
 
 def test_rules_that_allow_no_token_are_refused() -> None:
+    """Whether they allow none by themselves, or as the engine reads them."""
+    with pytest.raises(ValueError, match="no token is allowed"):
+        TokenRules(8, {1: 2.0}, allowed=[])
     words = TokenRules(70, {1: 2.0}, [69], [[3]]).words().copy()
     for last, fine in ((words[-1], True), (0, False)):
         words[-1] = last

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.http.fields.field import BOOLEAN, STRING, Field, one_of, takes, unsupported_fields
 from blinkpy.dpu.http.fields.field_checks import boolean, limit, text, top_logprobs
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
@@ -74,12 +74,15 @@ def _messages(name: str, items: list[Any]) -> list[Message]:
             else:
                 found[-1].setdefault("tool_calls", []).append(call_item(where, item))
         else:
-            message_text = (
-                f"'{where}' must be a message, a function call, its output or reasoning: other items are not supported."
-            )
-            raise bad_request(message_text, f"{where}.type", "unsupported_content")
+            raise _unknown_item(where, kind)
         open_turn = found[-1]["role"] == "assistant"
     return found
+
+
+def _unknown_item(where: str, kind: Any) -> ApiError:
+    rule = f"'{where}' must be a message, a function call, its output or reasoning"
+    why = "nothing is stored: with `store` false, clients send the items" if kind == "item_reference" else "no other is supported"
+    return bad_request(f"{rule}: {why}.", f"{where}.type", "unsupported_content")
 
 
 def _reasoning(where: str, item: Any) -> str:
@@ -198,7 +201,7 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
     if request.text_format is not None:
         request.grammar = _one_grammar(request)
     check_choice(request.tool_choice, request.tools)
-    if request.instructions is not None:
+    if request.instructions:  # clients send an empty text for none, where a template may have its own
         request.messages = [{"role": "system", "content": request.instructions}, *request.messages]
     return request
 

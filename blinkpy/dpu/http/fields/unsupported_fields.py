@@ -26,6 +26,7 @@ _NO_IMAGES = "models here take text alone"
 _OF_BEAMS = "there is no beam search"
 _OF_TOKENS = "see /tokenize"
 _HOSTED = "for OpenAI's own service"
+_STORED = "nothing is stored: with `store` false, clients send the whole conversation"
 
 UNSUPPORTED = (
     Unsupported("access_programs", (RESPONSES,), ({},), _HOSTED),
@@ -34,7 +35,7 @@ UNSUPPORTED = (
     Unsupported("background_options", (RESPONSES,), ({},), "answers come on the connection that asks"),
     Unsupported("chat_template", (CHAT,), (), "see `--chat-template`"),
     Unsupported("context_management", (RESPONSES,), ([],), "no prompt is shortened"),
-    Unsupported("conversation", (RESPONSES,), (), "nothing is stored"),
+    Unsupported("conversation", (RESPONSES,), (), _STORED),
     Unsupported("documents", (CHAT,), ([],), "templates get no documents"),
     Unsupported("enable_response_messages", (RESPONSES,), (False,), _OF_TOKENS),
     Unsupported("early_stopping", GENERATING, (False,), _OF_BEAMS),
@@ -53,7 +54,7 @@ UNSUPPORTED = (
     Unsupported("moderation", (CHAT, RESPONSES), ({},), "there is no moderation here"),
     Unsupported("prediction", (CHAT,), (), "no output can be given in advance"),
     *(
-        Unsupported(name, (RESPONSES,), (), "nothing is stored: send the whole conversation")
+        Unsupported(name, (RESPONSES,), (), _STORED)
         for name in ("previous_input_messages", "previous_response", "previous_response_id")
     ),
     Unsupported("prompt", (RESPONSES,), (), "nothing is stored"),

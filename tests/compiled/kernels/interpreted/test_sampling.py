@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,23 @@ def test_tensors_that_do_not_fit_are_named(
     for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
         with pytest.raises(error, match=f"^{name}: "):
             function(replaced(call, place, wrong))
+
+
+def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sample_tokens takes it of VARIANTS, and the first one where no variant is named; but not for tensors that do not fit."""
+    call, launched = small_call(rng), list[tuple[str, SamplingCall]]()
+    variants = {
+        name: SimpleNamespace(launch=lambda call, name=name: launched.append((name, call))) for name in ("first", "other")
+    }
+    monkeypatch.setattr("blinkpy.kernels.sampling.sample_tokens.VARIANTS", variants)
+    for variant in ("", "other", "first"):
+        sample_tokens(call, variant)
+    assert launched == [("first", call), ("other", call), ("first", call)]
+    for place in ("requests.tokens", "requests.prompt_length"):  # of as many slots as entries, for all of them
+        tensor: Any = functools.reduce(getattr, place.split("."), call)
+        with pytest.raises(ValueError, match=f"^{place.partition('.')[2]}: "):
+            sample_tokens(replaced(call, place, tensor[1:]))
+    assert len(launched) == 3
 
 
 def test_rows_of_a_wider_tensor_are_read_and_masked_in_place(rng: np.random.Generator) -> None:
