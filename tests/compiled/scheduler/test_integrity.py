@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from numba import typeof
@@ -18,7 +17,6 @@ from blinkpy.device.expect import CODE_MASK, PLACE_SHIFT, describe_fault, fault_
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import batch_invariants as B
-from blinkpy.kv.invariants import check_state as check_module
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_scratch, check_state, compiled_check, state_faults
@@ -364,14 +362,6 @@ def test_what_hardly_any_damage_reaches() -> None:
     entry = np.zeros((1, E.SQ_ENTRY_WORDS), np.int32)
     request = SimpleNamespace(entry=entry, **{name: [value] for name, value in fields.items()})
     assert R.check_request(limits, request, 0) & CODE_MASK == R.TABLE_END
-
-
-def test_the_check_is_compiled_for_the_scratch_that_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each vector of the signature is what Numba sees in a row of check_scratch: another one would not take it."""
-    monkeypatch.setattr(check_module, "compiled_for", lambda function, signature: signature)
-    limits: Any = SimpleNamespace(slots=3, pages=5)
-    row = numba.typeof(check_module.check_scratch(limits)[0])
-    assert compiled_check.__wrapped__(()) == (row, row)
 
 
 def test_a_check_is_compiled_for_what_it_is_called_with(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -26,7 +26,7 @@ from blinkpy.scheduler.suspension import can_interrupt
 # ---- queue pairs ------------------------------------------------------------------------------------------------------------
 
 
-def test_doorbells_and_heads_are_valid_over_a_short_way_of_all_positions(rng: np.random.Generator) -> None:
+def test_doorbells_and_heads_are_valid_up_to_a_ring_s_length_away(rng: np.random.Generator) -> None:
     """An announced or unread number of 32 bits, all of which count: half of all positions is as far off as any."""
     case = make_case(lanes=1, pairs=1)
     state, pairs, inbox = case.state, case.state.pairs, case.state.inbox

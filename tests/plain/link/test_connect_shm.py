@@ -186,7 +186,7 @@ def test_attaching_waits_for_the_engine_until_a_deadline(name, monkeypatch) -> N
     monkeypatch.setattr(connect_shm, "time", slept)
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.1)
-    assert set(sleeps) == {connect_shm.RETRY_S} and 0.05 < sum(sleeps) < 0.1 + connect_shm.RETRY_S, "between two looks"
+    assert set(sleeps) == {segment_module.RETRY_S} and 0.05 < sum(sleeps) < 0.1 + segment_module.RETRY_S, "between two looks"
     monkeypatch.setattr(connect_shm, "time", SimpleNamespace(monotonic=lambda: 5.0, sleep=pytest.fail))
     with pytest.raises(TransportError, match="no engine"):
         attach_segment(name, 0, 0.0)
