@@ -161,6 +161,12 @@ def test_hints_within_fields_are_accepted() -> None:
         part = {"type": "text", "text": "x", key: value}
         assert accept("chat", messages=[{"role": "user", "content": [part]}]) == plain
         assert accept("responses", input=[{"role": "user", "content": [part]}]) == accept("responses")
+    for role in ("user", "assistant"):  # a client copies them
+        part = {"type": "text", "text": "x", "role": role, "name": "n"}
+        fine, other = ({"role": role, "name": name, "content": [part]} for name in ("n", "m"))
+        assert accept("chat", messages=[fine]) == accept("chat", messages=[{**fine, "content": [{"type": "text", "text": "x"}]}])
+        with pytest.raises(ApiError, match=r"messages\[0\].content\[0\].name"):
+            accept("chat", messages=[other])
     tool = {"type": "function", "name": "f", "parameters": {}}
     more = {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}
     assert accept("responses", tools=[tool | more]) == accept("responses", tools=[tool])

@@ -41,30 +41,32 @@ def _message(where: str, value: Any) -> Message:
     more = tool_message_fields(where, value)
     silent = "tool_calls" in more or (role == "assistant" and "content" in value)  # as clients repeat an answer
     content = "" if value.get("content") is None and silent else value.get("content")
-    message: Message = {"role": role, "content": _content(f"{where}.content", content), **more}
+    message: Message = {"role": role, "content": _content(f"{where}.content", content, value), **more}
     if value.get("name") is not None:
         message["name"] = text(f"{where}.name", value["name"])
     return message
 
 
-def _content(where: str, value: Any) -> str | list[dict[str, str]]:
-    """A text, or parts of one."""
+def _content(where: str, value: Any, message: dict[str, Any]) -> str | list[dict[str, str]]:
+    """A text, or parts of one, of a message."""
     if type(value) is list:
         parts = []
         for i, part in enumerate(value):
             if type(part) is not dict or part.get("type") != "text" or "text" not in part:
                 message = f"'{where}[{i}]' must be an object of type 'text' with a 'text'; other content is not supported."
                 raise bad_request(message, f"{where}[{i}]", "unsupported_content")
-            check_part(f"{where}[{i}]", part)
+            check_part(f"{where}[{i}]", part, message)
             parts.append({"type": "text", "text": text(f"{where}[{i}].text", part["text"])})
         return parts
     return text(where, value)
 
 
-def check_part(where: str, part: dict[str, Any], *more: str) -> None:
-    """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint."""
+def check_part(where: str, part: dict[str, Any], message: dict[str, Any], *more: str) -> None:
+    """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint. A field that repeats one of
+    the message says nothing new: OpenAI's agents for Node copy them."""
     for key, entry in part.items():
-        if key not in PART_FIELDS and key not in more and not says_nothing(entry):
+        known = key in PART_FIELDS or key in more or says_nothing(entry)
+        if not known and not (key in message and message[key] == entry):
             raise unsupported(f"{where}.{key}")
 
 

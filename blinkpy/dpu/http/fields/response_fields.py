@@ -108,7 +108,7 @@ def _message(where: str, value: Any) -> Message:
         place = f"{where}.content[{i}]" if parts is content else f"{where}.content"
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise bad_request(f"'{place}' must be an object of type 'input_text' or 'output_text'.", place, "unsupported_content")
-        check_part(place, part, "annotations", "logprobs")
+        check_part(place, part, value, "annotations", "logprobs")
         texts.append(text(place, part.get("text")))
     return {"role": value["role"], "content": "\n".join(texts)}
 
