@@ -104,6 +104,7 @@ def test_members_of_a_bucket_weights_and_bounds_without_numba(monkeypatch: pytes
         monkeypatch.setattr(cpu_sampler, name, getattr(function, "py_func", function))
     monkeypatch.setattr(cpu_sampler, "bits_of", lambda value: int(np.float32(value).view(np.int32)))
     monkeypatch.setattr(cpu_sampler, "exp2", lambda x: np.float32(2.0 ** float(x)))
+    monkeypatch.setattr(cpu_sampler, "uniform", lambda seed, position: np.float32((seed + 0.5) / 40))
     with np.errstate(invalid="ignore", over="ignore"):  # a highest logit of -inf, or far above the others
         test_rows_without_a_distribution_give_a_token_of_the_vocabulary(np.nan, 2)
         test_rows_without_a_distribution_give_a_token_of_the_vocabulary(-INF, 3)
@@ -115,7 +116,7 @@ def test_members_of_a_bucket_weights_and_bounds_without_numba(monkeypatch: pytes
 
 
 def drawn_tokens(weights: list[float], **fields: float) -> list[int]:
-    """All that are drawn of tokens with these weights, by many numbers."""
+    """All that are drawn of tokens with these weights, by numbers from end to end."""
     entries = neutral_entries(40)
     entries["temperature"], entries["seed"] = 1.0, np.arange(40)
     for name, value in fields.items():
