@@ -328,6 +328,24 @@ def test_the_levels_of_each_kind_count(rule: str, levels: int) -> None:
         ebnf_rules.ebnf_piece(f"root ::= {above}({rule})?")
 
 
+@pytest.mark.parametrize("height", [20, 21, 22])
+def test_a_rule_that_leads_to_itself_has_the_height_of_its_body(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    """Its name counts there as a terminal does, for it adds no levels."""
+
+    def wraps(inner: str) -> int:
+        """How often alternatives can be put around it."""
+        for n in range(height):
+            try:
+                ebnf_rules.ebnf_piece(f"root ::= {inner}")
+            except GrammarError:
+                return n
+            inner = f'"a" ({inner} | "b")'
+        return height
+
+    monkeypatch.setattr(ebnf_rules, "MOST_HEIGHT", height)
+    assert height > wraps('"c" "d"') == wraps('"c" root') > 2
+
+
 DOUBLING = "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(100)) + '\nr100 ::= "a"\nroot ::= r0'
 EXPLODING = [
     DOUBLING,

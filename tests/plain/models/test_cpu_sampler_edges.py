@@ -95,3 +95,31 @@ def test_warming_up_draws_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ((logits, parameters, positions, result),) = drawn
     assert (logits.dtype, positions.dtype, result.dtype) == (np.float32, np.int32, np.int32)
     assert (parameters.temperature > 0).all()
+
+
+def test_members_of_a_bucket_weights_and_bounds_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """_weigh, _walk and _members as Python has them: no row waits for a compiler, and bits and heights are those of any float."""
+    for name in ("_bucket", "_draw", "_draw_rows", "_members", "_walk", "_weigh"):
+        function = getattr(cpu_sampler, name)
+        monkeypatch.setattr(cpu_sampler, name, getattr(function, "py_func", function))
+    monkeypatch.setattr(cpu_sampler, "bits_of", lambda value: int(np.float32(value).view(np.int32)))
+    monkeypatch.setattr(cpu_sampler, "exp2", lambda x: np.float32(2.0 ** float(x)))
+    monkeypatch.setattr(cpu_sampler, "uniform", lambda seed, position: np.float32((seed + 0.5) / 40))
+    with np.errstate(invalid="ignore", over="ignore"):  # a highest logit of -inf, or far above the others
+        test_rows_without_a_distribution_give_a_token_of_the_vocabulary(np.nan, 2)
+        test_rows_without_a_distribution_give_a_token_of_the_vocabulary(-INF, 3)
+        test_candidates_are_in_the_order_of_floats()
+    for top_p, expected in ((0.5, [0, 1]), (0.75, [0, 1, 2])):
+        assert drawn_tokens([1.0, 1.0, 1.0, 1.0], top_p=top_p) == expected, "no further one once it is reached"
+    assert drawn_tokens([1.0, 0.515, 0.505], min_p=0.51) == [0, 1], "of one bucket, that with too little weight is not kept"
+    assert drawn_tokens([1.0, 0.9, 0.8, 0.1], top_k=3) == [0, 1, 2]
+
+
+def drawn_tokens(weights: list[float], **fields: float) -> list[int]:
+    """All that are drawn of tokens with these weights, by numbers from end to end."""
+    entries = neutral_entries(40)
+    entries["temperature"], entries["seed"] = 1.0, np.arange(40)
+    for name, value in fields.items():
+        entries[name] = value
+    logits = np.tile(np.log(np.float32(weights)), (40, 1))
+    return np.unique(sample_rows(logits, read_parameters(entries), np.zeros(40, np.int32))).tolist()

@@ -394,6 +394,18 @@ def test_what_threads_store_others_load_behind_barriers(rng: np.random.Generator
     assert torch.equal(out, expected)
 
 
+def test_biases_are_of_as_many_tokens_as_there_are(rng: np.random.Generator) -> None:
+    """Behind the ids of biases lie the biases themselves: one of 0.0 is no token 0, which has none."""
+    rules = TokenRules(64, {3: 0.0, 5: 1.5}, None, [[7]])
+    logits, out = torch.from_numpy(rng.normal(size=64).astype(np.float32)), torch.full((64,), 7.0)
+    expected = logits.clone()
+    expected[5] += 1.5
+    expected[7] = float("-inf")
+    history = torch.tensor([2, 1], dtype=torch.int32)
+    apply_rules[(1,)](logits, out, 0, 64, torch.from_numpy(rules.words().copy()), history, 0, 2, TOKENS=64)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_broken_logits_give_a_token(rng: np.random.Generator, chunks: int) -> None:
     """Rows of NaN, of -inf, and with an infinity among NaN, which no distribution has."""
