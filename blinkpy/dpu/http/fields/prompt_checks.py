@@ -53,8 +53,8 @@ def _content(where: str, value: Any, message: dict[str, Any]) -> str | list[dict
         parts = []
         for i, part in enumerate(value):
             if type(part) is not dict or part.get("type") != "text" or "text" not in part:
-                message = f"'{where}[{i}]' must be an object of type 'text' with a 'text'; other content is not supported."
-                raise bad_request(message, f"{where}[{i}]", "unsupported_content")
+                rule = "must be an object of type 'text' with a 'text'; other content is not supported."
+                raise bad_request(f"'{where}[{i}]' {rule}", f"{where}[{i}]", "unsupported_content")
             check_part(f"{where}[{i}]", part, message)
             parts.append({"type": "text", "text": text(f"{where}[{i}].text", part["text"])})
         return parts
@@ -62,8 +62,8 @@ def _content(where: str, value: Any, message: dict[str, Any]) -> str | list[dict
 
 
 def check_part(where: str, part: dict[str, Any], message: dict[str, Any], *more: str) -> None:
-    """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint. A field that repeats one of
-    the message says nothing new: OpenAI's agents for Node copy them."""
+    """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint. A field that repeats one
+    of the message says nothing new: OpenAI's agents for Node copy them."""
     for key, entry in part.items():
         known = key in PART_FIELDS or key in more or says_nothing(entry)
         if not known and not (key in message and message[key] == entry):
