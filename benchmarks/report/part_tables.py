@@ -297,7 +297,7 @@ def between(counts: dict[str, Any]) -> str:
     """The share of mutants that were killed, and between which shares that of all lies."""
     hunted = counts["killed"] + counts["survived"]
     low, high = counts["interval"]
-    return f"{percent(counts['killed'] / hunted, 1)} ({100 * low:.0f} to {100 * high:.0f})" if hunted else ""
+    return f"{percent(counts['killed'] / hunted, 1)} ({100 * low:.1f} to {100 * high:.1f})" if hunted else ""
 
 
 def maker(name: str) -> str:

@@ -3,7 +3,8 @@
 A turn reads whatever has come, so its length would grow with what comes: in overload each one brings more than the one before,
 and everybody on the event loop, /health and streams among them, waits for its end. Here MOST_BEGINS requests are prepared and
 submitted in a turn, and the others wait in line. Once the first of the line has waited for longer than the worker may lag behind,
-the turnstile is closed: new requests are refused by their headers, until the line has caught up.
+the turnstile is closed: new requests are refused by their headers, until the line has caught up. The line is as long as there are
+connections at most: each has one request at a time.
 """
 
 import asyncio
