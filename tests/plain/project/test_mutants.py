@@ -550,7 +550,7 @@ def test_a_result_counts_each_module_and_is_shown(tmp_path: Path) -> None:
     assert found["survivors"] == sorted(some[n].name for n in (2, 4))
     write(tmp_path / "mutants.json", found)
     shown = part_tables.mutants(part_tables.Results(tmp_path))
-    assert shown["total"] == {"killed": "3", "survived": "2", "unknown": "3"} and shown["share"] == "60.0 % (23 to 88)"
+    assert shown["total"] == {"killed": "3", "survived": "2", "unknown": "3"} and shown["share"] == "60.0 % (23.1 to 88.2)"
     assert shown["weak"] == ["`queues/completion.py` 3 of 4", "`queues/layout.py` 0 of 1"]
 
 
