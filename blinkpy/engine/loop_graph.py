@@ -44,8 +44,13 @@ enough to end before the step. It has to find a multiprocessor with room. The la
 for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
 
 OVERLAP_LEAD_IN_GROUP = 1
-"""The same for a group of layers that others follow: who arrives behind it waits for the next group, too."""
+"""The same for a group of layers that others follow: who arrives behind it waits for the next group, too.
 
+That kernel is a large product mostly, whose blocks take each multiprocessor whole, for as long as it runs. Then `overlap` comes
+behind it, and the border takes longer. So it begins before the product, which waits for its begin alone, and does without one
+block for a moment. Where the next group is an MLP, it stays behind: the longest wait is for that."""
+
+PRIORITIES = runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority
 NEVER = 1 << 62  # words
 
 
@@ -83,7 +88,8 @@ class LoopGraph:
         copies: StateCopies | None,
     ):
         self.stream, self._steps, self._cut, self._keep = stream, steps, cut, keep
-        self._capturing = torch.cuda.Stream(priority=-1)  # its kernels are one block each, and should not queue for a place
+        # Its kernels are one block each, and should not queue for a place: they keep the priority of this stream (PRIORITIES).
+        self._capturing = torch.cuda.Stream(priority=-1)
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
@@ -101,7 +107,7 @@ class LoopGraph:
         self._launched = False
         self._overlap, self._schedule, self._publish, self._stamp, self._after_copy = (self._load(part) for part in code)
         self._graph = self._build()
-        self._executable = check_cuda(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate the loop")
+        self._executable = check_cuda(runtime.cudaGraphInstantiate(self._graph, PRIORITIES), "instantiate the loop")
 
     def _load(self, code: KernelCode) -> Any:
         library = check_cuda(driver.cuLibraryLoadData(code.cubin, [], [], 0, [], [], 0), "load the loop's kernels")
@@ -208,6 +214,9 @@ class LoopGraph:
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
             check_cuda(call, "order publishing before the sampling")
         overlap = self._add_branch(whole, self._overlap, [*before_overlap, publish])
+        if not (step.ends or step.late) and before_overlap and G.begins_behind(whole, chain[-1]):
+            call = runtime.cudaGraphAddDependencies(whole, [overlap], [chain[-1]], [G.edge(G.PROGRAMMATIC)], 1)
+            check_cuda(call, "order the last kernel of a group behind the begin of overlap")
         self._add_schedule(whole, [(chain[-1], G.PROGRAMMATIC), (overlap, G.FULL)], handles, own)
         if self._trace_rows:
             words = array_words(self.loop, self.trace)

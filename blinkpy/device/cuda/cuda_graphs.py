@@ -24,11 +24,13 @@ PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 class StepGraph:
     """A captured step, or a group of layers of one: a chain of nodes. layers: how many of them, from the first, embed the tokens
     and run the layers; the others are the output: the last norm, the product with the vocabulary's matrix, sampling and log
-    probabilities. ends: there is an output, as in all but groups that others follow."""
+    probabilities. ends: there is an output, as in all but groups that others follow. late: of such a group, that what comes
+    while its last kernel runs shall be seen behind it, even if the group takes longer for it."""
 
     graph: torch.cuda.CUDAGraph
     layers: int
     ends: bool = True
+    late: bool = False
 
 
 def add_conditional(graph: Any, handle: Any, kind: Any, bodies: int, after: Sequence[Any] = ()) -> list[Any]:
@@ -70,6 +72,14 @@ def chain_of(graph: Any) -> list[Any]:
     sources, targets, _, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
     edges = [(int(a), int(b)) for a, b in zip(sources[: int(count)], targets[: int(count)], strict=True)]
     return [nodes[key] for key in in_order(list(nodes), edges)]
+
+
+def begins_behind(graph: Any, node: Any) -> bool:
+    """Whether a node of a graph begins when those before it are complete: none of the edges to it is programmatic."""
+    *_, count = check_cuda(runtime.cudaGraphGetEdges(graph, 0), "count edges")
+    _, targets, kinds, count = check_cuda(runtime.cudaGraphGetEdges(graph, count), "list edges")
+    edges = zip(targets[: int(count)], kinds[: int(count)], strict=True)
+    return all(kind.type == FULL for target, kind in edges if int(target) == int(node))
 
 
 def in_order(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> list[Node]:

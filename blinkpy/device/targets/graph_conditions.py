@@ -1,4 +1,4 @@
-"""Device code that steers the graph it runs in: conditional nodes, and the wait of a programmatic dependent launch.
+"""Device code that steers the graph it runs in: conditional nodes, and both ends of a programmatic dependent launch.
 
 `cudaGraphSetConditional` is declared extern; the driver resolves it when the module is loaded, so nothing is linked. A
 kernel that calls it can only run inside a graph that owns the handle.
@@ -31,6 +31,17 @@ def wait_for_predecessors(typingctx):
 
     def codegen(context, builder, signature, arguments):
         builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.wait;", "~{memory}", [], side_effect=True)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def let_successors_begin(typingctx):
+    """Kernels behind this one by a programmatic edge of the graph may begin."""
+
+    def codegen(context, builder, signature, arguments):
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.launch_dependents;", "~{memory}", [], side_effect=True)
         return context.get_dummy_value()
 
     return types.void(), codegen

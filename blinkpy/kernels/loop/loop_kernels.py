@@ -16,7 +16,7 @@ from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
 from blinkpy.device.table_codegen import cuda_table_reader
 from blinkpy.device.tables import TableType, make_table
-from blinkpy.device.targets.graph_conditions import set_condition, wait_for_predecessors
+from blinkpy.device.targets.graph_conditions import let_successors_begin, set_condition, wait_for_predecessors
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
@@ -76,6 +76,7 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
     read, run, shared_words = table_reader(kind), phases.overlap, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def overlap(table, loop):
+        let_successors_begin()  # the last product of a group of layers, which shall not take this block's place
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         arguments = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
         clock = cuda.shared.array(1, int64)

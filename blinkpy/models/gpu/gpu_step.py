@@ -12,7 +12,7 @@ from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
-from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.gpu.step_shapes import StepShape, mlp_follows
 
 
 class GpuStep:
@@ -79,4 +79,5 @@ class GpuStep:
                 self._output(shape)
         finally:
             graph.capture_end()
-        return StepGraph(graph, layers, ends)
+        late = mlp_follows(len(self.decoder.weights.layers), shape.groups, group)
+        return StepGraph(graph, layers, ends, late)

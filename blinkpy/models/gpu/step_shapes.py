@@ -57,6 +57,11 @@ def blocks_of_group(layers: int, groups: int, group: int) -> range:
     return range(blocks * group // groups, blocks * (group + 1) // groups)
 
 
+def mlp_follows(layers: int, groups: int, group: int) -> bool:
+    """Whether the next group of a step begins with an MLP."""
+    return blocks_of_group(layers, groups, group).stop % 2 == 1
+
+
 def step_shapes(
     buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0
 ) -> tuple[list[StepShape], NDArray[np.int32]]:

@@ -1,6 +1,7 @@
 """Where the parts of a scheduler's turn are put beside a step graph, on synthetic graphs."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import pytest
 pytest.importorskip("numba_cuda")
 pytest.importorskip("cuda.bindings")
 
+from cuda.bindings import runtime
+
 from blinkpy.device.cuda import cuda_graphs
 from blinkpy.engine import loop_graph
+from blinkpy.models.gpu.step_shapes import blocks_of_group, mlp_follows, most_groups
 
 
 def test_a_chain_comes_in_order_whatever_order_the_driver_lists_it_in(rng: np.random.Generator) -> None:
@@ -48,6 +52,23 @@ def test_overlap_runs_beside_the_last_kernels_of_a_group_of_layers_that_has_no_o
     lead, kernels = loop_graph.OVERLAP_LEAD_IN_GROUP, int(rng.integers(2, 100))
     assert loop_graph.overlap_anchors(list(range(lead + kernels)), lead + kernels, ends=False) == ([kernels - 1], None)
     assert loop_graph.overlap_anchors(list(range(lead)), lead, ends=False) == ([], None)
+
+
+@pytest.mark.parametrize("second", [cuda_graphs.FULL, cuda_graphs.PROGRAMMATIC])
+def test_who_waits_for_an_end_is_known_by_all_edges(monkeypatch: pytest.MonkeyPatch, second: object) -> None:
+    kinds = cuda_graphs.FULL, second, cuda_graphs.PROGRAMMATIC
+    edges = [1, 2, 3], [5, 5, 6], [SimpleNamespace(type=kind) for kind in kinds]
+    succeeded = runtime.cudaError_t.cudaSuccess
+    monkeypatch.setattr(runtime, "cudaGraphGetEdges", lambda graph, count: (succeeded, *edges, 3))
+    assert cuda_graphs.begins_behind(object(), 5) == (second == cuda_graphs.FULL)
+    assert not cuda_graphs.begins_behind(object(), 6) and cuda_graphs.begins_behind(object(), 7)
+
+
+def test_it_is_known_where_the_longest_wait_follows(rng: np.random.Generator) -> None:
+    layers = int(rng.integers(2, 60))
+    groups = int(rng.integers(2, most_groups(layers) + 1))
+    firsts = [blocks_of_group(layers, groups, group)[0] for group in range(1, groups)]  # even: attention
+    assert [mlp_follows(layers, groups, group) for group in range(groups - 1)] == [first % 2 == 1 for first in firsts]
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 20, 21])

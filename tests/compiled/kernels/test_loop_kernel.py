@@ -64,6 +64,7 @@ def test_the_loops_kernels_compile(name: str) -> None:
     head = code.ptx[code.ptx.index(".entry") :]
     assert head[: head.index("{")].count(".param") == parameters
     assert ("griddepcontrol.wait" in code.ptx) == (name in ("schedule", "stamp"))
+    assert ("griddepcontrol.launch_dependents" in code.ptx) == (name == "overlap")
 
 
 def test_the_loops_memory_has_the_shapes_of_the_signature() -> None:
