@@ -8,7 +8,8 @@ end no process, segment, slot or stray completion may be left. A pause is the lo
 the front end must notice (0.1 s for a process that is gone, --engine-timeout-ms for one that is stopped), and less the longest
 silence of the undisturbed run, which the model's own work makes.
 
---processes plays several such fleets beside each other, each on cores of its own where there are enough.
+--processes plays several such fleets beside each other, each on cores of its own where there are enough. --gpus 0 1 puts the two
+engines on GPUs; a stopped process leaves its loop there running, so kills alone make sense.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def play(number: int, cores: set[int], options: argparse.Namespace, kills: int) 
 
     draw, deadline = random.Random(options.seed * 1000 + number), time.monotonic() + (options.seconds or float("inf"))
     chosen = kills, options.streams, options.tokens, signals
-    return survive(draw, *chosen, repeats=options.repeats, on_kill=tell, deadline=deadline)
+    return survive(draw, *chosen, repeats=options.repeats, on_kill=tell, deadline=deadline, gpus=options.gpus)
 
 
 def shares(processes: int) -> list[set[int]]:
@@ -105,5 +106,6 @@ if __name__ == "__main__":
         seconds=Flag(0.0, "after which no kill begins; 0: no limit"),
         seed=Flag(0, "of all; 0: a random one"),
     )
+    arguments.add_argument("--gpus", nargs=2, default=(), help="of the two engines, by their numbers")
     arguments.add_argument("--stops", action="store_true", help="SIGSTOP and SIGTERM, too, not SIGKILL alone")
     sys.exit(main(lambda options: kill_all(Run("tools.fleet_kills", options)), arguments.parse_args()))

@@ -41,14 +41,11 @@ from blinkpy.kernels.loop.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKE
 OVERLAP_LEAD_KERNELS = 12
 """`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
 enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
-for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before."""
+for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before.
 
-OVERLAP_LEAD_IN_GROUP = 1
-"""The same for a group of layers that others follow: who arrives behind it waits for the next group, too.
-
-That kernel is a large product mostly, whose blocks take each multiprocessor whole, for as long as it runs. Then `overlap` comes
-behind it, and the border takes longer. So it begins before the product, which waits for its begin alone, and does without one
-block for a moment. Where the next group is an MLP, it stays behind: the longest wait is for that."""
+In a group of layers that others follow it begins later: who arrives behind it waits for the next group, too. The last kernel of
+a group is a large product mostly. So `overlap` begins right before it, and the product waits for its begin alone; that one
+block comes later. Where the next group is an MLP, the longest wait, it begins behind the product, and the border takes longer."""
 
 PRIORITIES = runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority
 NEVER = 1 << 62  # words
@@ -208,7 +205,7 @@ class LoopGraph:
         whole = check_cuda(runtime.cudaGraphClone(runtime.cudaGraph_t(step.graph.raw_cuda_graph())), "copy a step graph")
         chain = G.chain_of(whole)
         publish = self._add_branch(whole, self._publish, chain[:1])
-        before_overlap, output = overlap_anchors(chain, step.layers, step.ends)
+        before_overlap, output = overlap_anchors(chain, step.layers, step.ends, step.late)
         if output is not None:
             # It reads the last step's tokens, and the sampling writes new ones.
             call = runtime.cudaGraphAddDependencies(whole, [publish], [output], None, 1)
@@ -257,12 +254,14 @@ def graph_words(graph_of: np.ndarray) -> np.ndarray:
     return columns.astype(np.int64).ravel()
 
 
-def overlap_anchors(chain: Sequence[G.Node], layers: int, ends: bool = True) -> tuple[list[G.Node], G.Node | None]:
+def overlap_anchors(
+    chain: Sequence[G.Node], layers: int, ends: bool = True, late: bool = False
+) -> tuple[list[G.Node], G.Node | None]:
     """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
-    and the first one of the output. ends: whether the chain has an output; a group of layers before the last one has none.
+    and the first one of the output. ends, late: of StepGraph; a group of layers before the last one has no output.
     Raises ValueError where the chain has no layers or no output."""
     if not ends:
-        return list(chain[:-OVERLAP_LEAD_IN_GROUP][-1:]), None
+        return list((chain if late else chain[:-1])[-1:]), None
     if not 0 < layers < len(chain):
         raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
     return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]

@@ -23,9 +23,11 @@ from benchmarks.serving.systems import alive, tree
 from blinkpy.transport.segment import unlink_stale
 
 ENGINE = (
-    *("--device", "cpu", "--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
-    *("--threads", "1", "--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
+    *("--dtype", "float32", "--batch-invariant", "--num-pages", "512", "--max-model-len", "512"),
+    *("--log-level", "warning", "--record-steps", "0", "--shutdown-s", "0"),
 )
+CPU = ("--device", "cpu", "--threads", "1")
+GPU = ("--device", "cuda", "--max-num-batched-tokens", "1024")  # few graphs, so that it starts soon
 END_S = 40.0  # beyond the bound of a front end, which tells then where its threads are
 TOLD_LINES = 80  # of a process that does not end in order
 READY, SERVES = re.compile("is ready after"), re.compile(r"blinkpy serves \S+ on (http://\S+) ")
@@ -82,12 +84,13 @@ def streamed(url: str, body: dict[str, Any], gaps: list[float], events: list[int
 
 
 class Fleet:
-    """Two engines and a front end, as commands. draw: of all that is random."""
+    """Two engines and a front end, as commands. draw: of all that is random. gpus: of the engines, by their numbers; none: they
+    run on the CPU."""
 
-    def __init__(self, draw: random.Random):
-        self.draw = draw
+    def __init__(self, draw: random.Random, gpus: Sequence[str] = ()):
+        self.draw, self._gpus = draw, gpus
         self._names = [f"test-{secrets.token_hex(6)}" for _ in range(2)]
-        self.engines = [self._engine(name) for name in self._names]
+        self.engines = [self._engine(number) for number in range(2)]
         names = (argument for name in self._names for argument in ("--engine", name))
         quick = ("--engine-timeout-ms", "1000", "--log-level", "warning", "--no-access-log")
         self.front = Command("frontend", "demo", *names, "--port", "0", *quick)
@@ -96,9 +99,9 @@ class Fleet:
             engine.find(READY)
         self.both()
 
-    @staticmethod
-    def _engine(name: str) -> Command:
-        return Command("engine", "demo", "--name", name, *ENGINE)
+    def _engine(self, number: int) -> Command:
+        env = {"CUDA_VISIBLE_DEVICES": self._gpus[number]} if self._gpus else {}
+        return Command("engine", "demo", "--name", self._names[number], *ENGINE, *(GPU if self._gpus else CPU), env=env)
 
     def both(self) -> None:
         """Wait until both engines serve."""
@@ -134,7 +137,7 @@ class Fleet:
     def replace(self, number: int) -> None:
         """Kill an engine if it lives, start another one, and wait until both serve."""
         self.engines[number].kill()
-        self.engines[number] = self._engine(self._names[number])
+        self.engines[number] = self._engine(number)
         self.engines[number].find(READY)
         self.both()
 
@@ -162,8 +165,8 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def running(draw: random.Random) -> Iterator[Fleet]:
-    fleet = Fleet(draw)
+def running(draw: random.Random, gpus: Sequence[str]) -> Iterator[Fleet]:
+    fleet = Fleet(draw, gpus)
     try:
         yield fleet
     finally:
@@ -189,13 +192,14 @@ def survive(
     repeats: int = 1,
     on_kill: Callable[[int, int], None] = lambda number, moves: None,
     deadline: float = float("inf"),
+    gpus: Sequence[str] = (),
 ) -> tuple[list[Kill], int]:
     """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
-    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. Raises
-    AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how many
-    requests moved."""
+    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. gpus: of Fleet.
+    Raises AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how
+    many requests moved."""
     done = list[Kill]()
-    with running(draw) as fleet:
+    with running(draw, gpus) as fleet:
         for number in range(kills):
             if time.monotonic() > deadline:
                 break

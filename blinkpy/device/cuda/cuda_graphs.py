@@ -24,8 +24,8 @@ PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 class StepGraph:
     """A captured step, or a group of layers of one: a chain of nodes. layers: how many of them, from the first, embed the tokens
     and run the layers; the others are the output: the last norm, the product with the vocabulary's matrix, sampling and log
-    probabilities. ends: there is an output, as in all but groups that others follow. late: of such a group, that what comes
-    while its last kernel runs shall be seen behind it, even if the group takes longer for it."""
+    probabilities. ends: there is an output, as in all but groups that others follow. late: behind such a group, what came while
+    its last kernel ran is seen, even if that takes time."""
 
     graph: torch.cuda.CUDAGraph
     layers: int

@@ -48,10 +48,11 @@ def test_overlap_begins_before_the_output_however_many_kernels_that_has(rng: np.
     assert loop_graph.overlap_anchors(list(range(9)), 7) == ([], 7)  # shorter than `overlap` needs: from the start on
 
 
-def test_overlap_runs_beside_the_last_kernels_of_a_group_of_layers_that_has_no_output(rng: np.random.Generator) -> None:
-    lead, kernels = loop_graph.OVERLAP_LEAD_IN_GROUP, int(rng.integers(2, 100))
-    assert loop_graph.overlap_anchors(list(range(lead + kernels)), lead + kernels, ends=False) == ([kernels - 1], None)
-    assert loop_graph.overlap_anchors(list(range(lead)), lead, ends=False) == ([], None)
+def test_overlap_begins_before_or_behind_the_last_kernel_of_a_group_that_has_no_output(rng: np.random.Generator) -> None:
+    kernels = int(rng.integers(2, 100))
+    assert loop_graph.overlap_anchors(list(range(kernels)), kernels, ends=False) == ([kernels - 2], None)
+    assert loop_graph.overlap_anchors(list(range(kernels)), kernels, ends=False, late=True) == ([kernels - 1], None)
+    assert loop_graph.overlap_anchors([0], 1, ends=False) == ([], None)
 
 
 @pytest.mark.parametrize("second", [cuda_graphs.FULL, cuda_graphs.PROGRAMMATIC])
