@@ -10,6 +10,7 @@ from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
 from blinkpy.engine.model_digest import model_digest
+from blinkpy.engine.near_memory import running_on
 from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_arena, grammar_words
 from blinkpy.engine.token_spelling import read_token_bytes
 from blinkpy.kv import state as S
@@ -104,7 +105,8 @@ class Engine:
         limits = self._make_limits(facts, 0 if tokens is None else len(tokens.words))
         self._recorder = FlightRecorder(config, self.sizes.queue, limits, policy)
         self.runner = device.load(Setup(config, folder, model, self.sizes, limits, tokens, policy, self._recorder, report))
-        self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
+        with running_on(device.near_cores()):
+            self.segment = create_segment(config.engine.name, self.sizes.queue, facts)
         self._started = True
         self._recorder.publish()
         self.views = self.segment.views()

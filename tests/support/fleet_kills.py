@@ -195,9 +195,9 @@ def survive(
     gpus: Sequence[str] = (),
 ) -> tuple[list[Kill], int]:
     """moments: between which shares of all events an engine is killed. repeats: kills for each drawn set of streams. on_kill:
-    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. gpus: of
-    Fleet. Raises AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the kills, and how
-    many requests moved."""
+    called after each, with its number and all moves so far. deadline: of the monotonic clock, after which none begins. gpus: as
+    of Fleet. Raises AssertionError for an answer that is another than undisturbed, and for what is left behind. Returns the
+    kills, and how many requests moved."""
     done = list[Kill]()
     with running(draw, gpus) as fleet:
         for number in range(kills):

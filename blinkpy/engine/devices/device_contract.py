@@ -140,6 +140,9 @@ class Device(Protocol):
     def load(self, setup: Setup) -> Runner:
         """Load the model and make the scheduler's state. Raises ConfigError."""
 
+    def near_cores(self) -> frozenset[int]:
+        """Cores on whose NUMA node the queue memory shall lie; none where that makes no difference. After load()."""
+
 
 class HostDevice:
     """What the devices that are no GPU have in common."""
@@ -150,6 +153,9 @@ class HostDevice:
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
         return STEP_TOKENS
+
+    def near_cores(self) -> frozenset[int]:
+        return frozenset()
 
     def unusable(self, config: Config) -> str:
         way = config.extension(RdmaOptions).queue_memory
