@@ -239,7 +239,29 @@ def fleet(results: Results) -> dict[str, Any]:
     for row in choices:
         if (row["engines"], row["prompt_tokens"]) == (4, 1000):
             costs = {part: number(row[part]["p50"]["value"], "us") for part in ("choice", "record")}
-    return {"head": head, "rows": rows, "found": found, **costs}
+    return {"head": head, "rows": rows, "found": found, "throughput": added_up(results), "kills": kills(results), **costs}
+
+
+def added_up(results: Results) -> dict[str, Any] | None:
+    """What engines give together behind one worker: how much of as many times one, and the most that a worker takes."""
+    found = results.read("fleet_throughput")
+    if not found:
+        return None
+    first, last = found["results"]["paced"][0], found["results"]["paced"][-1]
+    times = last["tokens_per_s"] / first["tokens_per_s"] * first["engines"]
+    most = max(found["results"]["fast"], key=lambda row: row["tokens_per_s"])
+    shares = {"times": f"{times:.2f}", "core": percent(most["worker_core_share"]), "when": when(found)}
+    return {**shares, "engines": last["engines"], "most": f"{most['tokens_per_s']:,.0f}"}
+
+
+def kills(results: Results) -> dict[str, Any] | None:
+    """Engines that were killed under streams."""
+    found = results.read("fleet_kills")
+    if not found:
+        return None
+    signals = found["results"]["signals"].values()
+    pause = max(one["pause_beyond_detection_s"]["max"] for one in signals)
+    return {**found["results"], "pause": number(pause, "s"), "hardware": hardware(found), "when": when(found)}
 
 
 def quantised(results: Results) -> dict[str, Any]:

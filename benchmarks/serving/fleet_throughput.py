@@ -144,7 +144,7 @@ if __name__ == "__main__":
         "What engines give behind one front end.",
         benchmark,
         engines=Flag((1, 2, 4, 8), "of a front end", smoke=(1, 2)),
-        slots=Flag(32, "streams of an engine", smoke=4),
+        slots=Flag(48, "streams of an engine", smoke=4),
         step_ms=Flag(20.0, "of an engine whose throughput adds up", smoke=40.0),
         fast_step_ms=Flag(2.0, "of one that is fast", smoke=5.0),
         seconds=Flag(8.0, "window of one row", smoke=1.5),
