@@ -33,6 +33,12 @@ class ApiError(Exception):
         self.limit, self.allow = limit, allow
         self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
 
+    def again(self) -> "ApiError":
+        """The same, to be raised. An error that was raised keeps the frames that it came through: where one of them, or what is
+        told to others, too, refers to it, a request and all that it has would stay until a garbage collection, or for good."""
+        where = {"param": self.param, "code": self.code, "limit": self.limit}
+        return ApiError(self.status, self.message, **where, retry_s=self.retry_s, allow=self.allow)
+
     def body(self) -> bytes:
         """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
         message = self.message.encode("utf-8", "replace").decode()

@@ -133,7 +133,7 @@ class Admission:
     def _find_place(self, ticket: Ticket, now: float) -> None:
         """Raise ApiError where a request that has to wait may not. One that is larger than all of a limit waits alone."""
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.again()
         tenant = ticket.tenant
         if tenant.waiting_tokens is not None:
             own = int(self.table.total(tenant.number, "waiting_tokens"))
@@ -150,7 +150,7 @@ class Admission:
             text, ahead = f"at most {most} tokens may wait for a slot", self._queue.tokens
             error = self._refuse(dropped.tenant, "max_waiting_tokens", text, self._rate.retry_s(now, ahead))
             if dropped is ticket:
-                raise error
+                raise error.again()
             self._fail(dropped, error)
 
     async def wait(self, ticket: Ticket) -> None:
@@ -201,7 +201,7 @@ class Admission:
         """End all that wait. for_good: and whoever would have to, from now on."""
         self._closed = error if for_good else self._closed
         for ticket in list(self._waiting):
-            self._fail(ticket, error)
+            self._fail(ticket, error.again())
 
     def sweep(self) -> None:
         """To be called about once a second: charge for what has been generated."""

@@ -28,8 +28,8 @@ LONG_BYTES = 1 << 18  # of an answer that takes more than a few milliseconds to 
 class Collector:
     """Gathers the choices of one request. choices: of each prompt; `n` of them are the answer, the likeliest if there are
     more. with_logprobs: whether the answer shows them; shows_prompt: and those of the prompts, as a field. done: set when all
-    have ended, or with the first error, which error then is. awaited: all that somebody may wait for. room: for what all of them
-    hold."""
+    have ended, or with the first error, which error then is. awaited: all that somebody may wait for. dropped: nobody wants it
+    any more. room: for what all of them hold."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Collector:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.awaited = [self.done]
         self.error: ApiError | None = None
+        self.dropped = False
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._logprobs: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
         self._ended = 0

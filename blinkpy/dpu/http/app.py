@@ -17,7 +17,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.connection import Connection
+from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
@@ -87,6 +87,7 @@ class App:
             exchange.connection.end_by_closing()
         finally:
             exchange.connection.on_lost = None
+            scope.pop(SCOPE_KEY, None)  # the connection refers to it, too
             self._access_log.ended(exchange)
             for generation in exchange.generations:  # its request refers to it, too: no garbage collection is needed
                 generation.request = None
@@ -242,9 +243,7 @@ class App:
             if isinstance(sink, Streamer):
                 await self._stream(sink, exchange)
             else:
-                await sink.done
-                if sink.error is not None:
-                    raise sink.error
+                await _reached(sink.done, sink)
                 scored = sum(map(len, prompts)) if request.scores_prompts else 0
                 is_long = sink.is_long or scored > LONG_SCORES
                 await exchange.answer(200, JSON, await self._written(sink, connection) if is_long else sink.body())
@@ -263,24 +262,34 @@ class App:
     def _drop(self, sink: Collector) -> None:
         """Cancel the generations that still run, and end whoever waits for the answer."""
         sink.stop()
+        sink.dropped = True
         for generation in sink.generations:
             if generation.open:
                 generation.open = False
                 self.service.engine.cancel(generation)
         for future in sink.awaited:
             if not future.done():
-                future.set_exception(ClientGone())
-                future.exception()  # marks it as retrieved, in case nobody waits
+                future.set_result(None)
 
     async def _stream(self, sink: Streamer, exchange: Exchange) -> None:
-        await sink.started
-        if sink.error is not None:
-            raise sink.error
+        await _reached(sink.started, sink)
         if exchange.http_version == "1.0":
             exchange.connection.end_by_closing()
         await exchange.start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")])
         sink.open()
         await sink.done
+        if sink.dropped:
+            raise ClientGone
         await exchange.finish(sink.end())
         if sink.error is not None:
             exchange.connection.transport.close()
+
+
+async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
+    """Wait for a point of an answer. Raises ApiError where it failed before, and ClientGone. What is raised belongs to this call
+    alone: an error in a future, or in the sink, would keep this request's frames, and they the error."""
+    await point
+    if sink.dropped:
+        raise ClientGone
+    if sink.error is not None:
+        raise sink.error.again()

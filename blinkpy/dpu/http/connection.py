@@ -135,6 +135,7 @@ class Connection(HttpToolsProtocol):
         if self._wake_timer is not None:
             self._wake_timer.cancel()
         self._disconnect()
+        self._unset_keepalive_if_required()  # uvicorn leaves the timer, which holds all of this, where the client has reset
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:

@@ -109,7 +109,7 @@ class Exchange:
         except TimeoutError:
             message = f"The body did not arrive within {timeout_s:g} s."
             late = ApiError(408, message, code="timeout", limit="body_timeout_s")
-            raise (refused or [late])[0] from None
+            raise (refused or [late])[0].again() from None
         finally:
             room.release(self)
 

@@ -24,9 +24,12 @@ from support.front_end.http_server import (
 )
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from blinkpy.dpu.api_errors import ApiError, unavailable
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
+from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.exchange import Exchange
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -342,3 +345,57 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
         wait_for(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("fate", ["no room", "engine gone", "body late", "reset", "reset later"])
+def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
+    """An error that was raised has the frames that it came through: none of them may lead back to it."""
+    kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, RequestResponseCycle, Connection)
+    options = {"max_waiting_tokens": 0} if fate == "no room" else {"body_timeout_s": 0.1}
+    late = COMPLETIONS_HEAD + b"content-length: 5\r\nconnection: close\r\n\r\n{"
+    with serving(engine, folder, **options) as server, ThreadPoolExecutor(8) as pool:
+        engine.hold = fate != "reset later"
+        if fate == "no room":
+            for _ in range(engine.sizes.slots):
+                pool.submit(server.complete, [7], max_tokens=3)
+            wait_for(lambda: server.engine_client.pair.free_slots == 0)
+        gc.collect()
+        before = {id(one) for one in gc.get_objects() if isinstance(one, kinds)}
+        gc.disable()
+        try:
+            if fate == "no room":
+                assert server.complete([7], max_tokens=3, stream=True).status_code == 429
+            elif fate == "engine gone":
+                asked = [pool.submit(server.complete, [7], max_tokens=3, stream=stream) for stream in (False, True, True)]
+                wait_for(lambda: server.engine_client.pair.in_flight == len(asked))
+                loop = next(iter(server.server.server_state.connections)).loop
+                loop.call_soon_threadsafe(server.engine_client.fail_all, unavailable("It is gone."))
+                assert [one.result(20).status_code for one in asked] == [503] * 3
+            elif fate == "body late":
+                assert server.raw(late).startswith(b"HTTP/1.1 408")
+            else:
+                with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    sock.sendall(completion_bytes(prompt=[7], max_tokens=9, stream=fate == "reset"))
+                    if fate == "reset":
+                        wait_for(lambda: server.engine_client.pair.in_flight == 1)
+                    else:
+                        assert sock.recv(9000).startswith(b"HTTP/1.1 200")
+            server.client.close()
+            engine.hold = False
+
+            def left() -> list[object]:
+                return [one for one in gc.get_objects() if isinstance(one, kinds) and id(one) not in before]
+
+            wait_for(lambda: not left(), 10, lambda: str([(type(one), gc.get_referrers(one)) for one in left()])[:2000])
+        finally:
+            gc.enable()
+
+
+def test_an_error_that_many_are_told_keeps_nothing_of_them() -> None:
+    told = ApiError(503, "no", param="x", code="c", retry_s=7, limit="l", allow="GET")
+    for _ in range(3):
+        with pytest.raises(ApiError) as caught:
+            raise told.again()
+        assert vars(caught.value) == vars(told) and caught.value.args == told.args
+    assert told.__traceback__ is None

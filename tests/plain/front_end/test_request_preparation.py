@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import time
-import traceback
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -389,7 +388,7 @@ def test_nothing_keeps_a_body_that_came_to_nothing(engine, folder, fate) -> None
 
 
 def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
-    """By the frames that its error keeps; and each error is a new one."""
+    """Its error keeps no frame that has it; and each error is a new one."""
     errors: list[ApiError] = []
 
     class Seen(ByteRoom):
@@ -404,12 +403,10 @@ def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
             for _ in range(5):
                 sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
                 sock.sendall(head + b" " * 300_000)
-            wait_for(lambda: len(errors) >= 3 and all(error.__traceback__ for error in errors), 30)
+            wait_for(lambda: len(errors) >= 3, 30)
         wait_for(lambda: server.server.app.running == 0, 30)
     assert len({id(error) for error in errors}) == len(errors)
-    for error in errors:
-        values = [value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values()]
-        assert max(len(value) for value in values if isinstance(value, bytes | bytearray)) < 1000
+    assert [error.__traceback__ for error in errors] == [None] * len(errors)
 
 
 # ---- lengths before the tokenizer ------------------------------------------------------------------------------------
