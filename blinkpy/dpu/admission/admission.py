@@ -157,6 +157,8 @@ class Admission:
         """Until it is let in. Raises ApiError with status 429 after max_waiting_s, and 503."""
         if ticket.turn is not None:
             await ticket.turn
+            if ticket.refusal is not None:
+                raise ticket.refusal.again()
 
     def submitted(self, ticket: Ticket) -> None:
         """Its choices have taken their slots of the queue pair."""
@@ -201,7 +203,7 @@ class Admission:
         """End all that wait. for_good: and whoever would have to, from now on."""
         self._closed = error if for_good else self._closed
         for ticket in list(self._waiting):
-            self._fail(ticket, error.again())
+            self._fail(ticket, error)
 
     def sweep(self) -> None:
         """To be called about once a second: charge for what has been generated."""
@@ -266,8 +268,8 @@ class Admission:
         future = self._stop_waiting(ticket)
         self._charge(ticket, -ticket.charged)
         if not future.done():
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved, in case nobody waits
+            ticket.refusal = error
+            future.set_result(None)
 
     # ---- accounts ----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from blinkpy.dpu.admission.tenant import Tenant
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 
 MOST_AHEAD = 7
@@ -31,7 +32,8 @@ class Ticket:
     number: int = 0  # in the order of arrival
     since: float = 0.0  # when it came, s
     waited: float = 0.0  # for its slots, s
-    turn: asyncio.Future[None] | None = None  # tells it, where it has to wait, that it is inside, or why it never will be
+    turn: asyncio.Future[None] | None = None  # tells it, where it has to wait, that it is inside, or refused
+    refusal: ApiError | None = None
     inside: bool = False
     reserved: int = 0  # slots that it may take from the queue pair, and has not yet
     charged: int = 0  # tokens that its tenant was charged with for it

@@ -141,6 +141,7 @@ class Exchange:
         finally:
             connection.on_lost = None
             task.cancel()
+            del task  # an error keeps this frame, and the task the error
 
     async def _write(self, message: dict[str, Any]) -> None:
         """Send a part of the answer, for which the client has to take what is before it. Raises ClientGone where it does not

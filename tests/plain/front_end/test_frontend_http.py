@@ -347,15 +347,15 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("fate", ["no room", "engine gone", "body late", "reset", "reset later"])
+@pytest.mark.parametrize("fate", ["no room", "engine gone", "waited long", "large", "grammar", "body late", "reset", "reset later"])
 def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
     """An error that was raised has the frames that it came through: none of them may lead back to it."""
     kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, RequestResponseCycle, Connection)
-    options = {"max_waiting_tokens": 0} if fate == "no room" else {"body_timeout_s": 0.1}
+    options = {"no room": {"max_waiting_tokens": 0}, "waited long": {"max_waiting_s": 1}}.get(fate, {"body_timeout_s": 0.1})
     late = COMPLETIONS_HEAD + b"content-length: 5\r\nconnection: close\r\n\r\n{"
     with serving(engine, folder, **options) as server, ThreadPoolExecutor(8) as pool:
         engine.hold = fate != "reset later"
-        if fate == "no room":
+        if fate in ("no room", "waited long"):
             for _ in range(engine.sizes.slots):
                 pool.submit(server.complete, [7], max_tokens=3)
             wait_for(lambda: server.engine_client.pair.free_slots == 0)
@@ -363,7 +363,7 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
         before = {id(one) for one in gc.get_objects() if isinstance(one, kinds)}
         gc.disable()
         try:
-            if fate == "no room":
+            if fate in ("no room", "waited long"):
                 assert server.complete([7], max_tokens=3, stream=True).status_code == 429
             elif fate == "engine gone":
                 asked = [pool.submit(server.complete, [7], max_tokens=3, stream=stream) for stream in (False, True, True)]
@@ -371,6 +371,10 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
                 loop = next(iter(server.server.server_state.connections)).loop
                 loop.call_soon_threadsafe(server.engine_client.fail_all, unavailable("It is gone."))
                 assert [one.result(20).status_code for one in asked] == [503] * 3
+            elif fate == "large":
+                assert server.complete("x" * 9000, max_tokens=0).status_code == 400  # beside the event loop
+            elif fate == "grammar":
+                assert server.complete([7], structured_outputs={"regex": "(?=x)"}).status_code == 400  # in a process
             elif fate == "body late":
                 assert server.raw(late).startswith(b"HTTP/1.1 408")
             else:

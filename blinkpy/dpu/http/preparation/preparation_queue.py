@@ -96,6 +96,8 @@ class PreparationQueue:
         except asyncio.CancelledError:
             await _ended(running)
             raise
+        finally:
+            del running, waiter  # an error keeps this frame, and they the error
 
 
 async def _ended(running: Future[Any]) -> None:
