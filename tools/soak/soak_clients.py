@@ -71,10 +71,11 @@ class Clients:
             finally:
                 self.running -= 1
             self.outcomes[outcome] += 1
-            fine = outcome in ("whole", "cancelled", "429")
+            refused = outcome.startswith("429")
+            fine = refused or outcome in ("whole", "cancelled")
             if not fine and calm and disturbances == self.calm.number:
                 self.faults.append(f"request {number} failed while nothing was wrong: {outcome}")
-            if not fine or outcome == "429":
+            if not fine or refused:
                 await asyncio.sleep(PAUSE_S)
 
     async def _request(self, client: httpx.AsyncClient, number: int) -> str:
@@ -106,7 +107,8 @@ class Clients:
                     return "whole"
                 if response.status_code not in (429, 503):
                     self.faults.append(f"status {response.status_code}: {content[:300]!r} to {json.dumps(request.body)[:300]}")
-                return str(response.status_code)
+                    return str(response.status_code)
+                return f"{response.status_code} {json.loads(content)['error']['code']}"
             events = 0
             async for line in response.aiter_lines():
                 if not line.startswith("data: "):

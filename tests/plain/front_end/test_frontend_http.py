@@ -347,7 +347,9 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("fate", ["no room", "engine gone", "waited long", "large", "grammar", "body late", "reset", "reset later"])
+@pytest.mark.parametrize(
+    "fate", ["no room", "engine gone", "waited long", "large", "grammar", "body late", "reset", "reset later"]
+)
 def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
     """An error that was raised has the frames that it came through: none of them may lead back to it."""
     kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, RequestResponseCycle, Connection)
