@@ -11,17 +11,17 @@ from support.commands import START_S, Command
 from support.waiting import wait_for
 
 from blinkpy.queues.header import HEADER, read_header
-from blinkpy.queues.words import COUNTER
+from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.transport.segment import segment_path
 
 ADDRESS = re.compile(r"--engine (\S+:\d+)")
 URL = re.compile(r"on (http://\S+) ")
 
 
-def free_address() -> str:
+def free_address(host: str = "127.0.0.1") -> str:
     """HOST:PORT of a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    with socket.create_server((host, 0)) as probe:
+        return f"{host}:{probe.getsockname()[1]}"
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def engine(*options: str, listen: str = "127.0.0.1:0", wait: bool = True) -> Ite
 
 
 @contextlib.contextmanager
-def frontends(count: int, *options: str) -> Iterator[list[tuple[Command, httpx.Client]]]:
-    """Front ends on free ports, which start at the same time, and a client for each."""
-    commands = [Command("frontend", "--port", "0", *options) for _ in range(count)]
+def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> Iterator[list[tuple[Command, httpx.Client]]]:
+    """Front ends on free ports, which start at the same time, and a client for each. env: added to the environment."""
+    commands = [Command("frontend", "--port", "0", *options, env=env) for _ in range(count)]
     try:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=60)) for command in commands]
@@ -56,10 +56,10 @@ def health(client: httpx.Client) -> int:
 
 
 def counter(name: str, counted: str) -> int:
-    """A counter of an engine on this machine, by the name of its segment."""
+    """A counter or gauge of an engine on this machine, by the name of its segment."""
     with open(segment_path(name), "rb") as file:
         layout, _ = read_header(file.read(HEADER.itemsize))
-        file.seek(layout.engine_words + 8 * COUNTER[counted])
+        file.seek(layout.engine_words + 8 * (COUNTER | GAUGE)[counted])
         return int.from_bytes(file.read(8), "little")
 
 

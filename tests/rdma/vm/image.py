@@ -21,8 +21,11 @@ PACKAGES = (
     *("libibverbs1", "ibverbs-providers", "python3-pyverbs"),  # what runs inside
 )
 PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
-# virtio and 9p bring the root file system, overlay makes it writable; dummy is the interface that RDMA runs over.
-MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "dummy", "ib_uverbs", "rdma_rxe", "crc32_generic", "crc32c_generic")
+# virtio and 9p bring the root file system, overlay makes it writable; RDMA runs over interfaces of dummy and veth.
+MODULES = (
+    *("virtio_pci", "9pnet_virtio", "9p", "overlay", "dummy", "veth"),
+    *("ib_uverbs", "rdma_rxe", "crc32_generic", "crc32c_generic"),
+)
 FOLDERS = ("bin", "modules", "proc", "sys", "dev", "host", "over", "new")
 XZ_MAGIC, ELF_MAGIC = b"\xfd7zXZ\x00", b"\x7fELF"
 
