@@ -8,6 +8,7 @@ TYPES = {  # of other statuses: invalid_request_error
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
+    502: "server_error",
     503: "service_unavailable",
 }
 MAX_MESSAGE = 1000  # characters

@@ -54,7 +54,7 @@ class EngineActor:
         has on this actor's GPU: its end is awaited."""
         config = self._config.with_options({"name": private_name()})
         if self._crosses_machines:
-            config = config.with_options({"listen": f"{_bracketed(_node_address())}:0"})
+            config = config.with_options({"listen": f"{_bracketed(node_address())}:0"})
         try:
             self._tick()
             config = find_model(config, self._report, tokenizer=False)
@@ -117,7 +117,8 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _node_address() -> str:
+def node_address() -> str:
+    """Of this actor's node."""
     from ray.util import get_node_ip_address
 
     return str(get_node_ip_address())

@@ -18,20 +18,22 @@ from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Stopped, describe_exit
 from blinkpy.processes import Child, ChildError
-from blinkpy.ray_fleet.engine_actor import Started, config_of
+from blinkpy.ray_fleet.engine_actor import Started, config_of, node_address
 from blinkpy.serving.addresses import base_url, check_access
 from blinkpy.serving.frontend_process import FRONTEND_START_S, PACKAGES
 from blinkpy.serving.kept_engine import POLL_S
 from blinkpy.top.server_sample import ServerSample, look
 
+EVERYWHERE = ("", "0.0.0.0", "::")  # hosts
 PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor's process, and something random
 
 
 class FrontEndActor:
-    """table: the front end's options. number: of the front end. Methods are called in threads, end() while others run."""
+    """table: the front end's options. number: of the front end. crosses_machines: others on other nodes want its address. Methods
+    are called in threads, end() while others run."""
 
-    def __init__(self, table: Mapping[str, Any], number: int):
-        self._config = config_of(table)
+    def __init__(self, table: Mapping[str, Any], number: int, crosses_machines: bool = False):
+        self._config, self._crosses_machines = config_of(table), crosses_machines
         self._child: Child | None = None
         self._stopping = threading.Event()
         self._busy, self._writing = threading.Lock(), threading.Lock()  # the process is waited for; the folder is written
@@ -62,7 +64,10 @@ class FrontEndActor:
         except ChildError as error:
             return Started(problem=str(error), hopeless=error.usage)
         scheme = "https" if config.access.ssl_certfile else "http"
-        self._url = base_url(config.frontend.host, int(facts["port"]), scheme)
+        host = config.frontend.host
+        if self._crosses_machines and host in EVERYWHERE:
+            host = node_address()
+        self._url = base_url(host, int(facts["port"]), scheme)
         return Started(self._url)
 
     def set_engines(self, engines: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
 """A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands here, but for the
-address of a node."""
+address of a node, and Ray Serve."""
 
 import contextlib
 import ipaddress
@@ -30,8 +30,8 @@ class ActorLostError(Exception):
 
 
 class RayCluster:
-    """Connected until close(). address: of a running cluster; "": a new one, of this machine, that ends with close(). Raises
-    ConfigError."""
+    """Connected until close(). address: of a running cluster; "": a new one, of this machine, that ends with close(). own: it
+    is one of our own. Raises ConfigError."""
 
     def __init__(self, plan: FleetPlan, address: str = ""):
         require_packages("ray up", "ray", extra="ray")
@@ -41,7 +41,7 @@ class RayCluster:
             os.environ[LOOPBACK_ALONE] = "0"  # Ray listens on 127.0.0.1 then, and nowhere else; it is read by the import
         import ray
 
-        self._ray, self._plan = ray, plan
+        self._ray, self._plan, self.own = ray, plan, not address
         self.namespace = f"blinkpy-{os.getpid()}"
         how: dict[str, Any] = {"address": address or "local", "namespace": self.namespace, "logging_level": logging.WARNING}
         path = child_environment().get("PYTHONPATH")
@@ -53,7 +53,7 @@ class RayCluster:
         try:
             ray.init(**how)
         except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
-            raise ConfigError(f"can't reach a Ray cluster at {address or LOOPBACK}: {_brief(error)}") from error
+            raise ConfigError(f"can't reach a Ray cluster at {address or LOOPBACK}: {brief(error)}") from error
         try:
             self._home = None if plan.crosses_machines else home_node(ray.nodes(), plan)
         except ConfigError:
@@ -71,8 +71,18 @@ class RayCluster:
         """An actor for a front end; the same."""
         plan = self._plan
         needs = {"num_gpus": 0, "num_cpus": plan.front_ends.cpus, "resource": plan.front_ends.resource}
-        config = plan.config.with_options({"port": plan.port(number)})
-        return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, dict(as_table(config)), number)
+        table, crosses = dict(as_table(plan.front_end_config(number))), plan.crosses_machines
+        return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, table, number, crosses)
+
+    def place_list(self, kind: type, name: str) -> Any:
+        """An actor that others of the cluster find by name, and that is started again for as long as this process lives."""
+        needs = {"num_gpus": 0, "num_cpus": 0, "resource": ""}
+        return self._place(kind, name, needs, restarts=-1)
+
+    @property
+    def home_resource(self) -> str:
+        """A resource of Ray's that only the node of all engines and front ends has; "" where they are on any nodes."""
+        return next((f"node:{node['NodeManagerAddress']}" for node in self._ray.nodes() if node["NodeID"] == self._home), "")
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Begin a call; what stands for its result."""
@@ -90,7 +100,7 @@ class RayCluster:
         try:
             return self._ray.get(call, timeout=1)
         except self._ray.exceptions.RayError as error:
-            raise ActorLostError(_brief(error)) from error
+            raise ActorLostError(brief(error)) from error
 
     def kill(self, actor: Any) -> None:
         """End an actor at once, and with it what it started."""
@@ -101,7 +111,7 @@ class RayCluster:
         """Leave the cluster: actors end. One of our own ends with them."""
         self._ray.shutdown()
 
-    def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any) -> Any:
+    def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any, restarts: int = 0) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy: Any = "DEFAULT" if self._home is None else NodeAffinitySchedulingStrategy(self._home, soft=False)
@@ -111,7 +121,7 @@ class RayCluster:
             num_cpus=needs["num_cpus"],
             resources={needs["resource"]: 0.001} if needs["resource"] else None,
             scheduling_strategy=strategy,
-            max_restarts=0,
+            max_restarts=restarts,
             max_concurrency=CONCURRENT_CALLS,
         )
         return remote.remote(*arguments)
@@ -154,6 +164,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
+    """The first words of an error of Ray's, in a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:TEXT] or type(error).__name__

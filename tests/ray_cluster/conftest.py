@@ -44,9 +44,17 @@ def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def write_plan(path: Path, engines: dict[str, Any], scale: dict[str, Any], front_ends: int = 1, **more: Any) -> None:
+def write_plan(
+    path: Path,
+    engines: dict[str, Any],
+    scale: dict[str, Any],
+    front_ends: int = 1,
+    serve: dict[str, Any] | None = None,
+    **more: Any,
+) -> None:
     lines = [f"{name} = {toml(value)}" for name, value in {**OPTIONS, **more}.items()]
-    for table, values in {"engines": engines, "scale": scale, "front_ends": {"number": front_ends}}.items():
+    tables = {"engines": engines, "scale": scale, "front_ends": {"number": front_ends}}
+    for table, values in (tables | ({} if serve is None else {"serve": serve})).items():
         lines += [f"[{table}]", *(f"{name} = {toml(value)}" for name, value in values.items())]
     path.write_text("\n".join(lines))
 
@@ -58,7 +66,8 @@ def folders() -> set[str]:
 def processes() -> dict[int, str]:
     """Engines, front ends and actors that these tests started, by process id: below this process, or with MARK from it. Others
     may run beside, and are nobody's to touch."""
-    kinds = ("ray::EngineActor", "ray::FrontEndActor", "blinkpy.serving.children", "blinkpy.dpu.worker")
+    kinds = ["ray::EngineActor", "ray::FrontEndActor", "ray::FrontEndList", "ray::ServeReplica:blinkpy"]
+    kinds += ["blinkpy.serving.children", "blinkpy.dpu.worker"]
     own = set(tree(os.getpid())) | {
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and marked(entry)
     }
@@ -175,10 +184,16 @@ def clean_end() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fleet(
-    path: Path, address: str, engines: dict[str, Any], scale: dict[str, Any] = SCALE, front_ends: int = 1, **more: Any
+    path: Path,
+    address: str,
+    engines: dict[str, Any],
+    scale: dict[str, Any] = SCALE,
+    front_ends: int = 1,
+    serve: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Iterator[RayFleet]:
     """A fleet until the end of the block, which ends it in order if the test has not done so."""
-    write_plan(path, engines, scale, front_ends, port=free_port(), **more)
+    write_plan(path, engines, scale, front_ends, serve, port=free_port(), **more)
     command = RayFleet(path, address)
     try:
         command.connect(front_ends)
