@@ -38,7 +38,8 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
         raise ValueError("a product of arrays that are not contiguous")
     least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
     by_library = len(x) >= least and has_wide_kernels() and not invariant
-    units = max(1, min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
+    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would put x into another order again
+    units = max(1, min(team.size * per_thread, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
     if len(x) == 1 and not invariant:
 
