@@ -18,8 +18,9 @@ UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less i
 UNITS = 4  # of a product for each thread, so that none waits long for another
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
-"""OpenBLAS's with vectors of 512 bits. Ours have 256, and with its others OpenBLAS is no faster."""
-LIBRARY_TOKENS = 16  # from here on it is, with these; it first copies weights into another order
+"""OpenBLAS's with vectors of 512 bits. With its others it is no faster than ours."""
+LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024  # from here on it is, with these; it first copies weights into another order
+NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs: rows of a tile of ours then stay in the first-level cache
 DIRECT_TOKENS = 128  # below, it is faster at weight x^T, the result's copy included
 
 
@@ -35,7 +36,10 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
     weight, to the last bit."""
     if not (x.flags.c_contiguous and weight.strides[1] == weight.itemsize and out.flags.c_contiguous):
         raise ValueError("a product of arrays that are not contiguous")
-    units = max(1, min(team.size * UNITS, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
+    least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
+    by_library = len(x) >= least and has_wide_kernels() and not invariant
+    per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would put x into another order again
+    units = max(1, min(team.size * per_thread, max(weight.nbytes // UNIT_BYTES, len(x) * weight.size // UNIT_WORK)))
     size = -(-len(weight) // units)  # outputs of a unit
     if len(x) == 1 and not invariant:
 
@@ -45,7 +49,7 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
 
         team.share(do, -(-len(weight) // size))
         return
-    if len(x) >= LIBRARY_TOKENS and has_wide_kernels() and not invariant:
+    if by_library:
         team.share(lambda unit: _multiply_by_library(x, weight, out, unit * size, size), -(-len(weight) // size))
         return
     size = -(-size // 4) * 4

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, types
 
 from blinkpy.device.compile_cache import cached_cfunc
-from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number
+from blinkpy.models.cpu.njit_math import FAST, pointer_to, take_number, wide_vectors
 
 ARGUMENTS = np.dtype(
     [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "pitch", "size")],
@@ -26,6 +26,7 @@ TOKEN_BLOCK_ITEMS = 1 << 16  # of x, which stay in the second-level cache while 
 
 def _product(arguments):  # type: ignore[no-untyped-def]
     """out = x weight^T. Beyond the last token or output the last one is computed again."""
+    wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
     x, out = carray(pointer_to(a.x), (tokens, inputs), np.float32), carray(pointer_to(a.out), (tokens, outputs), np.float32)
@@ -60,6 +61,7 @@ def _product(arguments):  # type: ignore[no-untyped-def]
 def _product_by_token(arguments):  # type: ignore[no-untyped-def]
     """out = x weight^T, by the same instructions for each token. size: a multiple of 4, so that they are the same ones of the
     four for each output, too. Beyond the last output it is computed again."""
+    wide_vectors()
     a = carray(arguments, (1,), ARGUMENTS)[0]
     tokens, inputs, outputs = a.tokens, a.inputs, a.outputs
     x, out = carray(pointer_to(a.x), (tokens, inputs), np.float32), carray(pointer_to(a.out), (tokens, outputs), np.float32)
