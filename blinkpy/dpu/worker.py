@@ -156,14 +156,18 @@ class Server(uvicorn.Server):
         self.failed = self.should_exit = self.force_exit = True
         self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
 
+    def _end_stuck(self) -> None:
+        """Apart from the task, whose frame would keep the last connection."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).end_if_stuck(now)
+
     async def _sweep(self) -> None:
         """End connections that are stuck, and count what there is."""
         room, metrics = self._room, self.app.service.metrics
         while True:
             await asyncio.sleep(SWEEP_S)
-            now = asyncio.get_running_loop().time()
-            for connection in list(self.server_state.connections):
-                cast(Connection, connection).end_if_stuck(now)
+            self._end_stuck()
             self.app.service.admission.sweep()
             metrics.gauge("connections", len(self.server_state.connections))
             rooms = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}

@@ -352,9 +352,7 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
 )
 def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
     """An error that was raised has the frames that it came through: none of them may lead back to it."""
-    kinds: tuple[type, ...] = (Generation, InFlightRequest, Collector, Exchange, ApiError)
-    if fate.startswith("reset"):
-        kinds += (Connection, RequestResponseCycle)
+    kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, RequestResponseCycle, Connection)
     options = {"no room": {"max_waiting_tokens": 0}, "waited long": {"max_waiting_s": 1}}.get(fate, {"body_timeout_s": 0.1})
     late = COMPLETIONS_HEAD + b"content-length: 5\r\nconnection: close\r\n\r\n{"
     with serving(engine, folder, **options) as server, ThreadPoolExecutor(8) as pool:
