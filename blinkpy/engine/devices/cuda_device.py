@@ -130,10 +130,13 @@ class CudaDevice:
     def near_cores(self) -> frozenset[int]:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_calls import check_cuda
+        from blinkpy.device.cuda.cuda_calls import CudaError, check_cuda
         from blinkpy.engine.near_memory import cores_near
 
-        address: bytes = check_cuda(runtime.cudaDeviceGetPCIBusId(32, 0), "ask for the GPU's PCI address")
+        try:
+            address: bytes = check_cuda(runtime.cudaDeviceGetPCIBusId(32, 0), "ask for the GPU's PCI address")
+        except CudaError:  # no reason not to serve
+            return frozenset()
         return cores_near(address.split(b"\0")[0].decode().lower())
 
     def _dtype(self, config: Config, model: DecoderDescription) -> torch.dtype:

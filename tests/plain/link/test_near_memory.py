@@ -10,6 +10,7 @@ import pytest
 
 from blinkpy.config import Config
 from blinkpy.engine import engine, near_memory
+from blinkpy.engine.devices.cuda_device import CudaDevice
 from blinkpy.engine.devices.null_device import NullDevice
 
 ADDRESS = "0000:18:00.0"
@@ -90,3 +91,14 @@ def test_an_engine_makes_its_queues_there(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(InterruptedError):
         engine.Engine(Config().with_options({"device": "null", "model": "demo"}), Near()).start()
     assert found == [one]
+
+
+def test_the_gpus_node_is_that_of_its_address(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime fills a longer text than it needs; one that can't tell is no reason not to serve."""
+    bindings = pytest.importorskip("cuda.bindings.runtime")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
+    node.write_text("2-3\n")
+    known = bindings.cudaError_t.cudaSuccess, ADDRESS.upper().encode() + b"\0" + b" " * 19
+    for answer, cores in ((known, {2, 3}), ((bindings.cudaError_t.cudaErrorInvalidDevice, None), set())):
+        monkeypatch.setattr(bindings, "cudaDeviceGetPCIBusId", lambda length, device, answer=answer: answer)
+        assert CudaDevice().near_cores() == cores
