@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import gc
 import os
 import platform
 import secrets
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.descriptors import descriptors_of
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 
 from blinkpy.config import Config
@@ -43,6 +43,7 @@ from blinkpy.transport.transport_kinds import WorkerIdentity
 HOLDER = """
 import sys, time
 sys.path[:0] = {path!r}
+from support.descriptors import descriptors_of
 from support.front_end.fake_engine import SIZES, FACTS
 from blinkpy.transport import segment as segment_module
 from blinkpy.transport.segment import create_segment
@@ -211,16 +212,16 @@ def test_wrong_pair_and_wrong_layout(name, segment) -> None:
 
 
 def test_failures_leave_no_descriptor_open(name, segment) -> None:
-    gc.collect()
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors_of(name)
+    assert before
     for refused in (lambda: attach_segment(name, 9), lambda: create_segment(name, SIZES, FACTS)):
         with contextlib.suppress(TransportError):
             refused()
             pytest.fail("it was not refused")
     assert not unlink_stale(name)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert descriptors_of(name) == before
     segment.close()
-    assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+    assert len(descriptors_of(name)) == len(before) - 1  # The mapping keeps one of its own.
 
 
 def test_files_of_others_are_not_trusted(name, segment) -> None:

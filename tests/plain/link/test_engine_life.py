@@ -1,10 +1,10 @@
 """What a watcher reads of an engine of this machine, word by word."""
 
 import gc
-import os
 import secrets
 
 import pytest
+from support.descriptors import descriptors_of
 from support.front_end.fake_engine import FACTS, SIZES
 
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
@@ -36,11 +36,11 @@ def test_a_watcher_holds_no_descriptor_but_the_one_of_its_mapping() -> None:
     """Who watches an engine again and again needs no more."""
     segment = create_segment(f"test-{secrets.token_hex(6)}", SIZES, FACTS)
     try:
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors_of(segment.name)
         lives = [EngineLife(segment.name) for _ in range(3)]
-        assert len(os.listdir("/proc/self/fd")) - before == len(lives)
+        assert len(descriptors_of(segment.name)) == len(before) + len(lives)
         lives.clear()
         gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors_of(segment.name) == before
     finally:
         segment.close()
