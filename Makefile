@@ -14,6 +14,7 @@
 #   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
 #   make fuzz-http  a server under a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
 #   make fleet-kills  an engine of two is killed under streams, again and again: each client gets what it should
+#   make fleet-kills-rdma  the same over RDMA, with links that are cut, too, in the virtual machine
 #   make rolling-upgrade  all engines and front ends are replaced under load, one by one: no request of ten thousand fails
 #   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
@@ -66,7 +67,7 @@ RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak
-.PHONY: fleet-kills rolling-upgrade mutants coverage
+.PHONY: fleet-kills fleet-kills-rdma rolling-upgrade mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
 help:
@@ -188,6 +189,9 @@ soak: $(call STAMP,dev)
 
 fleet-kills: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills.py $(ARGS)
+
+fleet-kills-rdma: $(call STAMP,dev)
+	@PYTHONPATH=.:tests $(RUN) tools/rdma_fleet_kills.py $(ARGS)
 
 rolling-upgrade: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) tools/rolling_upgrade.py $(ARGS)

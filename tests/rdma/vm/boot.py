@@ -45,13 +45,13 @@ def qemu(image: Path, out: Path) -> list[str]:
     # fmt: on
 
 
-def run(command: list[str], limit_s: float, title: str = "") -> int:
+def run(command: list[str], limit_s: float, title: str = "", out: Path | None = None) -> int:
     """Boot, run, show what the command says, and return its exit code; 125: the guest did not come to an end; 124: out of time.
 
-    title: stands before each line, and lines are then shown whole.
+    title: stands before each line, and lines are then shown whole. out: an empty folder that gets what is left in /guest_out.
     """
-    with tempfile.TemporaryDirectory(prefix="rdma-vm-") as out:
-        return _run(command, Path(out).resolve(), limit_s, title)
+    with tempfile.TemporaryDirectory(prefix="rdma-vm-") as thrown_away:
+        return _run(command, (out or Path(thrown_away)).resolve(), limit_s, title)
 
 
 def _run(command: list[str], out: Path, limit_s: float, title: str) -> int:

@@ -28,17 +28,13 @@ COPY = 'cp -r "$0" /run/cache && exec "$@"'
 
 def main(arguments: list[str]) -> int:
     try:
-        ensure_image()
+        prepare()
     except SetupError as error:
         print(f"make test-rdma: {error}", file=sys.stderr)
         return 1
-    CACHE.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    os.environ.update({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
-    os.chdir(ROOT)
     if arguments[:1] == [SEEDED_BUGS]:  # their tests need no compiled code
         return run_inside([sys.executable, "-m", "rdma.seeded_bugs", *arguments[1:]])
-    subprocess.run([sys.executable, "-m", "rdma.vm.compile", str(CACHE)], stdout=subprocess.DEVNULL, check=True)
+    compile_host_code()
     if arguments:
         return run_tests(arguments)
     with ThreadPoolExecutor() as pool:
@@ -47,19 +43,33 @@ def main(arguments: list[str]) -> int:
     return max(codes)
 
 
+def prepare() -> None:
+    """The image, and what programs inside need in the environment. Raises SetupError."""
+    ensure_image()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    os.environ.update({"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+    os.chdir(ROOT)
+
+
+def compile_host_code() -> None:
+    subprocess.run([sys.executable, "-m", "rdma.vm.compile", str(CACHE)], stdout=subprocess.DEVNULL, check=True)
+
+
 def run_tests(arguments: list[str], title: str = "") -> int:
     """pytest in a machine of its own; its exit code."""
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "--durations=8"]
     return run_inside([*pytest, *arguments], title)
 
 
-def run_inside(program: list[str], title: str = "") -> int:
-    """A program in a machine of its own, with the compiled code and the settings of this run; its exit code."""
+def run_inside(program: list[str], title: str = "", limit_s: float = LIMIT_S, out: Path | None = None) -> int:
+    """A program in a machine of its own, with the compiled code and the settings of this run; its exit code. Others as of
+    boot.run()."""
     inside = [f"{name}={value}" for name, value in compile.environment(Path("/run/cache")).items()]
     inside += [f"{name}={os.environ[name]}" for name in ("BLINKPY_SEED", "BLINKPY_ORDER_TRIES") if os.environ.get(name)]
     command = ["bash", "-c", COPY, str(CACHE), "env", "OMP_NUM_THREADS=1", *inside, *program]
-    limit_s = LIMIT_S + int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
-    return boot.run(command, limit_s, title)
+    limit_s += int(os.environ.get("BLINKPY_ORDER_TRIES") or 0) / 40
+    return boot.run(command, limit_s, title, out)
 
 
 if __name__ == "__main__":
