@@ -191,7 +191,7 @@ fleet-kills: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills.py $(ARGS)
 
 fleet-kills-rdma: $(call STAMP,dev)
-	@PYTHONPATH=.:tests $(RUN) tools/rdma_fleet_kills.py $(ARGS)
+	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills_rdma.py $(ARGS)
 
 rolling-upgrade: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) tools/rolling_upgrade.py $(ARGS)

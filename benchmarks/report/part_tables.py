@@ -324,7 +324,16 @@ def between(counts: dict[str, Any]) -> str:
 
 def maker(name: str) -> str:
     """The command that writes a result file, by that file's name; a benchmark may be gone since."""
-    if name in ("fuzz_schemas", "fuzz_http", "fuzz_hostile", "soak", "mutants", "rolling_upgrade", "fleet_kills"):
+    if name in (
+        "fuzz_schemas",
+        "fuzz_http",
+        "fuzz_hostile",
+        "soak",
+        "mutants",
+        "rolling_upgrade",
+        "fleet_kills",
+        "fleet_kills_rdma",
+    ):
         return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]

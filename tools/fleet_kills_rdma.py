@@ -61,7 +61,7 @@ def disturb_all(run: Run) -> None:
 
 if __name__ == "__main__":
     run_benchmark(
-        "tools.rdma_fleet_kills",
+        "tools.fleet_kills_rdma",
         "An engine of two is killed, stopped or cut off, over RDMA and under streams.",
         disturb_all,
         count=Flag(200, "disturbances that move requests", smoke=3),
