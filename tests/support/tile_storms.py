@@ -40,7 +40,7 @@ QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
 PACE_MS = 0.13  # two and a half turns
 # What there is to tile, and how many full tiles of it some turn must have beside a part of one.
 TILES = {"rows": 2, "fast rows": 2, "tokens": 2, "running": 2, "waiting": 2, "ended": 1, "accepted": 1}
-TILES |= {"suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
+TILES |= {"paced": 1, "suspended rows": 1, "request pages": 2, "hit pages": 2, "prompt": 2, "evicted": 2, "ring": 2}
 HAPPENED = (
     *("drained", "stopped", "compactions", "mixed budget", "burst budget", "largest budget", "cut", "suspended", "resumed"),
     *(name for name in COUNTER_NAMES if name not in ("integrity_errors", "policy_faults")),
@@ -87,7 +87,8 @@ def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, many, 16 * lanes, 4, 48, 4), WILD._replace(submit=60, burst=3, answer=6, cancel=5, bad=10, delay=0)),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
-        (paced(lanes), QUIET._replace(submit=15, burst=20)),
+        (paced(lanes), QUIET._replace(submit=15, burst=20)),  # few requests, whose steps are held
+        (paced(lanes), QUIET._replace(submit=80, burst=5 * lanes)),
     ]
 
 
@@ -155,6 +156,7 @@ class Seen:
             "tokens": tokens,
             "running": int(counts[S.RUNNING_COUNT]),
             "waiting": int(counts[S.WAITING_COUNT]),
+            "paced": int(counts[S.RUNNING_COUNT]) if state.pace[S.PACE_STEP_NS] and not counts[S.WAITING_COUNT] else 0,
             "ended": rose["requests_cancelled"],
             "accepted": rose["requests_accepted"],
             "request pages": int(requests.num_pages.max()),
