@@ -18,6 +18,12 @@ CPU_ROWS = (  # file, how its target begins, what it is called here
     ("control_overhead", "scheduler call at 256 running, steady", "scheduler call, 256 running, caches cold"),
     ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
     ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
+    (
+        "cpu_engine_since",
+        "1 streams: rate of the engine before (old)",
+        "engine with torch in bfloat16, of an older commit, to now's without, 1 stream",
+    ),
+    ("cpu_engine_since", "16 streams: rate of the engine before (old)", "the same, 16 streams"),
     ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for a token event, 64 streams"),
     ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens (no HTTP, no card)"),
     ("rdma_cpu", "CPU of a request of 4096 tokens", "the same, 4,096 tokens"),
@@ -239,7 +245,15 @@ def fleet(results: Results) -> dict[str, Any]:
     for row in choices:
         if (row["engines"], row["prompt_tokens"]) == (4, 1000):
             costs = {part: number(row[part]["p50"]["value"], "us") for part in ("choice", "record")}
-    return {"head": head, "rows": rows, "found": found, "throughput": added_up(results), "kills": kills(results), **costs}
+    return {
+        "head": head,
+        "rows": rows,
+        "found": found,
+        "throughput": added_up(results),
+        "kills": kills(results),
+        "rdma": rdma_kills(results),
+        **costs,
+    }
 
 
 def added_up(results: Results) -> dict[str, Any] | None:
@@ -262,6 +276,23 @@ def kills(results: Results) -> dict[str, Any] | None:
     signals = found["results"]["signals"].values()
     pause = max(one["pause_beyond_detection_s"]["max"] for one in signals)
     return {**found["results"], "pause": number(pause, "s"), "hardware": hardware(found), "when": when(found)}
+
+
+def rdma_kills(results: Results) -> dict[str, Any] | None:
+    """Engines that were killed, stopped or cut off over RDMA, under streams."""
+    found = results.read("fleet_kills_rdma")
+    if not found:
+        return None
+    kinds = found["results"]["kinds"]
+    pause = max(one["pause_beyond_detection_s"]["max"] for one in kinds.values())
+    counts = ", ".join(f"{kind} {one['count']}" for kind, one in kinds.items())
+    return {
+        **found["results"],
+        "counts": counts,
+        "streams": found["arguments"]["streams"],
+        "pause": number(pause, "s"),
+        "when": when(found),
+    }
 
 
 def quantised(results: Results) -> dict[str, Any]:
