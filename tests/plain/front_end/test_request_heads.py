@@ -46,6 +46,8 @@ SERVED = ([200], OPEN)
 CASES: dict[str, tuple[bytes, list[int], bool]] = {
     "no Host": (get(headers=b""), *REFUSED),
     "two Hosts": (get(headers=b"host: x\r\nHost: x\r\n"), *REFUSED),
+    "two Authorizations": (get(headers=b"host: x\r\nauthorization: Bearer a\r\nAuthorization: Bearer b\r\n"), *REFUSED),
+    "two types": (post(LENGTH + b"Content-Type: application/json\r\n", BODY), *REFUSED),
     "an empty Host": (get(headers=b"host:\r\n"), *SERVED),
     "a Host and white space": (get(headers=b"host: \tx:80 \t\r\n"), *SERVED),
     "an address as Host": (get(headers=b"host: [::1]:80\r\n"), *SERVED),

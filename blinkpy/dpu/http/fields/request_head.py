@@ -12,6 +12,7 @@ HOST = re.compile(AUTHORITY)
 TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
 KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
+SINGLE = (b"authorization", b"content-type")  # beside Host: a proxy might take another one of several than this server
 
 
 def _invalid(message: str) -> ApiError:
@@ -31,6 +32,9 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
         raise _invalid("There must be one Host header.")
     if hosts and not HOST.fullmatch(hosts[0]):
         raise _invalid("The Host header must be a host, and a port or none.")
+    for field in SINGLE:
+        if sum(name == field for name, _ in headers) > 1:
+            raise _invalid(f"There must be one {field.decode().title()} header at most.")
     for name, value in headers:
         if name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
             raise bad_request("The only transfer coding is chunked, of HTTP/1.1.", code="unsupported_transfer_encoding")
