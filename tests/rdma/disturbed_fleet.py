@@ -44,7 +44,10 @@ ENGINE = (
     "--transport", "rdma", "--null-step-us", "100000", "--max-model-len", "512", "--shutdown-s", "0",
     "--lease-ms", str(LEASE_S * 1000), "--insecure-link",
 )  # fmt: skip
-FRONT_END = ("--transport", "rdma", "--engine-timeout-ms", str(ENGINE_TIMEOUT_S * 1000), "--insecure-link", "--no-access-log")
+FRONT_END = (
+    "--transport", "rdma", "--engine-timeout-ms", str(ENGINE_TIMEOUT_S * 1000), "--insecure-link", "--no-access-log",
+    "--max-lag-ms", "20000",  # an emulated processor is late at times
+)  # fmt: skip
 KINDS = "SIGKILL", "SIGSTOP", "cut link"
 LOST = "queue pair lost"
 HALF = "\ufffd"  # what stands for the bytes of a character that has no end yet
@@ -131,7 +134,9 @@ class Streams:
             reader, writer = await asyncio.open_connection(self._host, self._port)
             with contextlib.closing(writer):
                 writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-                text, end = "", ""
+                text, end, status = "", "", await reader.readline()
+                if b" 200 " not in status:
+                    raise ValueError(status + await reader.read())
                 async for line in reader:
                     if line.startswith(b"data: {"):
                         self._note_event(number)
