@@ -69,7 +69,7 @@ def commit_of(folder: Path) -> str:
 
 def compare(run: Run) -> None:
     options, old = run.options, run.options.old.resolve()
-    commit, float32 = commit_of(old), {"dtype": "float32"}
+    options.old, float32 = commit_of(old), {"dtype": "float32"}  # a result names no folder
     systems = {"now": (ROOT, float32), "old": (old, {}), "old, float32": (old, float32)}
     rates: dict[str, dict[int, list[float]]] = {name: {streams: [] for streams in STREAMS} for name in systems}
     for number in range(options.rounds):
@@ -77,7 +77,7 @@ def compare(run: Run) -> None:
             run.progress("rounds", number * len(systems) + done, options.rounds * len(systems))
             for streams, rate in rates_of(*systems[name], options.tokens).items():
                 rates[name][streams].append(rate)
-    results: dict[str, Any] = {"old_commit": commit}
+    results: dict[str, Any] = {"old_commit": options.old}
     for streams in STREAMS:
         found = {name: np.array(rates[name][streams]) for name in systems}
         case = {f"{name}_tokens_per_s": describe(values, "tokens/s") for name, values in found.items()}
