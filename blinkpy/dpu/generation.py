@@ -26,10 +26,14 @@ REJECTIONS = {
     completion.REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
     completion.REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
 }
+NO_TOKEN_LEFT = "No token is left that 'allowed_token_ids', 'bad_words', 'min_tokens' and a grammar allow together."
 
 
-def failure(finish: int, reason: int) -> ApiError:
-    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused."""
+def failure(finish: int, reason: int, rules: TokenRules | None = None) -> ApiError:
+    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused; rules: of
+    its tokens. Rules that exclude tokens can leave none, which only the engine sees: the request is at fault."""
+    if finish == completion.FINISH_ERROR and rules is not None and (rules.allowed is not None or rules.banned):
+        return bad_request(NO_TOKEN_LEFT, "bad_words" if rules.allowed is None else "allowed_token_ids", "no_token_left")
     if finish == completion.FINISH_REJECTED and reason in REJECTIONS:
         return bad_request(*REJECTIONS[reason])
     if finish == completion.FINISH_REJECTED:
@@ -157,7 +161,7 @@ class Generation:
             if self._stops is not None:
                 self._text += self._stops.finish()
         else:
-            self.error = failure(finish, token)
+            self.error = failure(finish, token, self.rules)
         return False
 
     def flush(self) -> None:
