@@ -84,7 +84,7 @@ class _Work:
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
-        self.generation.rules = rules
+        self.generation.rules, self.generation.min_tokens = rules, params.min_tokens
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []

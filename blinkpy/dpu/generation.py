@@ -96,6 +96,7 @@ class Generation:
     touched: bool = False  # in the list of those to flush
     last_event: float = 0.0  # when text went out last, s
     include_stop: bool = False  # the text has what ends it: the stop string or the stop token
+    min_tokens: int = 0  # before, no stop string ends it; the engine sees to stop ids
     plain: PlainPath | None = None  # takes its tokens, as long as they neither end it nor bring more than text
     _stops: StopStrings | None = None
     _text: str = ""
@@ -148,7 +149,7 @@ class Generation:
                     self.reasoning.push(text)
                 stops = self._stops
                 if stops is not None and text:
-                    text = stops.push(text)
+                    text = stops.push(text, self.tokens > self.min_tokens)
                     if stops.stopped:
                         self._text += text
                         self.finish_reason = STOP

@@ -195,6 +195,7 @@ class Service:
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
                 generation.grammar, generation.rules, generation.waited = request.automaton, request.rules, ticket.waited
+                generation.min_tokens = parameters.min_tokens
                 generation.reasoning = None if request.expected is None else request.expected.reasoning_counter()
                 generation.scores, generation.echo, generation.echo_only = scores, echo, request.max_tokens == 0
                 if scores is not None and choice == 0 and not scores.complete:
