@@ -3,7 +3,7 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.field import STRING, one_of, takes
+from blinkpy.dpu.http.fields.field import NULL, STRING, one_of, takes
 from blinkpy.dpu.http.fields.http_request import Message
 from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, tool_message_fields
 from blinkpy.dpu.http.fields.value_checks import says_nothing, text, typed, unsupported
@@ -19,8 +19,12 @@ _ROLE = {"enum": list(ROLES)}
 _PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": _ROLE, "content": one_of(STRING, {"type": "array", "items": _PART}), "name": STRING},
-    "required": ["role", "content"],
+    "properties": {
+        "role": _ROLE,
+        "content": one_of(STRING, {"type": "array", "items": _PART}, NULL),
+        "name": one_of(STRING, NULL),
+    },
+    "required": ["role"],  # an assistant's with calls may have no content
 }
 
 
