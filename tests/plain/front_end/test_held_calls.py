@@ -221,6 +221,33 @@ def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:
     assert "#/properties/a" in message
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_that_no_call_can_have(hermes: Served, choice: str) -> None:
+    """A call that must come would be text: arguments are an object."""
+    for kind in ("string", ["array", "null"], 5, "objekt"):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+        param, _ = hermes.refused(tools=[TIME, tool], tool_choice=choice)
+        assert param == "tools[1].function.parameters.type"
+
+
+def test_parameters_that_have_to_be_python(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    """Each argument has a grammar of its own: what is said of all of them together would be lost."""
+    schemas: list[dict[str, Any]] = [
+        {"properties": []}, {"properties": {}, "required": 5}, {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {}, "required": [[]]}, {"properties": {"x y": {}}}, {"properties": {"class": {}}},
+        {"$ref": "#/$defs/A", "$defs": {"A": CITY}}, {"allOf": [CITY]}, {"minProperties": 1}, {"if": {}},
+    ]  # fmt: skip
+    fine = {"$schema": "x", "title": "x", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": CITY}, "required": ["a"]}
+    with served_with(tmp_path, chat_templates.PYTHONIC) as served:
+        for schema in schemas:
+            tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+            assert served.refused(tools=[tool])[0] == "tools", schema
+        tools: Any = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": fine}}]
+        call = '[f(a={"city": "Rome"})]'
+        assert message_of(served.chat(call, tools=tools))[3] == [("function", "f", '{"a": {"city": "Rome"}}')]
+    assert submitted[-1] is not None and submitted[-1].accepts(call.encode())
+
+
 def test_the_official_client_sends_strict_tools(hermes: Served, submitted: list[ByteAutomaton | None]) -> None:
     hermes.says(CALL)
     done = hermes.client.chat.completions.parse(model=MODEL, messages=ASK, tools=[openai.pydantic_function_tool(_city())])

@@ -177,6 +177,10 @@ def _tool(where: str, value: Any, flat: bool) -> Tool:
     strict = typed(f"{where}.strict", function.pop("strict", False), bool)
     typed(f"{where}.description", function.get("description", ""), str)
     parameters = typed(f"{where}.parameters", function.setdefault("parameters", NO_PARAMETERS), dict)
+    kinds = parameters.get("type", "object")
+    if kinds != "object" and not (type(kinds) is list and "object" in kinds):  # no call has other arguments
+        place = f"{where}.parameters.type"
+        raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
     return Tool(name, parameters, strict, {"type": "function", "function": function})
 
 
