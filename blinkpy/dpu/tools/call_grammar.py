@@ -18,7 +18,7 @@ from blinkpy.dpu.tools.reasoning import ReasoningTags
 
 ANY_OBJECT: Grammar = {"object": True}
 ANY_TEXT: Grammar = {"regex": r"[\s\S]*"}
-SPACES: Grammar = {"regex": r"\s*"}
+SPACES: Grammar = {"regex": r"[ \t\r\n]{0,8}"}  # around reasoning: without an end, some models write nothing else
 OF_NAMED = ("type", "properties", "required", "additionalProperties")  # keywords for arguments that are NAME=VALUE
 
 

@@ -113,6 +113,9 @@ def test_reasoning_comes_first_and_is_free() -> None:
         assert automaton.accepts(f"<think>{thought}".encode())
         assert automaton.accepts(b"no") != inside
         assert not automaton.accepts(f"<think>{thought} maybe".encode())
+        for spaces in (8, 9):  # a model that likes them writes nothing else, if it may
+            assert inside or automaton.accepts(f"{' ' * spaces}<think>{thought}".encode()) == (spaces == 8)
+            assert automaton.accepts(f"<think>Hmm</think>{' ' * spaces}yes".encode()) == (spaces == 8)
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
@@ -186,6 +189,11 @@ def test_tags_that_are_special_tokens(tmp_path: Any, submitted: list[ByteAutomat
         ):
             assert submitted[-1] is not None
             assert submitted[-1].accepts(b"Hmm, <tool_call>" + end + b"\n\n" + answer) == fine, (answer, end)
+        fields = {"guided_choice": ["yes", "no"], "chat_template_kwargs": {"enable_thinking": False}}
+        assert message_of(served.chat("yes", extra_body=fields))[1:3] == ("yes", None)
+        assert submitted[-1] is not None and submitted[-1].accepts(b"yes")
+        begun = token_bytes("<think>") + b"Hmm" + close + b"yes"
+        assert not submitted[-1].accepts(begun), "the prompt has closed it"
         served.chat(f"Hmm.</think>{CALL}", tools=STRICT)
         assert submitted[-1] is not None
         assert submitted[-1].accepts(b"Hmm." + close + CALL.encode())
