@@ -22,7 +22,7 @@ import numpy as np
 from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.config import options as config_options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -84,7 +84,8 @@ class _Work:
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
-        self.generation.rules, self.generation.min_tokens = rules, params.min_tokens
+        self.generation.min_tokens = params.min_tokens
+        self.generation.excluding = excluding(rules, params.grammar, params.stop_token_ids)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []

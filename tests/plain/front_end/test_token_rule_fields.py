@@ -100,7 +100,8 @@ def test_what_is_refused(served: tuple[FakeEngine, httpx.Client], fields: dict[s
     [
         ({"allowed_token_ids": [1], "min_tokens": 2}, 400, "allowed_token_ids"),
         ({"bad_words": ["dog"]}, 400, "bad_words"),
-        ({"logit_bias": {"7": -100}}, 500, None),  # excludes no token
+        ({"stop_token_ids": [7], "guided_choice": ["the"]}, 400, "stop_token_ids"),  # a grammar allows them at its end alone
+        ({"guided_choice": ["the"], "logit_bias": {"7": -100}}, 500, None),  # excludes no token
     ],
 )
 def test_rules_that_leave_no_token_are_the_requests_fault(
