@@ -213,6 +213,9 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
     if request.text_format is not None:
         request.grammar = _one_grammar(request)
     check_choice(request.tool_choice, request.tools)
+    if request.top_logprobs and not request.logprobs:
+        message = f"'top_logprobs' can only be used with 'include': [\"{LOGPROBS}\"]."
+        raise bad_request(message, "top_logprobs", "invalid_value")
     if request.instructions:  # clients send an empty text for none, where a template may have its own
         request.messages = [{"role": "system", "content": request.instructions}, *request.messages]
     return request
