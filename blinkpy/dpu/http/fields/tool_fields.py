@@ -23,7 +23,7 @@ HOSTED = ("web_search", "web_search_2025_08_26")
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed"), "tool": ("tool_call_id",)}
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed", "refusal"), "tool": ("tool_call_id",)}
 
 
 class Namespace(NamedTuple):
