@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from blinkpy.config import Config, ConfigError, check_asked
 from blinkpy.config import options as config_options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
@@ -59,7 +58,8 @@ POLL_S = 0.0005
 CHECK_S = 0.1  # between looks at whether the engine lives
 LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger may hold it
 
-Prompt = str | Sequence[int]
+Plain = str | Sequence[int]
+Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -84,6 +84,8 @@ class _Work:
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
+        self.generation.min_tokens = params.min_tokens
+        self.generation.excluding = excluding(rules, params.grammar, params.stop_token_ids)
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -208,8 +210,9 @@ class LLM:
         *,
         parse_special: bool = False,
     ) -> list[RequestOutput]:
-        """Continue prompts: a text, token ids, or a list of these. sampling_params: one for all, or one for each.
-        parse_special: what is spelled like a special token in a text is one; for texts in the form of a chat template.
+        """Continue prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these. sampling_params:
+        one for all, or one for each. parse_special: what is spelled like a special token in a text is one; for texts in the form
+        of a chat template.
 
         Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
         anything is generated, and RuntimeError when the engine fails.
@@ -225,9 +228,9 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
-        chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of {"role", "content"}, and of what else OpenAI's messages have.
         tools, tool_choice, chat_template_kwargs: as in OpenAI's API and docs/tools.md. Each output has its `message`. As
@@ -235,9 +238,9 @@ class LLM:
         several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         try:
             fields: dict[str, Any] = {
-                "tools": tool_fields.tools("tools", [dict(tool) for tool in tools]),
+                "tools": tool_fields.tools("tools", [dict(tool) for tool in tools or ()]),
                 "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
-                "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs)),
+                "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs or {})),
             }
             tool_fields.check_choice(fields["tool_choice"], fields["tools"])
             requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
@@ -254,7 +257,7 @@ class LLM:
             if grammar is not None and each[i].grammar is not None:
                 raise ValueError(f"prompt {i}: 'grammar' can't be used where tools have a grammar of their own")
             each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
-        ids = [self.tokenizer.encode(text, False, parse_special=True) for text, _ in prompts]
+        ids = [self.tokenizer.encode(_encodable(text), False, parse_special=True) for text, _ in prompts]
         texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
         return self._run(texts, ids, each, [expected for _, expected in prompts])
 
@@ -377,10 +380,23 @@ def _bounded(token: int) -> int:
     return min(max(token, -1), INT32_MAX)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Plain]:
+    """One prompt or several, as several. Raises ValueError for what is none."""
+    if isinstance(prompts, (str, Mapping)) or (prompts and all(isinstance(item, int) for item in prompts)):
+        return [_plain(prompts)]  # type: ignore[arg-type]
+    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt) -> Plain:
+    """A text or token ids, out of an object that has nothing else. Raises ValueError."""
+    if isinstance(prompt, Mapping):
+        if list(prompt) not in (["prompt"], ["prompt_token_ids"]):
+            raise ValueError(f"a prompt that is a dict has 'prompt' or 'prompt_token_ids' alone, not {[*prompt]}")
+        prompt = next(iter(prompt.values()))
+    return _encodable(prompt) if isinstance(prompt, str) else prompt
+
+
+def _encodable(text: str) -> str:
+    """The text. Raises ValueError for lone surrogates, which no token stands for."""
+    text.encode()
+    return text

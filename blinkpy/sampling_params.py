@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
+from numbers import Integral
 from typing import Any
 
 from blinkpy.dpu.banned_words import MOST_BAD_WORDS, banned_sequences
@@ -10,7 +11,7 @@ from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
-from blinkpy.queues.request_parameters import PARAMETERS, RequestParameters
+from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.token_rules import TokenRules
 
@@ -69,8 +70,10 @@ class SamplingParams(_Values):
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must not be empty")
         stops = self.stops()
-        if len(stops) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
+        if not all(isinstance(token, Integral) and 0 <= int(token) <= INT32_MAX for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -81,7 +84,8 @@ class SamplingParams(_Values):
         if not self.logit_bias and self.allowed_token_ids is None and not self.bad_words:
             return None
         banned = banned_sequences(self.bad_words or (), encode)
-        return TokenRules(vocab_size, self.logit_bias or {}, self.allowed_token_ids, banned)
+        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}  # JSON has them as text, and so may vLLM
+        return TokenRules(vocab_size, biases, self.allowed_token_ids, banned)
 
     def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
         """What the engine gets. room: tokens that the context leaves for the output."""

@@ -1,5 +1,6 @@
 """One choice on its way: completions go in, text comes out, until it ends."""
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
@@ -26,10 +27,22 @@ REJECTIONS = {
     completion.REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
     completion.REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
 }
+NO_TOKEN_LEFT = "No token is left that allowed_token_ids, bad_words, stop_token_ids, min_tokens and a grammar allow together."
 
 
-def failure(finish: int, reason: int) -> ApiError:
-    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused."""
+def excluding(rules: TokenRules | None, grammar: ByteAutomaton | None, stop_ids: Sequence[int]) -> str:
+    """The parameter of a request that excludes tokens, so that it may leave none; "" where none does. stop_ids: its own, which
+    a grammar allows at its end alone."""
+    if rules is not None and (rules.allowed is not None or rules.banned):
+        return "bad_words" if rules.allowed is None else "allowed_token_ids"
+    return "stop_token_ids" if grammar is not None and stop_ids else ""
+
+
+def failure(finish: int, reason: int, excluding: str = "") -> ApiError:
+    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused; excluding:
+    its parameter that may leave no token, which only the engine sees. The request is at fault then."""
+    if finish == completion.FINISH_ERROR and excluding:
+        return bad_request(NO_TOKEN_LEFT, excluding, "no_token_left")
     if finish == completion.FINISH_REJECTED and reason in REJECTIONS:
         return bad_request(*REJECTIONS[reason])
     if finish == completion.FINISH_REJECTED:
@@ -92,6 +105,8 @@ class Generation:
     touched: bool = False  # in the list of those to flush
     last_event: float = 0.0  # when text went out last, s
     include_stop: bool = False  # the text has what ends it: the stop string or the stop token
+    excluding: str = ""  # the parameter that may leave no token
+    min_tokens: int = 0  # before, no stop string ends it; the engine sees to stop ids
     plain: PlainPath | None = None  # takes its tokens, as long as they neither end it nor bring more than text
     _stops: StopStrings | None = None
     _text: str = ""
@@ -144,7 +159,7 @@ class Generation:
                     self.reasoning.push(text)
                 stops = self._stops
                 if stops is not None and text:
-                    text = stops.push(text)
+                    text = stops.push(text, self.tokens > self.min_tokens)
                     if stops.stopped:
                         self._text += text
                         self.finish_reason = STOP
@@ -157,7 +172,7 @@ class Generation:
             if self._stops is not None:
                 self._text += self._stops.finish()
         else:
-            self.error = failure(finish, token)
+            self.error = failure(finish, token, self.excluding)
         return False
 
     def flush(self) -> None:

@@ -53,6 +53,10 @@ def test_prompts_may_be_text_or_token_ids_one_or_several(null: LLM) -> None:
     assert len(wanted) == 1
     assert [output.outputs[0].token_ids for output in null.generate(ids, params)] == wanted
     assert [output.outputs[0].token_ids for output in null.generate([ids, "hello"], params)] == wanted * 2
+    objects: list[Any] = [{"prompt": "hello"}, {"prompt_token_ids": ids}]
+    assert [output.outputs[0].token_ids for output in null.generate(objects, params)] == wanted * 2
+    for one in objects:
+        assert [output.outputs[0].token_ids for output in null.generate(one, params)] == wanted
     assert null.generate([]) == []
 
 
@@ -106,6 +110,9 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
         ([[1] * 100_000], {}, "prompt 0: it has 100000 tokens"),
         (["x"], {"max_tokens": 1 << 30}, "prompt 0: max_tokens is"),
         (["x"], {"stop_token_ids": range(9)}, "stop token ids"),
+        ([{"prompt": "x", "cache_salt": "y"}], {}, "not ['prompt', 'cache_salt']"),
+        ([{}], {}, "'prompt' or 'prompt_token_ids' alone"),
+        (["x\ud800"], {}, "surrogates not allowed"),
     ],
 )
 def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any], options: dict[str, Any], reason: str) -> None:
@@ -255,6 +262,10 @@ def test_chat_uses_the_template(demo: LLM) -> None:
     two = demo.chat([conversation, conversation], SamplingParams(max_tokens=8, temperature=0))
     assert [output.outputs for output in two] == [one[0].outputs] * 2
     assert "Tell me a story." in (one[0].prompt or "")
+    same = demo.chat(conversation, SamplingParams(max_tokens=8, temperature=0), tools=None, chat_template_kwargs=None)
+    assert same == one
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        demo.chat([{"role": "user", "content": "\ud800"}])
 
 
 def test_chat_takes_parts_as_text_and_refuses_what_is_none(demo: LLM) -> None:

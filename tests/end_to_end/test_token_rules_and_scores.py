@@ -112,8 +112,13 @@ def test_only_allowed_tokens_come_also_under_a_grammar(demo: LLM, rng: np.random
     assert demo.generate("Is it true? ", params)[0].outputs[0].text == "no"
 
 
+def test_biases_may_come_from_json(demo: LLM) -> None:
+    biases: Any = {"7": 100.0}
+    assert demo.generate("The", SamplingParams(max_tokens=1, temperature=0, logit_bias=biases))[0].outputs[0].token_ids == [7]
+
+
 def test_rules_that_leave_no_token_end_the_request_alone(demo: LLM) -> None:
-    with pytest.raises(RuntimeError, match="could not go on with this request"):
+    with pytest.raises(RuntimeError, match="No token is left"):
         demo.generate("The", SamplingParams(max_tokens=2, allowed_token_ids=[7], grammar=automaton_of_choices([b"yes"])))
     assert len(demo.generate("The", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
 

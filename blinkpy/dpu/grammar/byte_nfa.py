@@ -129,6 +129,8 @@ def choice(*pieces: Piece) -> Piece:
 
 def repeat(piece: Piece, low: int, high: int | None) -> Piece:
     """low to high times, None for any number. GrammarTooLargeError bounds what is built."""
+    if high is not None and low > high:
+        return nothing
     if piece is nothing:
         return nothing if low else empty
 

@@ -66,9 +66,10 @@ class ChatDialect:
         if self._whole:
             return text, self._in_channels(request, tools, specials, answer_begun(text))
         inside = self.tags is not None and text.rstrip().endswith(self.tags.open)
+        closed = self.tags is not None and text.rstrip().endswith(self.tags.close)
         if tools and must_call(request):
             return self._forced(request, tools, specials, text, inside)
-        self._hold(request, tools, specials, inside)
+        self._hold(request, tools, specials, None if closed else inside)
         if self.calls is None or not tools:
             return text, Expected(self.tags, inside) if self.tags is not None else None
         return text, self._expected(request, tools, inside)
@@ -114,9 +115,9 @@ class ChatDialect:
             text, inside = self._closed(text), False
         return text + prefix, self._expected(request, tools, inside, prefix)
 
-    def _hold(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, inside: bool) -> None:
+    def _hold(self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, inside: bool | None) -> None:
         """Make the request's grammar one of the whole answer: of calls that may come, as strict tools want them, or of allowed
-        tools alone, and of reasoning before it."""
+        tools alone, and of reasoning before it. inside: the prompt has opened the reasoning; None: and closed it."""
         field, strict = request.grammar, any(tool.strict for tool in tools)
         if field is None and not strict and not self._keeps_out(request):
             return
@@ -125,7 +126,7 @@ class ChatDialect:
         if tools and self.calls is not None and (strict or of_content or field is None):
             grammar = held_calls(self.calls, tools, request.parallel_tool_calls, grammar)
         assert grammar is not None
-        if self.tags is not None:
+        if self.tags is not None and inside is not None:
             grammar = after_reasoning(grammar, self.tags, inside)
         needed = field is not None or strict
         request.grammar = GrammarField("tools" if field is None else field.param, with_tokens(grammar, specials.names), needed)

@@ -38,7 +38,7 @@ class _Message:
         return self._delta(self._parser.finish()) or ({} if self._parts else {"content": ""})
 
     def finish_reason(self, reason: str) -> str:
-        return TOOL_CALLS if self._calls and reason == STOP else reason
+        return TOOL_CALLS if self._calls and reason == STOP and not self._parser.cut else reason
 
     def _delta(self, events: Iterable[OutputEvent]) -> dict[str, Any]:
         delta: dict[str, Any] = {}

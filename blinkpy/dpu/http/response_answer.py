@@ -150,7 +150,8 @@ class ResponseAnswer:
             events.append(self._open(MESSAGE))
         if self._logprobs and self._items[-1].kind == MESSAGE:
             events.append(self._part(Content("")))
-        return b"".join(events) + self._all(self._items[-1].end(self._status()))
+        cut = self._parser is not None and self._parser.cut
+        return b"".join(events) + self._all(self._items[-1].end("incomplete" if cut else self._status()))
 
     def end(self, usage: Usage, with_usage: bool) -> bytes:
         """The event that ends the stream; it always has the token counts."""

@@ -17,7 +17,7 @@ from blinkpy.dpu.admission.turnstile import Turnstile
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
-from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
@@ -195,6 +195,8 @@ class Service:
                     number, len(prompt), detokenizer, stops, arrival, sink, sampling.logprobs, leader, include_stop=included
                 )
                 generation.grammar, generation.rules, generation.waited = request.automaton, request.rules, ticket.waited
+                generation.min_tokens = parameters.min_tokens
+                generation.excluding = excluding(request.rules, request.automaton, request.stop_ids)
                 generation.reasoning = None if request.expected is None else request.expected.reasoning_counter()
                 generation.scores, generation.echo, generation.echo_only = scores, echo, request.max_tokens == 0
                 if scores is not None and choice == 0 and not scores.complete:

@@ -44,8 +44,9 @@ class StopStrings:
         self._held = ""
         self.stopped = False
 
-    def push(self, text: str) -> str:
-        """Text that may be sent now. Sets `stopped` at a stop string; what follows it is dropped."""
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """Text that may be sent now. Sets `stopped` at a stop string; what follows it is dropped. may_stop: false where the
+        output must go on, and a stop string that ends here is text like any other."""
         if self.stopped:
             return ""
         if not self._held and not self._starts.search(text):
@@ -63,7 +64,7 @@ class StopStrings:
                     ended = max(ended, length)
                     length = failures[i][length]
                 matched[i] = length
-            if ended:
+            if ended and may_stop:
                 self.stopped = True
                 whole = self._held + text[:position]
                 self._held = ""

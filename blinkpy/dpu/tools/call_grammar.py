@@ -5,17 +5,21 @@ Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence"
 """
 
 import json
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from blinkpy.dpu.grammar.compile_grammar import Grammar
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.schema.schema_keywords import KEYWORDS, REFERENCE, REFUSED
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.reasoning import ReasoningTags
 
 ANY_OBJECT: Grammar = {"object": True}
 ANY_TEXT: Grammar = {"regex": r"[\s\S]*"}
-SPACES: Grammar = {"regex": r"\s*"}
+SPACES: Grammar = {"regex": r"[ \t\r\n]{0,8}"}  # around reasoning: without an end, some models write nothing else
+OF_NAMED = ("type", "properties", "required", "additionalProperties")  # keywords for arguments that are NAME=VALUE
 
 
 class CallableTool(Protocol):
@@ -122,6 +126,7 @@ def _sequence(*parts: str | Grammar) -> Grammar:
 def _arguments(schema: Mapping[str, Any], text: CallText) -> Grammar:
     if not text.keywords:
         return {"schema": {"type": "object", **schema}}
+    _check_named(schema)
     properties = {name: {"schema": _rooted(entry, schema)} for name, entry in schema.get("properties", {}).items()}
     required = [name for name in properties if name in schema.get("required", ())]
     optional = [name for name in properties if name not in required]
@@ -133,6 +138,21 @@ def _arguments(schema: Mapping[str, Any], text: CallText) -> Grammar:
         later = [_maybe(_sequence(f", {other}=", properties[other])) for other in optional[i + 1 :]]
         starts.append(_sequence(f"{name}=", properties[name], *later))
     return _maybe({"any": starts}) if starts else _sequence()
+
+
+def _check_named(schema: Mapping[str, Any]) -> None:
+    """Raise GrammarError for what can't be kept to where each argument has a grammar of its own, or no name that Python takes."""
+    for key in schema:
+        if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
+            raise GrammarError(f"'{key}' is not supported at the root of parameters by this model's format of calls.")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if type(properties) is not dict or type(required) is not list:
+        raise GrammarError("'properties' must be of type object, and 'required' of type array.")
+    for name in properties:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise GrammarError(f"'{name[:100]}' can be no parameter in this model's format of calls.")
+    if any(name not in list(properties) for name in required):
+        raise GrammarError("'required' must name 'properties' in this model's format of calls.")
 
 
 def _maybe(grammar: Grammar) -> Grammar:

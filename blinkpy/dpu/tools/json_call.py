@@ -86,7 +86,9 @@ def stream_arguments(source: OutputSource, name: str) -> Steps[bool]:
     first = yield from source.peek()
     if first == "{":
         source.begin(name)
-        return (yield from source.balanced(source.arguments))
+        whole = yield from source.balanced(source.arguments)
+        source.cut = not whole and source.ended
+        return whole
     value = yield from _value(source)
     source.begin(name)
     source.arguments(value)

@@ -74,6 +74,11 @@ class MessageParser:
             events.append(Content("".join(self._space)))
         return events
 
+    @property
+    def cut(self) -> bool:
+        """Whether the answer has ended, perhaps at a stop string, within the arguments of its last call."""
+        return self._source.cut and (self.calls == 1 or self._expected.parallel)
+
     def _parse(self) -> Steps[None]:
         yield
         source, expected = self._source, self._expected

@@ -47,7 +47,8 @@ class OutputSource:
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._limit: int | None = None
-        self._ended = False
+        self.ended = False  # no more text follows
+        self.cut = False  # the arguments of the last call break off where the text ends
         self._events: list[OutputEvent] = []
 
     def push(self, text: str) -> None:
@@ -56,7 +57,7 @@ class OutputSource:
 
     def finish(self) -> None:
         """No more text follows."""
-        self._ended = True
+        self.ended = True
 
     def take(self) -> list[OutputEvent]:
         """The events since the last time."""
@@ -121,7 +122,7 @@ class OutputSource:
                 raise NotACall
         size = len(self._text)
         while len(self._text) == size:
-            if self._ended:
+            if self.ended:
                 return False
             yield
         return True
@@ -169,7 +170,7 @@ class OutputSource:
         """The text here that matches a pattern, known once something follows it. Raises NotACall."""
         while True:
             found = pattern.match(self._text, self._at)
-            if found is not None and (found.end() < len(self._text) or self._ended):
+            if found is not None and (found.end() < len(self._text) or self.ended):
                 self._at = found.end()
                 return found[0]
             if found is None and self._at < len(self._text):

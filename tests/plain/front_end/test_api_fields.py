@@ -1,7 +1,7 @@
 """The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
 
 import json
-from typing import get_args
+from typing import Any, get_args
 
 import openai.types.chat.completion_create_params as openai_chat
 import openai.types.completion_create_params as openai_completions
@@ -234,6 +234,43 @@ def test_checks_take_what_the_schemas_take(value) -> None:
             assert described or not accepted, f"{endpoint}: the check of {name} takes {value!r}, its schema does not"
             exact = name not in LOOSE and not _float_for_integer(value) and "\\x00" not in repr(value)
             assert accepted or not described or not exact, f"{endpoint}: the schema of {name} takes {value!r}, its check does not"
+
+
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SENT_BACK: dict[str, dict[str, Any]] = {  # of answers, by clients
+    "chat": {
+        "messages": [
+            {"role": "user", "content": "x", "name": None},
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [_CALL]},
+            {"role": "assistant", "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "x"}]},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": None},
+    },
+    "responses": {
+        "input": [
+            {"type": "reasoning", "id": "1", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "x"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
+        ],
+        "stream_options": {"include_obfuscation": None},
+    },
+}
+
+
+def test_the_schemas_take_what_clients_send() -> None:
+    """What is written down here, for the values that are drawn are hardly ever conversations."""
+    harmless: dict[str, dict[str, Any]] = {
+        "chat": HARMLESS | HARMLESS_CHAT, "completions": HARMLESS | HARMLESS_COMPLETIONS, "responses": HARMLESS_RESPONSES
+    }  # fmt: skip
+    for endpoint, table in TABLES.items():
+        sent = SENT_BACK.get(endpoint, {})
+        accept(endpoint, **sent)
+        values = [*sent.items(), *((name, value) for name, several in harmless[endpoint].items() for value in several)]
+        for name, value in values:
+            assert valid(value, nullable(table[name].schema)), (endpoint, name, value)
 
 
 def _float_for_integer(value: object) -> bool:

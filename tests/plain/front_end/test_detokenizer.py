@@ -157,6 +157,14 @@ def test_equals_the_reference_and_holds_back_no_more_than_needed(pieces, stops) 
     assert out + filter_.finish() == whole
 
 
+def test_a_stop_string_may_come_too_early() -> None:
+    filter_ = StopStrings(("aba",))
+    assert filter_.push("xaba", may_stop=False) + filter_.push("c", may_stop=False) == "xabac"
+    assert filter_.push("aba", may_stop=False) == "ab"
+    assert filter_.push("ba") == ""
+    assert filter_.stopped, "one that began before, and ends behind"
+
+
 def test_special_characters_are_plain() -> None:
     for stop in ("]", "^", "-", "\\", ".*", "[a]"):
         filter_ = StopStrings((stop,))

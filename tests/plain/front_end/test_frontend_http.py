@@ -147,6 +147,17 @@ def test_stop_token_and_stop_string(server, engine, tokenizer) -> None:
     assert engine.cancels == cancels + 2, "the engine was told to stop"
 
 
+def test_stop_strings_wait_for_the_least_tokens(server, tokenizer) -> None:
+    """As stop ids do, and as in vLLM; of one that is complete before, nothing is held back or left out."""
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False).tolist()
+    for stream in (False, True):
+        for least, text in ((0, "the la"), (len(ids), "the lazy dogthe la"), (len(ids) * 2, "the lazy dogthe lazy dogthe la")):
+            response = server.complete(ids, max_tokens=len(ids) * 3, min_tokens=least, stop="zy", stream=stream)
+            assert text_and_end(response) == (text, "stop")
+    response = server.complete(ids, max_tokens=len(ids), min_tokens=len(ids), stop="dog")
+    assert text_and_end(response) == ("the lazy dog", "length")
+
+
 def test_several_prompts(server, tokenizer) -> None:
     body = server.complete(["the dog", "a king", "cat"], max_tokens=5).json()
     prompts = [tokenizer.encode(text).tolist() for text in ("the dog", "a king", "cat")]

@@ -113,6 +113,9 @@ def test_reasoning_comes_first_and_is_free() -> None:
         assert automaton.accepts(f"<think>{thought}".encode())
         assert automaton.accepts(b"no") != inside
         assert not automaton.accepts(f"<think>{thought} maybe".encode())
+        for spaces in (8, 9):  # a model that likes them writes nothing else, if it may
+            assert inside or automaton.accepts(f"{' ' * spaces}<think>{thought}".encode()) == (spaces == 8)
+            assert automaton.accepts(f"<think>Hmm</think>{' ' * spaces}yes".encode()) == (spaces == 8)
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
@@ -186,6 +189,11 @@ def test_tags_that_are_special_tokens(tmp_path: Any, submitted: list[ByteAutomat
         ):
             assert submitted[-1] is not None
             assert submitted[-1].accepts(b"Hmm, <tool_call>" + end + b"\n\n" + answer) == fine, (answer, end)
+        fields = {"guided_choice": ["yes", "no"], "chat_template_kwargs": {"enable_thinking": False}}
+        assert message_of(served.chat("yes", extra_body=fields))[1:3] == ("yes", None)
+        assert submitted[-1] is not None and submitted[-1].accepts(b"yes")
+        begun = token_bytes("<think>") + b"Hmm" + close + b"yes"
+        assert not submitted[-1].accepts(begun), "the prompt has closed it"
         served.chat(f"Hmm.</think>{CALL}", tools=STRICT)
         assert submitted[-1] is not None
         assert submitted[-1].accepts(b"Hmm." + close + CALL.encode())
@@ -219,6 +227,33 @@ def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:
     param, message = hermes.refused(tools=[tool])
     assert param == "tools"
     assert "#/properties/a" in message
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_that_no_call_can_have(hermes: Served, choice: str) -> None:
+    """A call that must come would be text: arguments are an object."""
+    for kind in ("string", ["array", "null"], 5, "objekt"):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+        param, _ = hermes.refused(tools=[TIME, tool], tool_choice=choice)
+        assert param == "tools[1].function.parameters.type"
+
+
+def test_parameters_that_have_to_be_python(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    """Each argument has a grammar of its own: what is said of all of them together would be lost."""
+    schemas: list[dict[str, Any]] = [
+        {"properties": []}, {"properties": {}, "required": 5}, {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {}, "required": [[]]}, {"properties": {"x y": {}}}, {"properties": {"class": {}}},
+        {"$ref": "#/$defs/A", "$defs": {"A": CITY}}, {"allOf": [CITY]}, {"minProperties": 1}, {"if": {}},
+    ]  # fmt: skip
+    fine = {"$schema": "x", "title": "x", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": CITY}, "required": ["a"]}
+    with served_with(tmp_path, chat_templates.PYTHONIC) as served:
+        for schema in schemas:
+            tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+            assert served.refused(tools=[tool])[0] == "tools", schema
+        tools: Any = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": fine}}]
+        call = '[f(a={"city": "Rome"})]'
+        assert message_of(served.chat(call, tools=tools))[3] == [("function", "f", '{"a": {"city": "Rome"}}')]
+    assert submitted[-1] is not None and submitted[-1].accepts(call.encode())
 
 
 def test_the_official_client_sends_strict_tools(hermes: Served, submitted: list[ByteAutomaton | None]) -> None:

@@ -88,6 +88,11 @@ def test_content_in_parts() -> None:
     request = chat(messages=[{"role": "system", "content": parts}, {"role": "user", "content": "", "name": "bob"}])
     assert request.messages == [{"role": "system", "content": parts}, {"role": "user", "content": "", "name": "bob"}]
     assert chat(messages=[{"role": "assistant", "content": "x", "refusal": None, "tool_calls": None}]).messages
+    for content in (None, ""):
+        refused_before = {"role": "assistant", "content": content, "refusal": "I can't."}
+        assert chat(messages=[refused_before]).messages == [{"role": "assistant", "content": "I can't."}]
+    for wrong in ({"role": "user", "content": "x", "refusal": "y"}, {"role": "assistant", "refusal": 5}):
+        assert refused(orjson.dumps({"messages": [wrong]})).param == "messages[0].refusal"
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ def test_a_call_that_is_cut_off(hermes: Served) -> None:
     assert ARGUMENTS.startswith(call.arguments)
 
 
+def test_a_stop_string_within_a_call(hermes: Served) -> None:
+    whole, _ = respond(hermes, CALL, tools=TOOLS, extra_body={"stop": "rich"})
+    assert (whole.status, whole.output[-1].status) == ("completed", "incomplete")
+
+
 def test_a_choice_of_a_tool(hermes: Served) -> None:
     head = '<tool_call>\n{"name": "get_weather", "arguments": '
     choice = {"type": "function", "name": "get_weather"}

@@ -102,6 +102,15 @@ def test_every_object_has_the_official_type(server) -> None:
         ANY_EVENT.validate_python(event)
 
 
+@pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
+def test_likeliest_tokens_that_nobody_would_see_are_refused(server, include: list[str]) -> None:
+    """As in chats."""
+    fields = {"input": "the dog", "max_output_tokens": 2, "include": include}
+    error = server.client.post("/v1/responses", json={**fields, "top_logprobs": 2}).json()["error"]
+    assert (error["param"], error["code"]) == ("top_logprobs", "invalid_value")
+    assert server.client.post("/v1/responses", json={**fields, "top_logprobs": 0}).status_code == 200
+
+
 def test_a_stream_adds_up_to_the_whole(server, client) -> None:
     whole = client.responses.create(model=MODEL, input="naïve 😀 dog", max_output_tokens=30)
     events = stream_of(server, input="naïve 😀 dog", max_output_tokens=30)

@@ -1,6 +1,7 @@
 """logit_bias, allowed_token_ids and bad_words over HTTP: what reaches the engine, and what is refused."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -8,9 +9,11 @@ import pytest
 from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
 
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.queues.completion import FINISH_ERROR
 from blinkpy.queues.token_rules import TokenRules
 
 WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024)
@@ -89,6 +92,33 @@ def test_the_engine_gets_the_rules(served: tuple[FakeEngine, httpx.Client], toke
 def test_what_is_refused(served: tuple[FakeEngine, httpx.Client], fields: dict[str, Any], at_fault: str) -> None:
     answer = post(served[1], **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == at_fault, answer.text
+
+
+@pytest.mark.parametrize("served", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "status", "at_fault"),
+    [
+        ({"allowed_token_ids": [1], "min_tokens": 2}, 400, "allowed_token_ids"),
+        ({"bad_words": ["dog"]}, 400, "bad_words"),
+        ({"stop_token_ids": [7], "guided_choice": ["the"]}, 400, "stop_token_ids"),  # a grammar allows them at its end alone
+        ({"guided_choice": ["the"], "logit_bias": {"7": -100}}, 500, None),  # excludes no token
+    ],
+)
+def test_rules_that_leave_no_token_are_the_requests_fault(
+    served: tuple[FakeEngine, httpx.Client], fields: dict[str, Any], status: int, at_fault: str | None
+) -> None:
+    """A client would send the same again after a 500."""
+    engine, client = served
+    engine.hold = True
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, client, **fields)
+        wait_for(lambda: bool(engine.pairs[0].requests))
+        slot, _ = engine.pairs[0].requests.popitem()
+        engine.pairs[0].owed.append((slot, 0, FINISH_ERROR))
+        error = answer.result(5).json()["error"]
+    engine.hold = False
+    assert (answer.result().status_code, error["param"]) == (status, at_fault)
+    assert error["code"] == ("engine_error" if at_fault is None else "no_token_left")
 
 
 def test_bad_words_are_banned_in_both_spellings(tokenizer: Tokenizer) -> None:

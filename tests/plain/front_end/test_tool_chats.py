@@ -51,6 +51,19 @@ def test_text_alone_and_broken_calls(hermes: Served) -> None:
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
 
 
+def test_a_stop_string_within_a_call(hermes: Served) -> None:
+    """Who reads `tool_calls` runs the calls: arguments that a stop string cut off are not complete."""
+    for stop, reason in (("rich", "stop"), ("</tool_call>", "tool_calls"), ("time", "tool_calls")):
+        choice = hermes.chat(CALL + SECOND, tools=TOOLS, stop=stop, parallel_tool_calls=False)
+        assert choice.finish_reason == reason, stop
+        ((_, _, arguments),) = message_of(choice)[3]
+        assert (arguments == ARGUMENTS) == (reason == "tool_calls")
+    second = SECOND.replace("{}", '{"zone": "CET"}')
+    for parallel in (True, False):
+        choice = hermes.chat(CALL + second, tools=TOOLS, stop="CET", parallel_tool_calls=parallel)
+        assert choice.finish_reason == ("stop" if parallel else "tool_calls"), "the one that was cut off is not shown"
+
+
 def test_a_call_that_is_cut_off(hermes: Served) -> None:
     count = len(hermes.tokenizer.encode(CALL, add_special_tokens=False)) - 12
     hermes.says(CALL)

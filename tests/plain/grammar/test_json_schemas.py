@@ -116,6 +116,7 @@ def test_a_contradiction_is_refused_with_its_place(rng: np.random.Generator) -> 
         ({"type": "integer", "minimum": 3, "maximum": 2}, "#"),
         ({"type": "object", "properties": {"a": {"enum": ["x"], "type": "integer"}}, "required": ["a"]}, "#/properties/a"),
         ({"type": "string", "minLength": 3, "pattern": "^..$"}, "#"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "#"),
         ({"type": "array", "minItems": 2, "items": False}, "#/items"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "#"),
         ({"$ref": "#"}, "#"),

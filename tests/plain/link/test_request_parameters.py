@@ -129,6 +129,10 @@ def test_sampling_params_become_request_parameters() -> None:
         ("logprobs", -1),
         ("stop", ""),
         ("stop", ["a"] * 17),
+        ("stop", [5]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["x"]),
+        ("stop_token_ids", [2**31]),
     ],
 )
 def test_sampling_params_have_bounds(name: str, value: object) -> None:

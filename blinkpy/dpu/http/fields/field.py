@@ -11,6 +11,7 @@ from blinkpy.dpu.http.fields.unsupported_fields import UNSUPPORTED
 
 BOOLEAN = {"type": "boolean"}
 STRING = {"type": "string"}
+NULL = {"type": "null"}  # within a field, as clients send back what they know of an answer
 
 
 @dataclass(frozen=True)

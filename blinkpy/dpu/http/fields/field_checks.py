@@ -9,7 +9,7 @@ from blinkpy.dpu.admission.service_tiers import KEYS_TIER, TIERS
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.http.fields import value_checks
-from blinkpy.dpu.http.fields.field import BOOLEAN, STRING, Check, one_of, takes
+from blinkpy.dpu.http.fields.field import BOOLEAN, NULL, STRING, Check, one_of, takes
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.fields.value_checks import typed, unsupported
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
@@ -91,7 +91,7 @@ def stop_ids(name: str, value: Any) -> tuple[int, ...]:
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
-@takes(type="object", properties=dict.fromkeys(STREAM_OPTIONS, BOOLEAN), additionalProperties=False)
+@takes(type="object", properties=dict.fromkeys(STREAM_OPTIONS, one_of(BOOLEAN, NULL)), additionalProperties=False)
 def stream_options(name: str, value: Any) -> StreamUsage:
     given = dict.fromkeys(STREAM_OPTIONS, False)
     for key, option in typed(name, value, dict).items():

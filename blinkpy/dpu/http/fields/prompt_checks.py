@@ -3,7 +3,7 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.field import STRING, one_of, takes
+from blinkpy.dpu.http.fields.field import NULL, STRING, one_of, takes
 from blinkpy.dpu.http.fields.http_request import Message
 from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, tool_message_fields
 from blinkpy.dpu.http.fields.value_checks import says_nothing, text, typed, unsupported
@@ -11,16 +11,19 @@ from blinkpy.dpu.http.fields.value_checks import says_nothing, text, typed, unsu
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Of a message; templates do not use `name` and `refusal`.
-MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal"})
+MESSAGE_FIELDS = frozenset({"role", "content", "name"})  # templates do not use `name`
 PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})  # prefixes are cached without being told
 
 _ROLE = {"enum": list(ROLES)}
 _PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": _ROLE, "content": one_of(STRING, {"type": "array", "items": _PART}), "name": STRING},
-    "required": ["role", "content"],
+    "properties": {
+        "role": _ROLE,
+        "content": one_of(STRING, {"type": "array", "items": _PART}, NULL),
+        "name": one_of(STRING, NULL),
+    },
+    "required": ["role"],  # an assistant's with calls may have no content
 }
 
 
@@ -41,6 +44,9 @@ def _message(where: str, value: Any) -> Message:
     more = tool_message_fields(where, value)
     silent = "tool_calls" in more or (role == "assistant" and "content" in value)  # as clients repeat an answer
     content = "" if value.get("content") is None and silent else value.get("content")
+    if role == "assistant" and value.get("refusal") is not None:
+        refusal = text(f"{where}.refusal", value["refusal"])
+        content = content or refusal  # in place of an answer; the model is to see what it said
     message: Message = {"role": role, "content": _content(f"{where}.content", content, value), **more}
     if value.get("name") is not None:
         message["name"] = text(f"{where}.name", value["name"])

@@ -78,6 +78,9 @@ _PROMPT_LOGPROBS_VALUES = (
 )
 _ECHO_VALUES = "true: the text begins with the prompt, and `logprobs` (not with `stream`) with its tokens"
 _ECHO_LIMIT_VALUES = "at least 1, with `echo` 0; prompt and output have to fit into the context"
+_STOP_VALUES = (
+    f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each; they end nothing before `min_tokens`"
+)
 _LIMIT_VALUES = "at least 1; prompt and output have to fit into the context"
 _USAGE_VALUES = (
     "`include_usage`: a last event with token counts; `continuous_usage_stats`: counts in each event; with `stream` only"
@@ -118,7 +121,7 @@ COMMON_FIELDS = {
     "model": Field("model", text, "the served name; another is a 404", "the served model"),
     "max_tokens": Field("max_tokens", limit, _LIMIT_VALUES, "the rest of the context"),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "both"},
-    "stop": Field("stop", stop_texts, f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each", "none"),
+    "stop": Field("stop", stop_texts, _STOP_VALUES, "none"),
     "stop_token_ids": Field("stop_ids", stop_ids, f"up to {STOP_IDS} ids, with the model's end-of-sequence ids", "none"),
     "ignore_eos": Field("ignore_eos", boolean, "true: end-of-sequence ids don't end the output", "false"),
     "service_tier": Field("service_tier", service_tier, _TIER_VALUES, "`auto`"),

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
-from blinkpy.dpu.http.fields.field import BOOLEAN, STRING, Field, one_of, takes, unsupported_fields
+from blinkpy.dpu.http.fields.field import BOOLEAN, NULL, STRING, Field, one_of, takes, unsupported_fields
 from blinkpy.dpu.http.fields.field_checks import boolean, limit, text, top_logprobs
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
 from blinkpy.dpu.http.fields.http_request import Message, Request
@@ -33,14 +33,19 @@ ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
 NOT_HERE = frozenset({"max_tokens", "n", "stream_options"})  # of the common fields
 
 _PART = {"type": "object", "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": STRING}, "required": ["type", "text"]}
-_ITEM = {
+_MESSAGE = {
     "type": "object",
     "properties": {"role": {"enum": list(SPEAKERS)}, "content": one_of(STRING, {"type": "array", "items": _PART})},
     "required": ["role", "content"],
 }
+_OTHER_ITEM = {
+    "type": "object",
+    "properties": {"type": {"enum": ["function_call", "function_call_output", "reasoning"]}},
+    "required": ["type"],
+}
 
 
-@takes(**one_of(STRING, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": MAX_MESSAGES}))
+@takes(**one_of(STRING, {"type": "array", "items": one_of(_MESSAGE, _OTHER_ITEM), "minItems": 1, "maxItems": MAX_MESSAGES}))
 def _input(name: str, value: Any) -> list[Message]:
     if type(value) is str:
         return [{"role": "user", "content": text(name, value)}]
@@ -123,17 +128,24 @@ def _include(name: str, value: Any) -> bool:
     return LOGPROBS in value
 
 
-@takes(type="object", properties={"include_obfuscation": BOOLEAN, "include_usage": BOOLEAN}, additionalProperties=False)
+_STREAM_OPTIONS = dict.fromkeys(("include_obfuscation", "include_usage"), one_of(BOOLEAN, NULL))
+
+
+@takes(type="object", properties=_STREAM_OPTIONS, additionalProperties=False)
 def _stream_options(name: str, value: Any) -> None:
     for key, option in typed(name, value, dict).items():
-        known = key in ("include_obfuscation", "include_usage")
-        if not known or (option is not None and boolean(f"{name}.{key}", option) and key == "include_obfuscation"):
+        if key not in _STREAM_OPTIONS or (
+            option is not None and boolean(f"{name}.{key}", option) and key == "include_obfuscation"
+        ):
             raise unsupported(f"{name}.{key}")
 
 
 # Of `reasoning`, beside the effort. There are no summaries: the reasoning comes as it is.
 _HARMLESS_REASONING = {"summary": "auto", "generate_summary": "auto", "context": "auto", "mode": "standard"}
-_REASONING = {"effort": {"enum": list(EFFORTS)}, **{key: {"enum": [value]} for key, value in _HARMLESS_REASONING.items()}}
+_REASONING = {
+    "effort": {"enum": [*EFFORTS, None]},
+    **{key: {"enum": [value, None]} for key, value in _HARMLESS_REASONING.items()},
+}
 
 
 @takes(type="object", properties=_REASONING, additionalProperties=False)
@@ -145,7 +157,7 @@ def _reasoning_options(name: str, value: Any) -> str | None:
     return None if value.get("effort") is None else reasoning_effort(f"{name}.effort", value["effort"])
 
 
-@takes(type="object", properties={"format": {"type": "object"}, "verbosity": {"enum": ["medium"]}})
+@takes(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {"enum": ["medium", None]}})
 def _text_options(name: str, value: Any) -> TextFormat:
     for key, option in typed(name, value, dict).items():
         if option is not None and key != "format" and (key, option) != ("verbosity", "medium"):
@@ -201,6 +213,9 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
     if request.text_format is not None:
         request.grammar = _one_grammar(request)
     check_choice(request.tool_choice, request.tools)
+    if request.top_logprobs and not request.logprobs:
+        message = f"'top_logprobs' can only be used with 'include': [\"{LOGPROBS}\"]."
+        raise bad_request(message, "top_logprobs", "invalid_value")
     if request.instructions:  # clients send an empty text for none, where a template may have its own
         request.messages = [{"role": "system", "content": request.instructions}, *request.messages]
     return request

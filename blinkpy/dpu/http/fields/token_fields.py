@@ -47,8 +47,10 @@ def parse_tokenize(body: bytes | bytearray) -> tuple[Request, bool]:
     """A checked body of /tokenize, and whether the tokens' strings are asked for. Raises ApiError."""
     values, _ = read_fields(body, TOKENIZE_FIELDS)
     with_strings = values.pop("return_token_strs", False)
-    if ("prompts" in values) == ("messages" in values):
-        raise missing("prompt") if "messages" not in values else bad_request("Give 'prompt' or 'messages', not both.", "prompt")
+    if "prompts" in values and "messages" in values:
+        raise bad_request("Give 'prompt' or 'messages', not both.", "prompt", "invalid_value")
+    if "prompts" not in values and "messages" not in values:
+        raise missing("prompt")
     return Request(parameters=RequestParameters(), **values), with_strings
 
 

@@ -23,7 +23,7 @@ HOSTED = ("web_search", "web_search_2025_08_26")
 NO_PARAMETERS = {"type": "object", "properties": {}}
 REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
 # Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed"), "tool": ("tool_call_id",)}
+MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed", "refusal"), "tool": ("tool_call_id",)}
 
 
 class Namespace(NamedTuple):
@@ -177,6 +177,10 @@ def _tool(where: str, value: Any, flat: bool) -> Tool:
     strict = typed(f"{where}.strict", function.pop("strict", False), bool)
     typed(f"{where}.description", function.get("description", ""), str)
     parameters = typed(f"{where}.parameters", function.setdefault("parameters", NO_PARAMETERS), dict)
+    kinds = parameters.get("type", "object")
+    if kinds != "object" and not (type(kinds) is list and "object" in kinds):  # no call has other arguments
+        place = f"{where}.parameters.type"
+        raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
     return Tool(name, parameters, strict, {"type": "function", "function": function})
 
 

@@ -15,6 +15,7 @@ import orjson
 from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
+from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.http_request import Echo, Request
 from blinkpy.dpu.http.fields.request_body import parse
@@ -103,6 +104,8 @@ class RequestReader:
             text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
         except ChatError as error:
             raise bad_request(f"{error}", "messages", "invalid_messages") from error
+        except GrammarError as error:
+            raise bad_request(f"'tools': {error.message}", "tools", "invalid_grammar") from error
         self._check_length(text, "messages", limits)
         return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
 
