@@ -114,6 +114,9 @@ def test_prompts_with_what_is_spelled_like_a_special_token(server, engine, token
     asked = prompt_of(prompt="<|start|>dog</s>", parse_special=True)
     assert (asked[0], asked[1], asked[-1]) == (0, 2, 1)
     assert prompt_of(prompt="dog", add_special_tokens=False) == prompt_of(prompt="dog")[1:]
+    assert prompt_of(prompt="") == prompt_of(prompt=["dog", ""]) == [0]
+    none = server.complete("", add_special_tokens=False)
+    assert (none.status_code, none.json()["error"]["message"]) == (400, "The prompt is empty.")
 
 
 def test_messages_with_what_is_spelled_like_a_special_token(server, engine, tokenizer) -> None:

@@ -89,6 +89,8 @@ def prompts(name: str, value: Any) -> list[str | list[int]]:
     for prompt in several:
         if type(prompt) is list and not set(map(type, prompt)) <= {int}:
             raise bad_request(f"'{name}' must be text, or an array of token ids, or an array of those.", name, "invalid_type")
-        if not (prompt if type(prompt) is list else text(name, prompt)):
+        if prompt == []:
             raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
+        if type(prompt) is not list:
+            text(name, prompt)  # one without a token is refused once that is known: some models' begin with one
     return several

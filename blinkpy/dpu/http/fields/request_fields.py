@@ -69,8 +69,8 @@ def _parameter_field(p: Parameter) -> Field:
 
 _BIAS_VALUES = f"an object: up to {MOST_BIASES:,} token ids, each with {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g} to add to its logit"
 _BAD_WORDS_VALUES = (
-    f"up to {MOST_BAD_WORDS} texts of 1 to {MAX_BAD_WORD} characters and {SEQUENCE_TOKENS} tokens that are not generated, "
-    "at the start of a text or behind a space"
+    f"up to {MOST_BAD_WORDS} texts of 1 to {MAX_BAD_WORD} characters and {SEQUENCE_TOKENS} tokens, which are not generated, at "
+    "the start of a text or behind a space; the same text of other tokens may be"
 )
 _PROMPT_LOGPROBS_VALUES = (
     f"0 to {TOP_LOGPROBS}: `logprobs` for the prompt's tokens, each in a step of its own, {MOST_SCORES:,} in all; "
