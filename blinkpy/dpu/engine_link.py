@@ -187,7 +187,7 @@ class EngineLink:
     def _submit_held(self, pair: QueuePair) -> None:
         """Submit the choices whose leaders have a token, and those that wait for room, in order."""
         waiting, full = list[Submission](), False
-        for submission in self._held:
+        for number, submission in enumerate(self._held):
             generation, leader = submission[0], submission[0].leader
             if not generation.open:
                 continue
@@ -203,6 +203,9 @@ class EngineLink:
                 self._give_up([generation], self.unavailable(_sentence(error)))
             except ValueError as error:  # what can never fit, and was not tried before: others waited
                 generation.fail(bad_request(_sentence(error)))
+            except TransportError:
+                self._held = waiting + self._held[number:]  # those before are in flight, and lost as such
+                raise
         self._held = waiting
 
     def cancel(self, generation: Generation) -> None:

@@ -224,8 +224,8 @@ class QueuePair:
         rules: TokenRules | None = None,
     ) -> InFlightRequest:
         """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be. rules: of its
-        tokens. Raises NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, and ValueError for what can
-        never fit."""
+        tokens. Raises NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, TransportError, and
+        ValueError for what can never fit; then it is not in flight."""
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
@@ -278,7 +278,12 @@ class QueuePair:
             self._grammars.keep(plan, self._sq_tail)
             request.written = tuple(parts[name].nbytes for name in plan.missing)
         self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
-        self._ring()
+        try:
+            self._ring()
+        except TransportError:  # whoever hears of it still has the request: abandon() must not tell of it, too
+            self._live[slot] = None
+            self._free.append(slot)
+            raise
         return request
 
     def require_room(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:

@@ -197,6 +197,22 @@ def test_states_have_names(state: int, name: str) -> None:
             pair.submit(np.ones(1, np.int32), RequestParameters())
 
 
+def test_a_submission_that_can_not_be_sent_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever submits it hears of it; abandon() would tell of it once more, and it would go on twice."""
+    transport = Noted()
+    pair = attached(transport)
+    first = pair.submit(np.ones(1, np.int32), RequestParameters())
+
+    def fail(doorbell: int) -> None:
+        raise TransportError("the card fell out")
+
+    monkeypatch.setattr(transport, "ring_doorbell", fail, raising=False)
+    with pytest.raises(TransportError, match="the card fell out"):
+        pair.submit(np.ones(1, np.int32), RequestParameters())
+    assert (pair.in_flight, pair.free_slots, pair.live()) == (1, 3, [first])
+    assert pair.abandon() == [first]
+
+
 def test_what_a_submission_writes_in_which_order() -> None:
     transport = Noted()
     transport.words = EngineWords(2**40 + 6, 0, 4, 0)

@@ -144,6 +144,8 @@ class ScriptedPair:
             raise StormError("an engine gets what nobody waits for")
         if self._draw.random() < 0.05:
             raise self._errors.EngineLostError("the engine is gone")
+        if self._draw.random() < 0.03:
+            raise self._errors.TransportError("the card fell out")
         if self.state != STATE_READY:
             raise self._errors.EngineUnavailableError("the engine is draining")
         if not self.free_slots or self._draw.random() < 0.1:
