@@ -358,6 +358,25 @@ def test_what_can_never_fit_ends_alone(stage: Stage) -> None:
     assert ("submit", "a", None) in stage.log
 
 
+def test_a_link_that_fails_under_who_waits_loses_each_once(stage: Stage) -> None:
+    """Who was handed over is in flight; who waits for a leader, and who could not be sent, still wait."""
+    _, led, failing, _ = choices = [Choice(stage.log, name) for name in "abcd"]
+    led.leader = Choice(stage.log, "e")
+    submit = stage.pair.submit
+
+    def submitting(prompt: Any, sampling: Any, owner: Any) -> Any:
+        if owner is failing:
+            raise BROKEN
+        return submit(prompt, sampling, owner)
+
+    stage.pair.submit = submitting
+    work: list[Any] = [(choice, np.zeros(1, np.int32), None) for choice in choices]
+    stage.link._held = list(work)
+    with pytest.raises(TransportError):
+        stage.link._submit_held(stage.pair)  # type: ignore[arg-type]
+    assert stage.link._held == work[1:] and ("submit", "a", None) in stage.log
+
+
 def test_grammars_that_were_written_and_that_were_there_are_counted(stage: Stage) -> None:
     choice = Choice(stage.log, "a")
     choice.grammar = choice.rules = object()
