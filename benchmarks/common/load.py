@@ -42,12 +42,14 @@ RETRIES = 2  # of a request whose idle connection the server closed meanwhile
 
 @dataclass(frozen=True)
 class Request:
-    """due: seconds after the start of the load. prompt: token ids, or a text. tier: its service_tier; empty: none is named."""
+    """due: seconds after the start of the load. prompt: token ids, or a text. tier: its service_tier; empty: none is named.
+    priority: lower first, for servers that order by it; 0: none is named."""
 
     due: float
     prompt: list[int] | str
     max_tokens: int
     tier: str = ""
+    priority: int = 0
 
 
 Requests = list[tuple[int, Request]]  # with their numbers
@@ -78,6 +80,8 @@ class Target:
         body |= {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
         if request.tier:
             body["service_tier"] = request.tier
+        if request.priority:
+            body["priority"] = request.priority
         if self.schema:
             named = {"name": "answer", "schema": self.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}

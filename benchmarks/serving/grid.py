@@ -24,6 +24,7 @@ from benchmarks.common.load import load_name
 from benchmarks.serving.cell import Bench, Load, add_options, bench
 from benchmarks.serving.load_figures import MODES, levels, verdict
 from benchmarks.serving.systems import Running, ServerError, System
+from benchmarks.serving.workload import DATA_SETS
 
 METHOD = """Each system is started on the same cores, warmed up, offered the same loads in the same order, and ended. Lengths
 and arrival times follow from the seed and are the same for all; the prompts' token ids are random and new each time. All
@@ -243,7 +244,7 @@ def options() -> argparse.Namespace:
     result.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     result.add_argument("--seconds", type=float, help=f"of arrivals in a cell (default: {SECONDS:g})")
     result.add_argument("--drain-s", type=float, default=60.0, help="after which what hasn't ended is given up")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
+    result.add_argument("--data", default="azure", help=DATA_SETS)
     result.add_argument("--per-core", type=int, default=8, help="neighbours on each of the server's cores, when interfered")
     result.add_argument("--streams", type=int, nargs="*", default=[], help="requests in flight of each closed loop, isolated")
     help_text = "closed loops, in all modes, without and with a JSON schema for every answer"

@@ -16,14 +16,16 @@ from benchmarks.common.harness import ROOT, UsageError
 from benchmarks.common.load import Request
 
 SENSITIVE, BEST_EFFORT = "priority", "flex"  # service tiers
+DATA_SETS = "fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, lognormal:IN:OUT, azure, azure:FILE"
 SPREAD_ROWS = 1000
+LOGNORMAL_SIGMA = 1.0  # of the logarithms of both lengths: a tail as long as that of conversations
 AZURE = ROOT / "benchmarks" / "data" / "azure_conversations_2023.csv"
 
 
 def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
     """Tokens of prompts and answers, int32 [n, 2]; sequences of more than limit tokens, both together, are left out.
-    name: fixed:IN:OUT; spread:LOW-HIGH:LOW-HIGH, evenly in between; azure, the sample that ships; azure:FILE, a trace with its
-    columns. Raises UsageError."""
+    name: fixed:IN:OUT; spread:LOW-HIGH:LOW-HIGH, evenly in between; lognormal:IN:OUT, with these means; azure, the sample that
+    ships; azure:FILE, a trace with its columns. Raises UsageError."""
     kind, _, rest = name.partition(":")
     try:
         if kind == "fixed":
@@ -36,12 +38,18 @@ def read_dataset(name: str, limit: int) -> NDArray[np.int32]:
             (least_in, most_in), (least_out, most_out) = bounds
             low, high = (least_in, least_out), (most_in, most_out)
             found = np.random.default_rng(1).integers(low, high, (SPREAD_ROWS, 2), np.int32, endpoint=True)
+        elif kind == "lognormal":
+            means = np.array([float(word) for word in rest.split(":")])
+            if means.shape != (2,) or not (means >= 1).all():
+                raise ValueError("two means of at least 1 are needed")
+            drawn = np.random.default_rng(1).lognormal(np.log(means) - LOGNORMAL_SIGMA**2 / 2, LOGNORMAL_SIGMA, (SPREAD_ROWS, 2))
+            found = np.maximum(1, drawn.round()).astype(np.int32)
         elif kind == "azure":
             with (Path(rest) if rest else AZURE).open(newline="") as lines:
                 rows = [(row["ContextTokens"], row["GeneratedTokens"]) for row in csv.DictReader(lines)]
             found = np.array(rows, np.int32)
         else:
-            raise ValueError("it is none of fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
+            raise ValueError(f"it is none of {DATA_SETS}")
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"data set {name}: {error}") from error
     keep = (found.sum(1) <= limit) & (found.min(1) >= 1)

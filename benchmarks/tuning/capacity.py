@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.common.distribution import rounded
 from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
 from benchmarks.common.load import load_name
-from benchmarks.serving.workload import poisson, read_dataset
+from benchmarks.serving.workload import DATA_SETS, poisson, read_dataset
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.policy_check.check_workload import Workload
@@ -208,7 +208,7 @@ def options() -> argparse.Namespace:
     )
     decode = "benchmarks/results/decode-llama-3-8b.json"
     result.add_argument("--decode", default=decode, metavar="FILE", help="decode steps, of benchmarks/parts/decode_step.py")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
+    result.add_argument("--data", default="azure", help=DATA_SETS)
     result.add_argument("--closed-data", default="fixed:128:256", metavar="DATA", help="lengths of the closed loops")
     result.add_argument("--rate", type=float, nargs="*", default=[8.0, 16.0, 20.0], help="requests a second")
     result.add_argument("--streams", type=int, nargs="*", default=[64, 256], help="requests in flight of each closed loop")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.distribution import rounded
 from benchmarks.common.harness import ROOT, Flag, Run, UsageError, main, parser, table
-from benchmarks.serving.workload import SENSITIVE, Bursts, read_dataset, two_classes
+from benchmarks.serving.workload import DATA_SETS, SENSITIVE, Bursts, read_dataset, two_classes
 from benchmarks.tuning.capacity import StepTimes, TimedMachine, read_decode, requests_of
 from blinkpy.config import CUT_STEP_TOKENS, SUSPEND_STEPS
 from blinkpy.scheduler.policies import SHIPPED
@@ -150,7 +150,7 @@ def options() -> argparse.Namespace:
     )
     result.add_argument("--choice", nargs="*", default=["step_groups=63"], metavar="OPTION=N,...", help="options of serve")
     result.add_argument("--seeds", type=int, nargs="+", default=[1], help="of lengths, classes and arrivals")
-    result.add_argument("--data", default="azure", help="fixed:IN:OUT, spread:LOW-HIGH:LOW-HIGH, azure, azure:FILE")
+    result.add_argument("--data", default="azure", help=DATA_SETS)
     result.add_argument("--burst", default="64:4000:64", metavar="REQUESTS:IN:OUT", help="of best effort, all at once")
     return result.parse_args()
 

@@ -1,5 +1,6 @@
 """What the serving benchmarks offer, compute and start; and the smoke grid as a whole. Nothing here is timed."""
 
+import argparse
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ from benchmarks.common.load import LoadResult, Record, Request, Target
 from benchmarks.common.model_shapes import SHAPES, write_folder
 from benchmarks.common.nvml import EnergyMeter, interpolated
 from benchmarks.report.pages import grid_page
-from benchmarks.serving.classes import class_figures
+from benchmarks.serving.classes import ARMS, SUSPENSIONS, arms_of, class_figures, compared
 from benchmarks.serving.load_figures import Slo, figures, steps_of
 from benchmarks.serving.neighbours import KINDS, Neighbours
 from benchmarks.serving.systems import (
@@ -127,8 +128,11 @@ def test_two_classes_come_with_bursts_of_best_effort(rng: np.random.Generator) -
     ]
     usual = [r.tier == SENSITIVE for r in asked[0] if len(r.prompt) == 20]
     assert abs(np.mean(usual) - 0.3) < 6 * np.sqrt(0.21 / len(usual))
-    body = json.loads(Target("h", 1, "m").request_bytes(asked[0][0]).partition(b"\r\n\r\n")[2])
-    assert body["service_tier"] == asked[0][0].tier
+    for request in asked[0]:
+        told = [json.loads(Target("h", 1, "m").request_bytes(arm(request)).partition(b"\r\n\r\n")[2]) for arm in ARMS.values()]
+        assert [body.get("service_tier") for body in told] == [None, None, request.tier]
+        assert [body.get("priority", 0) for body in told] == [0, int(request.tier == BEST_EFFORT), 0]
+    assert len(two_classes(read_dataset("fixed:20:3", 400), 50.0, 12.0, 0.3, Bursts(0, 1, 1, 4.0), seed, 99)) == len(usual)
 
 
 def test_figures_of_known_classes() -> None:
@@ -141,6 +145,38 @@ def test_figures_of_known_classes() -> None:
     assert found["turnaround_ms"]["mean"] == (3000 + 8000) / 2
     assert found["best_effort_tokens_per_s"] == 2 / 4
     assert found[BEST_EFFORT] == {"requests": 2, "errors": {"unfinished": 1}}
+
+
+def test_cells_are_compared_with_the_first_of_their_mix() -> None:
+    def cell(share: float, tokens: float, turnaround: float, ttft: float) -> dict:
+        found = {"best_effort_tokens_per_s": tokens, "turnaround_ms": {"mean": turnaround}, "ttft_ms": {"mean": ttft}}
+        return {"mix": {"rate": 16.0, "sensitive": share}, "classes": found}
+
+    cells = [cell(0.2, 100.0, 50.0, 900.0), cell(0.5, 10.0, 5.0, 90.0), cell(0.2, 90.0, 60.0, 30.0), cell(0.5, 10.0, 10.0, 45.0)]
+    compared(cells)
+    assert [tuple(one["against_first"].values()) for one in cells] == [(1, 1, 1), (1, 1, 1), (0.9, 1.2, 30), (1, 2, 2)]
+
+
+def test_each_system_has_its_arms() -> None:
+    options = argparse.Namespace(arm=["b:priority", "b:one class"])
+    assert arms_of(options, ["a", "b"]) == {"a": ["one class", "classes"], "b": ["priority", "one class"]}
+    for wrong in ("c:classes", "a:other", "a"):
+        with pytest.raises(UsageError, match=r"--arm .*one of a, b and one of one class, priority, classes"):
+            arms_of(argparse.Namespace(arm=[wrong]), ["a", "b"])
+
+
+def test_suspensions_are_found_among_the_metrics() -> None:
+    text = b'# TYPE blinkpy_engine_suspensions_total counter\nblinkpy_engine_suspensions_total{engine="0"} 12\n'
+    assert SUSPENSIONS.findall(text) == [b"12"]
+
+
+def test_lognormal_lengths_have_their_means() -> None:
+    found = read_dataset("lognormal:161:338", 1 << 20)
+    assert found.min() >= 1
+    assert np.allclose(found.mean(0), (161, 338), rtol=6 * 1.31 / np.sqrt(len(found)))  # 1.31: deviation over mean, sigma 1
+    for wrong in ("lognormal:161", "lognormal:0:3", "lognormal:a:3"):
+        with pytest.raises(UsageError, match="data set lognormal"):
+            read_dataset(wrong, 100)
 
 
 def test_figures_of_known_records() -> None:
