@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.common.harness import RESULTS, ROOT, UsageError, table
-from benchmarks.report import front_end_tables, grid_summary, part_tables, serving_tables, words
+from benchmarks.report import class_tables, front_end_tables, grid_summary, part_tables, serving_tables, words
 from benchmarks.report.figure_files import (
     digest,
     draw_attacks,
@@ -54,7 +54,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "schemas": lambda results: serving_tables.schemas(results.by_shape(SCHEMAS)),
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
-    "classes": lambda results: serving_tables.classes(results.read("classes")),
+    "classes": class_tables.classes,
     "cut_steps": part_tables.cut_steps,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,
@@ -80,6 +80,7 @@ PLOTS: dict[str, Callable[[Document], Any]] = {  # by the beginning of a result'
     "attacks": draw_attacks,
     "window_cache": draw_rings,
     "fleet_placement": draw_fleet,
+    class_tables.PREFIX: class_tables.draw_classes,
 }
 
 

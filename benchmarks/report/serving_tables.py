@@ -192,31 +192,6 @@ def fewer_bits(found: list[dict[str, Document]]) -> dict[str, Any]:
     return {"models": models}
 
 
-def classes(file: Document) -> dict[str, Any]:
-    """Both classes of requests, with classes and without: a row for each system and arm."""
-    if not file:
-        return {"rows": []}
-    document, arguments, rows = file["results"], file["arguments"], []
-    for cell in document["cells"]:
-        if not cell["whole"]["client"]["valid"]:
-            continue
-        own, against = cell["classes"], cell["against_first"]
-        times = [word(own[name][level]["value"]) for name in ("ttft_ms", "tpot_ms") for level in ("p50", "p99")]
-        ratios = [f"{against[name]:.3g}" for name in ("best_effort_throughput", "best_effort_turnaround")]
-        rows.append([cell["system"], cell["arm"], str(own["ttft_ms"]["count"]), *times, *ratios])
-    extra = "; ".join(f"`{name}`: `{given}`" for name, _, given in (words.partition(":") for words in arguments["extra"]))
-    count, length, answer = (int(size) for size in arguments["burst"].split(":"))
-    load = (
-        f"{arguments['rate']:g} requests/s for {arguments['seconds']:g} s, {arguments['sensitive']:.0%} of them "
-        f"latency-sensitive; every {arguments['burst_every_s']:g} s {count} prompts of {length:,} tokens more, with answers of "
-        f"{answer}. {extra}."
-    )
-    commit = file["commit"].get("hash", "unknown")[:7]
-    origin = f"{document['model']}, {document['gpu'].get('gpu', 'CPU')}; {file['date'][:10]}, `{commit}`."
-    head = ["system", "requests", "TTFTs", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99", "best effort's throughput", "turnaround"]
-    return {"origin": origin, "load": load, "head": head, "rows": rows}
-
-
 def options(document: Document) -> list[str]:
     """What each system was started with, beside what all of its kind are: its name and options."""
     found = {}
