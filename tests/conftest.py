@@ -22,7 +22,10 @@ LONGEST = (
 
 
 # Schedulers of their own policies are compiled there. They share most functions, but only within a process: one runs them all.
-COMPILING = ("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py")
+COMPILING = (
+    *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
+    "test_engine.py",
+)
 
 
 def pytest_report_header() -> str:

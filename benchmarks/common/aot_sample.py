@@ -18,8 +18,8 @@ SIZES = frozenset(
     )
 )
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
-DRAWN = 4  # of choices that are no flags, and of pairs of flags, one in four is in a sample
-SHARE = 16  # of what brings no new choice, one in sixteen is compiled, too
+DRAWN = 6  # of choices that are no flags, and of pairs of flags, one in six is in a sample
+SHARE = 24  # of what brings no new choice, one in so many is compiled, too
 
 Fact = tuple[Any, ...]
 

@@ -29,7 +29,7 @@ def one_file(file: Document) -> dict[str, Any]:
         "load": f"Lengths: {arguments['data']}, {arguments['seconds']:g} s of arrivals a row{bursts(arguments)}.",
         "options": f"{'; '.join(options)}." if options else "",
         "head": HEAD,
-        "rows": [row_of(cell) for cell in valid_cells(document)],
+        "rows": [row_of(cell) for cell in valid_cells(file)],
     }
 
 
@@ -37,12 +37,14 @@ def bursts(arguments: dict[str, Any]) -> str:
     if ":" not in arguments["burst"]:
         return ""
     count, length, answer = (int(size) for size in arguments["burst"].split(":"))
-    return f"; every {arguments['burst_every_s']:g} s {count} best-effort prompts of {length:,} tokens more, with answers of {answer}"
+    more = f"{count} best-effort prompts of {length:,} tokens more, with answers of {answer}"
+    return f"; every {arguments['burst_every_s']:g} s {more}"
 
 
-def valid_cells(document: Document) -> list[Document]:
-    """Those whose client kept up."""
-    return [cell for cell in document["cells"] if cell["whole"]["client"]["valid"]]
+def valid_cells(file: Document) -> list[Document]:
+    """Those whose client kept up. Files of before 2026-11-27 have one mix, in their arguments, and no suspensions."""
+    usual = {"mix": {name: file["arguments"][name] for name in ("rate", "sensitive")}, "suspensions": None}
+    return [usual | cell for cell in file["results"]["cells"] if cell["whole"]["client"]["valid"]]
 
 
 def mix_name(cell: Document) -> str:
@@ -59,9 +61,9 @@ def row_of(cell: Document) -> list[str]:
     return [*head, *map(word, times), *ratios, word(whole["goodput_per_s"]), counted]
 
 
-def draw_classes(document: Document) -> Any:
+def draw_classes(file: Document) -> Any:
     """TTFT of the latency-sensitive, and what best effort pays: a group of bars for each mix of arrivals."""
-    cells = valid_cells(document["results"])
+    cells = valid_cells(file)
     mixes, names = (list(dict.fromkeys(map(of, cells))) for of in (mix_name, system_name))
     figure, axes = figure_row(3, height=3.6, width=4.6)
     width = 0.8 / len(names)
@@ -85,7 +87,7 @@ def draw_classes(document: Document) -> Any:
         ax.axhline(1, linestyle=":", color="black", linewidth=1)
     handles = [axes[1].bar(0, 0, color=f"C{number}", label=name) for number, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{document['results']['model']} on {document['results']['gpu'].get('gpu', 'no GPU')}", fontsize=10)
+    figure.suptitle(f"{file['results']['model']} on {file['results']['gpu'].get('gpu', 'no GPU')}", fontsize=10)
     return figure
 
 

@@ -53,6 +53,8 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "decodes leave best effort all of its share",
         "another tenant pays",
         "policies see no service of tenants",
+        "latency-sensitive requests have best effort's pace",
+        "best effort's pace alone measures no step",
     ),
     6: (
         "an automaton leads out of its states",
@@ -76,16 +78,12 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     9: (
         "a best-effort prompt has a part although it yields",
     ),
-    10: (
-        "a usual turn's tokens are published again",
-        "the tail stays behind a usual turn's tokens",
-        "a grammar stays in its state in a usual turn",
-        "a usual turn does not see the last token of a request",
-    ),
     11: (
         "token rules of a waiting request are written over",
         "a queue pair is lost between two groups of a step",
         "a stop ends the loop while a step is suspended",
+        "best effort's pace alone holds no step",
+        "best-effort requests have the others' pace",
     ),
     12: (
         "steps wait although a prompt waits",
@@ -99,14 +97,16 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "a grammar begins anew behind a preemption",
     ),
     14: (
+        "a usual turn's tokens are published again",
+        "the tail stays behind a usual turn's tokens",
+        "a grammar stays in its state in a usual turn",
+        "a usual turn does not see the last token of a request",
         "the grammar of a waiting request is written over",
         "the last token of a usual turn is not published",
     ),
     16: (
         "token rules take the place of their request's grammar",
         "who decodes takes no tokens before a latency-sensitive prompt",
-        "a usual turn keeps the count of turns of yielding",
-        "a usual turn is taken while a step is suspended",
     ),
     20: (
         "what a suspended step needs of a completion queue is free",
@@ -117,8 +117,14 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     24: (
         "a cancel takes the pages of a request in flight",
     ),
+    26: (
+        "a usual turn keeps the count of turns of yielding",
+    ),
     37: (
         "the output goes on behind its end",
+    ),
+    45: (
+        "a usual turn is taken while a step is suspended",
     ),
     82: (
         "a step is suspended although the engine stops",
