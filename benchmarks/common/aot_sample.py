@@ -19,7 +19,7 @@ SIZES = frozenset(
 )
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
 DRAWN = 6  # of choices that are no flags, and of pairs of flags, one in six is in a sample
-SHARE = 24  # of what brings no new choice, one in so many is compiled, too
+SHARE = 24  # of what brings no new choice, one in twenty-four is compiled, too
 
 Fact = tuple[Any, ...]
 
