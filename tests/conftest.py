@@ -21,11 +21,15 @@ LONGEST = (
 )
 
 
-# Schedulers of their own policies are compiled there. They share most functions, but only within a process: one runs them all.
-COMPILING = (
-    *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
-    "test_engine.py",
-)
+# Schedulers are compiled there, of their own policies or for a GPU. They share most functions, but only within a process: one runs
+# all of a kind.
+TOGETHER = {
+    "njit": (
+        *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
+        "test_engine.py",
+    ),
+    "sm_90": ("test_loop_kernel.py", "test_numba_sm90.py"),
+}
 
 
 def pytest_report_header() -> str:
@@ -40,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadfile a file's tests are one process's, and those of COMPILING are."""
+    """With --dist loadfile a file's tests are one process's, and those of TOGETHER are."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -48,7 +52,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "compiling" if file.endswith(COMPILING) else file
+            return next((kind for kind, files in TOGETHER.items() if file.endswith(files)), file)
 
     return Together(config, log)
 
