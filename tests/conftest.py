@@ -21,8 +21,8 @@ LONGEST = (
 )
 
 
-# Schedulers are compiled there, of their own policies or for a GPU. They share most functions, but only within a process: one runs
-# all of a kind.
+# Schedulers are compiled there, of their own policies or for a GPU. They share most functions, but only within a process: one
+# runs all of a kind.
 TOGETHER = {
     "njit": (
         *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
