@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, Self
 
+STANDARD_ERROR = 2
 FLUSH_S = 1.0  # for the last output to go out
 TRACES_S = 1.5  # before a bound, from when on what keeps the process can be read
 SECOND_SIGNAL = b"blinkpy: a second signal: ending at once\n"
@@ -38,7 +39,7 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 2 and not self._quiet:
-            os.write(2, SECOND_SIGNAL)  # print could be what the signal interrupted
+            os.write(STANDARD_ERROR, SECOND_SIGNAL)  # print could be what the signal interrupted
         self._react(self.count)
 
     def check(self) -> None:
@@ -103,4 +104,5 @@ def end_within(seconds: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # standard error is closed
-        faulthandler.dump_traceback_later(max(seconds - TRACES_S, seconds / 2))
+        # By its number: the file would be flushed first, and a thread whose line nobody reads may hold it.
+        faulthandler.dump_traceback_later(max(seconds - TRACES_S, seconds / 2), file=STANDARD_ERROR)

@@ -20,6 +20,7 @@ LONG_S = 60.0  # far beyond any bound
 BEFORE_TRACES_S = 8.0  # less than the bound of a front end's end, and than when it says where it is
 SERVES = re.compile("blinkpy serves")
 PIPE_BYTES = 4096
+BUFFERED = os.environ | {"PYTHONUNBUFFERED": ""}  # so that a file that somebody writes to is locked
 STUCK = {
     "a lock": "threading.Lock().acquire() and lock.acquire()",
     "a thread": "thread.start(); thread.join()",
@@ -57,12 +58,11 @@ def test_a_process_ends_although_nobody_reads_what_it_writes() -> None:
     reader, writer = os.pipe()
     fill(writer)
     leaves = "from blinkpy.process_exit import exit_process; import sys; sys.stdout.write('x'); exit_process(3)"
-    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
     try:
         for code, expected in ((script("import sys; sys.stderr.write('x')"), -signal.SIGALRM), (leaves, 3)):
             both = {"stdout": writer, "stderr": writer}
             assert (
-                subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LONG_S, env=buffered, **both).returncode
+                subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LONG_S, env=BUFFERED, **both).returncode
                 == expected
             )
     finally:
