@@ -86,7 +86,13 @@ def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "blinkpy", "frontend", "demo", "--engine", "none-1", "--engine", "none-2", "--port", "0"]
     with subprocess.Popen(
-        [*command, "--shutdown-s", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=writer, text=True, start_new_session=True
+        [*command, "--shutdown-s", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env=BUFFERED,
+        stderr=writer,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             assert process.stdout is not None
