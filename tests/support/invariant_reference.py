@@ -300,7 +300,7 @@ def _batch(limits: Limits, state: Any) -> Wrong:
     ended = {slot for row, slot in enumerate(b.row_slots[:rows]) if b.emits[row]}
     barred = flexible if yielding or filled == limits.best_effort_step_tokens else set()
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
-    if suspended or state.counts[S.YIELDED_TURNS]:
+    if suspended or state.counts[S.YIELDED_TURNS] > 0:
         full.update(range(limits.sensitive_step_tokens, limits.tokens))
     if set(lacks) - ended - barred and tokens not in full:
         yield B.ROOM_LEFT, 0
