@@ -152,7 +152,7 @@ class SchedulerOptions:
     )
     yield_steps: int = option(
         YIELD_STEPS,
-        "steps in a row that best-effort prompts leave to latency-sensitive ones (docs/policies.md)",
+        "steps in a row, and requests that go past, that best effort leaves to latency-sensitive ones (docs/policies.md)",
         low=0,
         high=1 << 20,
     )

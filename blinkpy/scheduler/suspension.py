@@ -12,10 +12,9 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.queues.words import COMMAND_STOP
 from blinkpy.scheduler.phases.preempt import missing_pages, spare_pages
-from blinkpy.scheduler.yielding import first_to_enter, sensitive_prompt_runs
+from blinkpy.scheduler.yielding import next_to_pass, sensitive_prompt_runs
 
 SUSPENSIONS = S.COUNTER_INDEX["suspensions"]
 
@@ -82,9 +81,9 @@ def goes_on(limits, state, lane, lanes):
 @device
 def can_interrupt(limits, state, lane, lanes):
     """Whether a latency-sensitive prompt takes the next step, although another one is not at its end. The same for all lanes."""
-    requests, counts, slot = state.requests, state.counts, first_to_enter(state)
-    enters = False
-    if slot >= 0 and requests.entry[slot, WORD_BEST_EFFORT] == 0 and counts[S.RUNNING_COUNT] < limits.rows:
+    requests, counts, enters = state.requests, state.counts, False
+    slot, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
+    if slot >= 0 and counts[S.RUNNING_COUNT] < limits.rows:
         enters = missing_pages(limits, requests, slot) <= spare_pages(limits, counts)
     runs = sensitive_prompt_runs(state, lane, lanes)
     return (enters or runs) and counts[S.INTERRUPTIONS] < limits.suspend_steps and state.inbox.command[0] != COMMAND_STOP

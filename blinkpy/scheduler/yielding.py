@@ -1,9 +1,11 @@
 """Best-effort prompts yield to latency-sensitive ones: these take the next step, and begun best-effort prompts keep their pages.
 
-Of limits.yield_steps + 1 turns in a row, one at least is as if there were no classes. Who decodes is left alone.
+Of limits.yield_steps + 1 turns in a row, one at least is as if there were no classes. Who decodes is left alone. A best-effort
+request that waits is passed, whatever its rank, by limits.yield_steps latency-sensitive ones at most, before one of its class
+enters.
 """
 
-from blinkpy.device.portable import barrier, block_sum, device, strided
+from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 
@@ -45,24 +47,33 @@ def best_effort_is_there(state, lane, lanes):
 
 
 @device
-def first_to_enter(state):
-    """The first waiting request that has a free entry in its completion queue, or -1."""
-    waiting, first = state.counts[S.WAITING_COUNT], 0
-    while first < waiting and state.pairs.unclaimed_entries[state.requests.pair[state.waiting[first]]] == 0:
-        first += 1
-    return state.waiting[first] if first < waiting else -1
+def next_to_pass(limits, state, passed, lane, lanes):
+    """The latency-sensitive request that enters next, by rank, where best-effort ones yield, or -1; and whether it passes one of
+    best effort. None does where `passed` have, see S.PASSED. Who has no free entry in its completion queue is not in the line."""
+    requests, waiting = state.requests, state.counts[S.WAITING_COUNT]
+    first, best_effort = 0, 0  # their places, from the end of the line
+    for i in strided(lane, waiting, lanes):
+        slot = state.waiting[i]
+        if requests.status[slot] == S.WAITING and state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
+            if requests.entry[slot, WORD_BEST_EFFORT] != 0:
+                best_effort = max(best_effort, waiting - i)
+            else:
+                first = max(first, waiting - i)
+    first, best_effort = block_max(first, lane, lanes), block_max(best_effort, lane, lanes)
+    passes = best_effort > first
+    enters = first > 0 and (passed < limits.yield_steps or not passes)
+    return state.waiting[waiting - first] if enters else -1, passes
 
 
 @device
 def begin_yield(limits, state, lane, lanes):
     """Whether best-effort prompts yield in this turn: none is admitted, and none that runs has a part in the step if a
-    latency-sensitive one has. It is so when one of these runs, or is the first to be admitted while there is a row, unless it was
-    so in limits.yield_steps turns in a row."""
-    requests, counts = state.requests, state.counts
-    yielded, first = counts[S.YIELDED_TURNS], first_to_enter(state)
-    yields = sensitive_prompt_runs(state, lane, lanes)
-    if first >= 0 and counts[S.RUNNING_COUNT] < limits.rows and requests.entry[first, WORD_BEST_EFFORT] == 0:
-        yields = True
+    latency-sensitive one has. It is so when one of these runs, or can be admitted while there is a row, unless it was so in
+    limits.yield_steps turns in a row."""
+    counts = state.counts
+    yielded = counts[S.YIELDED_TURNS]
+    first, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
+    yields = sensitive_prompt_runs(state, lane, lanes) or (first >= 0 and counts[S.RUNNING_COUNT] < limits.rows)
     yields = yields and yielded < limits.yield_steps and best_effort_is_there(state, lane, lanes)
     if lane == 0:
         counts[S.YIELDED_TURNS] = yielded + 1 if yields else 0

@@ -32,7 +32,6 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "one step more than the bound interrupts",
         "steps that interrupt are not counted",
         "a suspended step stays so while nobody interrupts it",
-        "best effort interrupts",
         "a step is suspended for who finds no row",
         "a step is suspended for who finds no pages",
         "steps that interrupt count as turns of yielding",
@@ -111,20 +110,23 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     20: (
         "what a suspended step needs of a completion queue is free",
     ),
-    22: (
-        "a drain ends while a step is suspended",
-    ),
-    24: (
-        "a cancel takes the pages of a request in flight",
-    ),
     26: (
         "a usual turn keeps the count of turns of yielding",
+    ),
+    29: (
+        "a cancel takes the pages of a request in flight",
+    ),
+    35: (
+        "a drain ends while a step is suspended",
     ),
     37: (
         "the output goes on behind its end",
     ),
     45: (
         "a usual turn is taken while a step is suspended",
+    ),
+    52: (
+        "a step is suspended for who may not pass",
     ),
     82: (
         "a step is suspended although the engine stops",

@@ -12,7 +12,7 @@ from blinkpy.scheduler.best_effort import best_effort_load
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, missing_pages, preempt, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.slot_lists import keep_with_status
-from blinkpy.scheduler.yielding import best_effort_prompt, goes_first
+from blinkpy.scheduler.yielding import best_effort_prompt, goes_first, next_to_pass
 
 PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
 PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
@@ -28,43 +28,69 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way. Where best effort has its share of the step, or of the pages,
-    all of it is passed over: it waits for its own class alone. yields: see begin_yield.
+    behind are passed over, and those of them that run give way. yields: see begin_yield.
     """
-    requests, pairs, counts = state.requests, state.pairs, state.counts
+    counts = state.counts
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    left, room = 1, 0  # of those who yield nobody enters; of the others see tokens_ahead
-    if not yields:
-        left, room = budget_left(limits, state, budget, lane, lanes)
-    admitted, position = 0, 0
-    fits = True
-    while fits and position < waiting and left > 0:
+    if yields:
+        admitted = admit_sensitive(limits, queues, state, budget, lane, lanes)
+    else:
+        admitted = admit_in_order(limits, queues, state, waiting, budget, lane, lanes)
+    entering = counts[S.UNRANKED_COUNT]
+    if admitted > 0:
+        kept = keep_with_status(state.waiting, waiting + entering, state.requests.status, S.WAITING, lane, lanes)
+        if lane == 0:
+            counts[S.WAITING_COUNT] = kept - entering
+    barrier(lanes)
+
+
+@device
+def admit_in_order(limits, queues, state, waiting, budget, lane, lanes):
+    """Where best effort has its share of the step, or of the pages, all of it is passed over: it waits for its own class alone.
+    Returns how many were admitted."""
+    requests = state.requests
+    left, room = budget_left(limits, state, budget, lane, lanes)
+    admitted, position, outcome = 0, 0, NOT_YET
+    while outcome != MUST_WAIT and position < waiting and left > 0:
         slot = state.waiting[position]
         best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        if yields:
-            left = budget - tokens_ahead(state, slot, lane, lanes)
-        if left > 0 and pairs.unclaimed_entries[requests.pair[slot]] > 0 and (yields or room > 0 or not best_effort):
-            outcome = MUST_WAIT
-            if not (yields and best_effort):
-                outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
-            fits = outcome != MUST_WAIT
+        if state.pairs.unclaimed_entries[requests.pair[slot]] > 0 and (room > 0 or not best_effort):
+            outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
             if outcome == CLASS_WAITS:
                 room = 0
-            elif fits:
+            elif outcome == FITS_NOW:
                 hits = start_request(limits, queues, state, slot, lane, lanes)
                 missing = requests.length[slot] - (hits << limits.page_shift)
                 left -= min(missing, room) if best_effort else missing
                 room -= missing if best_effort else 0
                 admitted += 1
+                if best_effort and lane == 0:
+                    state.counts[S.PASSED] = 0
         position += 1
-    entering = counts[S.UNRANKED_COUNT]
-    if admitted > 0:
-        kept = keep_with_status(state.waiting, waiting + entering, requests.status, S.WAITING, lane, lanes)
-        if lane == 0:
-            counts[S.WAITING_COUNT] = kept - entering
-    barrier(lanes)
+    return admitted
+
+
+@device
+def admit_sensitive(limits, queues, state, budget, lane, lanes):
+    """Where best-effort requests yield: the others, as far as they may pass. Returns how many were admitted."""
+    admitted, passed = 0, state.counts[S.PASSED]
+    slot, passes = next_to_pass(limits, state, passed, lane, lanes)
+    while slot >= 0:
+        fits = budget > tokens_ahead(state, slot, lane, lanes)
+        if fits:
+            fits = fits_after_preemption(limits, state, slot, False, lane, lanes) == FITS_NOW
+        if fits:
+            start_request(limits, queues, state, slot, lane, lanes)
+            admitted += 1
+            passed += 1 if passes else 0
+            slot, passes = next_to_pass(limits, state, passed, lane, lanes)
+        else:
+            slot = -1
+    if lane == 0:
+        state.counts[S.PASSED] = passed
+    return admitted
 
 
 @device

@@ -59,7 +59,7 @@ class Oracle:
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
         self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
-        self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = 0
+        self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = self.passed = 0
         self.step_ns = self.tokens_ns = self.held_since = 0
         self.accounts: list[Account | None] = [None] * limits.slots
         self.clock = 0
@@ -130,8 +130,8 @@ class Oracle:
             return False
         if any(not r.best_effort for r in self._prompts()):
             return True
-        first = next((r for r in self.waiting if self.pairs[r.pair].unclaimed > 0), None)
-        if first is None or first.best_effort or len(self.running) >= self.limits.rows:
+        first = self._enters_next()
+        if first is None or len(self.running) >= self.limits.rows:
             return False
         return first.needs(self.limits.page_size) <= self.pool.available - min(len(self.running), self.limits.pages // 8)
 
@@ -528,12 +528,22 @@ class Oracle:
     def _begin_yield(self) -> bool:
         """R16: whether best-effort prompts yield to latency-sensitive ones in this turn."""
         room = len(self.running) < self.limits.rows
-        first = [r for r in self.waiting if room and self.pairs[r.pair].unclaimed > 0][:1]
-        urgent = [r for r in self._prompts() + first if not r.best_effort]
+        urgent = any(not r.best_effort for r in self._prompts()) or (room and self._enters_next() is not None)
         flexible = any(r.best_effort for r in self.running + self.waiting + self.unranked)
-        yields = bool(urgent) and flexible and self.yielded < self.limits.yield_steps
+        yields = urgent and flexible and self.yielded < self.limits.yield_steps
         self.yielded = self.yielded + 1 if yields else 0
         return yields
+
+    def _enters_next(self) -> Request | None:
+        """R16: the latency-sensitive request that is admitted next while best-effort prompts yield."""
+        line = self._line()
+        if self.passed >= self.limits.yield_steps:
+            line = line[:1]
+        return next((r for r in line if not r.best_effort), None)
+
+    def _line(self) -> list[Request]:
+        """Who waits, and has a free entry in its completion queue."""
+        return [r for r in self.waiting if self.pairs[r.pair].unclaimed > 0]
 
     def _prompts(self) -> list[Request]:
         return [r for r in self._free() if not r.stalled and r.missing > 1]
@@ -546,30 +556,44 @@ class Oracle:
         """R12: the best first, and nobody overtakes one that does not fit."""
         if self.unranked:
             return
+        if yields:
+            self._admit_sensitive(budget)
+            return
         apart = [r for r in self._prompts() if r.best_effort]
         left = budget - sum(r.missing for r in self._free() if not r.stalled and r not in apart)
         room = self._best_effort_room()
         for missing in [r.missing for r in apart]:
             left, room = left - min(missing, max(room, 0)), room - missing
         for request in list(self.waiting):
-            if yields:
-                left = budget - sum(r.missing for r in self._ahead(request))
             if left <= 0:
                 return
             if self.pairs[request.pair].unclaimed > 0:
-                if yields and request.best_effort:
-                    return
                 if request.best_effort and (room <= 0 or not self._best_effort_fits(request)):
                     room = 0  # and with it all of best effort that waits behind it
                     continue
-                while (hits := self._fits(request)) is None:
-                    stalled = [r for r in self.running if r.stalled]
-                    if not stalled:
-                        return
-                    self._preempt(max(stalled, key=lambda r: r.arrival))
-                self._start(request, hits)
+                if not self._starts(request):
+                    return
+                self.passed = 0 if request.best_effort else self.passed
                 left -= min(request.missing, room) if request.best_effort else request.missing
                 room -= request.missing * request.best_effort
+
+    def _admit_sensitive(self, budget: int) -> None:
+        """R12, R16: while best-effort prompts yield; these wait, and are passed."""
+        while (request := self._enters_next()) and sum(r.missing for r in self._ahead(request)) < budget:
+            passes = self._line()[0].best_effort
+            if not self._starts(request):
+                return
+            self.passed += passes
+
+    def _starts(self, request: Request) -> bool:
+        """R12: whether a waiting request fits, if need be behind the preemption of those who stall; then it begins to run."""
+        while (hits := self._fits(request)) is None:
+            stalled = [r for r in self.running if r.stalled]
+            if not stalled:
+                return False
+            self._preempt(max(stalled, key=lambda r: r.arrival))
+        self._start(request, hits)
+        return True
 
     def _ahead(self, request: Request) -> list[Request]:
         """R12: whose tokens count before a latency-sensitive request that waits, when best-effort prompts yield."""

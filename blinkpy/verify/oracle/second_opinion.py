@@ -72,6 +72,7 @@ class SecondOpinion:
         yield from self._suspended()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
         yield "yielding turns in a row", counts[S.YIELDED_TURNS], oracle.yielded
+        yield "requests that passed best effort", counts[S.PASSED], oracle.passed
         yield from self._published(state.counters.tolist())
         yield "accounts of tenants", self._accounts(), oracle.accounts_by_place()
         yield "clock of the service", self._views.tenants.clock[0], oracle.clock

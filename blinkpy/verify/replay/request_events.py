@@ -25,6 +25,7 @@ REJECTIONS = {
     C.REJECT_SHARE: "the requests of its queue pair have as many grammars and token rules as its share holds",
     C.REJECT_RULES: "the words of its token rules are none, or too many",
 }
+YIELDS = "it yields to latency-sensitive prompts"
 WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
 
 
@@ -212,12 +213,14 @@ class EventTracer:
                 yield Event(request, "waits", reason)
 
     def _class_shortage(self, slot: int) -> str:
-        """What best effort has too little of for one of its requests that waits; empty when it is something else, or another
+        """Why a request of best effort waits, and others need not wait for it; empty when it is something else, or another
         request."""
         state, limits = self.state, self.limits
         entry, bound, share = state.requests.entry, limits.best_effort_pages, limits.best_effort_step_tokens
-        if not entry[slot, WORD_BEST_EFFORT] or state.counts[S.YIELDED_TURNS]:
+        if not entry[slot, WORD_BEST_EFFORT]:
             return ""
+        if state.counts[S.YIELDED_TURNS] or state.suspended.counts[S.ROWS]:
+            return YIELDS if state.counts[S.PASSED] < limits.yield_steps else ""
         running = state.running[: int(state.counts[S.RUNNING_COUNT])].tolist()
         flexible = [other for other in running if entry[other, WORD_BEST_EFFORT]]
         held, need = int(state.requests.num_pages[flexible].sum()), -(-int(state.requests.length[slot]) // limits.page_size)
@@ -237,7 +240,7 @@ class EventTracer:
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
         if requests.entry[slot, WORD_BEST_EFFORT] and counts[S.YIELDED_TURNS]:
-            return "it yields to latency-sensitive prompts"
+            return f"{YIELDS}, of which no more may pass"
         size = int(self._turn.planned[:, 1].sum())
         if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
             return f"the step's budget of {size} tokens is taken"

@@ -74,13 +74,28 @@ def test_a_trace_says_what_best_effort_lacks() -> None:
     events = told(case.recording)
     step, pages = (
         "best effort's share of the step: its 8 tokens are taken",
-        "best effort's share of the pages: it needs 6; 8 of 10 are held",
+        "best effort's share of the pages: it needs 2; 8 of 10 are held",
     )
-    assert texts(events, 1, "waits") == [step]
     yields = "it yields to latency-sensitive prompts"
-    assert texts(events, 2, "waits") == ["behind #1, which is served first", pages, "all 4 rows are taken", yields]
+    assert texts(events, 1, "waits") == [step, yields]
+    assert texts(events, 2, "waits") == ["behind #1, which is served first"]
     assert not texts(events, 3, "waits") + texts(events, 4, "waits"), "they go past it"
-    assert texts(events, 5, "waits") == ["behind #2, which is served first", step]
+    assert texts(events, 5, "waits") == ["behind #1, which is served first", step, pages]
+
+
+def test_a_trace_says_when_no_more_may_pass_best_effort() -> None:
+    case = RecordedCase(record=512, pairs=1, slots=8, rows=3, tokens=16, yield_steps=1)
+    case.submit([1] * 3, 20)
+    case.turn()
+    for best_effort in (1, 0, 0):
+        case.submit([2 + best_effort] * 3, 4, entry={"best_effort": best_effort})
+    for _ in range(30):
+        case.turn()
+        case.read(0)
+    events = told(case.recording)
+    assert texts(events, 1, "waits") == ["it yields to latency-sensitive prompts, of which no more may pass"]
+    assert not texts(events, 2, "waits")
+    assert texts(events, 3, "waits") == ["behind #1, which is served first", "all 3 rows are taken"]
 
 
 def test_a_trace_tells_of_readers_cancels_leases_and_refusals() -> None:

@@ -15,12 +15,12 @@ from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, page_demand, preem
 from blinkpy.scheduler.phases.waiting_list import insert_by_rank, make_rank_of, make_rank_waiting
 from blinkpy.scheduler.policies import RequestFields, read_policy
 from blinkpy.scheduler.policy_fault import MOST_ROUNDS, WORST_RANK
-from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, first_to_enter, sensitive_prompt_runs
+from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, next_to_pass, sensitive_prompt_runs
 
 
 def test_states_at_random(rng: np.random.Generator) -> None:
     """Many requests are equal in rank and in the microsecond of their arrival, and slots are in another order than arrivals."""
-    case = make_case(pairs=3, slots=4, rows=6, tokens=24, best_effort_step_tokens=12)
+    case = make_case(pairs=3, slots=4, rows=6, tokens=24, best_effort_step_tokens=12, yield_steps=3)
     limits, state, seen = case.limits, case.state, set[object]()
     r, counts, views = state.requests, state.counts, as_memoryviews(state)
     for _ in range(1500):
@@ -44,8 +44,13 @@ def test_states_at_random(rng: np.random.Generator) -> None:
         assert sensitive_prompt_runs(views, 0, 1) == any(missing[slot] > 1 and not effort[slot] for slot in free)
         there = best_effort_is_there(views, 0, 1)
         assert there == any(effort[slot] for slot in running + line)
-        enters = [slot for slot in line[:waiting] if state.pairs.unclaimed_entries[r.pair[slot]] > 0]
-        assert first_to_enter(views) == (enters[0] if enters else -1)
+        r.status[line[:waiting]] = rng.choice((S.WAITING, S.RUNNING), waiting, p=(0.8, 0.2))  # as who was just admitted
+        left = [slot for slot in line[:waiting] if r.status[slot] == S.WAITING and state.pairs.unclaimed_entries[r.pair[slot]]]
+        passed, enters = int(rng.integers(5)), [slot for slot in left if not effort[slot]][:1]
+        passes = bool(enters) and any(effort[slot] for slot in left[: left.index(enters[0])])
+        enters = [] if passes and passed >= limits.yield_steps else enters
+        slot, told = next_to_pass(limits, views, passed, 0, 1)
+        assert (slot, told and slot >= 0) == (enters[0] if enters else -1, passes and bool(enters))
         if line:
             own = (r.rank[line[0]], r.arrival[line[0]])
             first = [slot for slot in free if not effort[slot] and (r.rank[slot], r.arrival[slot]) < own]
@@ -61,8 +66,8 @@ def test_states_at_random(rng: np.random.Generator) -> None:
             key = {s: (r.stalled[s], 0 if r.stalled[s] else r.rank[s], r.arrival[s]) for s in able}
             assert preemption_victim(views, paused, only, 0, 1) == max(able, key=key.__getitem__, default=-1)
             seen.add((paused, only, bool(able)))
-        seen |= {("there", there), ("enters", bool(enters)), ("apart", prompts > room)}
-    assert len(seen) == 14
+        seen |= {("there", there), ("enters", bool(enters), passes), ("apart", prompts > room)}
+    assert len(seen) == 16
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -121,11 +126,13 @@ def test_a_policy_has_all_its_rounds_for_each_request(tmp_path: Path, more: int)
 
 def test_nobody_enters_where_all_wait_for_their_readers() -> None:
     """Also where the list has no place behind the last one: nothing there is looked at."""
-    state = make_case(pairs=2, slots=3).state
+    case = make_case(pairs=2, slots=3)
+    state, views = case.state, as_memoryviews(case.state)
     state.waiting[:], state.counts[S.WAITING_COUNT], state.pairs.unclaimed_entries[:] = range(6), 6, 0
-    assert first_to_enter(as_memoryviews(state)) == -1
+    state.requests.status[:] = S.WAITING
+    assert next_to_pass(case.limits, views, 0, 0, 1)[0] == -1
     state.pairs.unclaimed_entries[1] = 1
-    assert first_to_enter(as_memoryviews(state)) == 3
+    assert next_to_pass(case.limits, views, 0, 0, 1) == (3, False)
 
 
 def test_who_lacks_pages_and_who_gives_them_up(rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from support.scheduler_cases import Case, case_sizes, make_case, tokens
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT
-from blinkpy.scheduler.policies import BEST_EFFORT_US, SHIPPED, RequestFields, fcfs, load_policy, short_prompts
+from blinkpy.scheduler.policies import BEST_EFFORT_US, SHIPPED, RequestFields, fcfs, load_policy, priority, short_prompts
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import make_world
 
@@ -73,12 +73,53 @@ def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is
     case.finish()
 
 
-def test_nobody_overtakes_a_best_effort_request_that_yields() -> None:
-    """Neither one of its own class nor a latency-sensitive one, whatever room there is."""
+def test_best_effort_that_waits_is_passed_by_the_others_and_by_none_of_its_class() -> None:
+    """Whatever its rank: first come, first served here."""
     case = make_case(fcfs, **ROOM | {"tokens": 64})
     for n, best_effort in enumerate((0, 1, 0, 1, 0)):
         case.submit(tokens(4, n), 3, best_effort=best_effort)
-    assert [step(case) for _ in range(2)] == [{0: 4}, {0: 1, 1: 4, 2: 4, 3: 4, 4: 4}]
+    assert [step(case) for _ in range(2)] == [{0: 4, 2: 4, 4: 4}, {0: 1, 2: 1, 4: 1, 1: 4, 3: 4}]
+    case.finish()
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) -> None:
+    """Then nobody enters before it, although there is room, until best-effort prompts don't yield."""
+    case = make_case(fcfs, 1, yield_steps=bound, **ROOM | {"tokens": 64, "rows": 8})
+    case.submit(tokens(4), 30)
+    assert step(case) == {0: 4}
+    waits = case.submit(tokens(4, 1), 3, best_effort=1)
+    for n in range(2, 7):
+        case.submit(tokens(4, n), 30)
+    passing = list(range(2, 2 + bound))
+    expected: list[dict[int, int]] = [{0: 1} | dict.fromkeys(passing, 4)] if bound else []
+    expected += [{0: 1} | dict.fromkeys(passing, 1) | {1: 4} | dict.fromkeys(range(2 + bound, 7), 4)]
+    assert [step(case) for _ in expected] == expected
+    assert case.state.counts[S.PASSED] == 0
+    case.finish()
+    assert waits.ended
+
+
+def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.random.Generator) -> None:
+    """One of it waits at all times, before all others by rank: it comes behind yield_steps of these at most. Rows are few."""
+    bound, longest = int(rng.integers(1, 5)), int(rng.integers(4, 30))
+    case = make_case(priority, 1, yield_steps=bound, **ROOM | {"rows": int(rng.integers(2, 6))})
+    kinds, entered, passed = list[int](), set[int](), [0]
+    while len(passed) < 8:
+        waiting = case.state.requests.entry[case.state.requests.status == S.WAITING, WORD_BEST_EFFORT].tolist()
+        for kind in (1 - waiting.count(1)) * [1] + (4 - waiting.count(0)) * [0]:
+            case.submit(tokens(int(rng.integers(1, longest)), len(kinds)), 3, best_effort=kind, priority=-kind)
+            kinds.append(kind)
+        step(case)
+        running = case.state.requests.arrival[case.state.running[: case.state.counts[S.RUNNING_COUNT]]].tolist()
+        fresh = set(running) - entered
+        entered |= fresh
+        if any(kinds[number] for number in fresh):
+            passed.append(0)  # who enters behind it passes nobody
+        else:
+            passed[-1] += len(fresh)
+        assert len(kinds) < 400
+    assert max(passed) == bound, passed
     case.finish()
 
 
