@@ -72,9 +72,10 @@ def begin_yield(limits, state, lane, lanes):
     limits.yield_steps turns in a row."""
     counts = state.counts
     yielded = counts[S.YIELDED_TURNS]
-    first, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
-    yields = sensitive_prompt_runs(state, lane, lanes) or (first >= 0 and counts[S.RUNNING_COUNT] < limits.rows)
-    yields = yields and yielded < limits.yield_steps and best_effort_is_there(state, lane, lanes)
+    yields = best_effort_is_there(state, lane, lanes) and yielded < limits.yield_steps
+    if yields:
+        first, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
+        yields = sensitive_prompt_runs(state, lane, lanes) or (first >= 0 and counts[S.RUNNING_COUNT] < limits.rows)
     if lane == 0:
         counts[S.YIELDED_TURNS] = yielded + 1 if yields else 0
     barrier(lanes)

@@ -284,7 +284,7 @@ def test_pages_that_others_lack_are_none_of_best_effort() -> None:
 
 def test_others_keep_the_fast_path_when_best_effort_has_its_pages() -> None:
     sizes = {"pairs": 1, "slots": 8, "rows": 4, "tokens": 40, "pages": 100, "max_model_len": 40, "intake_entries": 8}
-    case = make_case(fcfs, 1, best_effort_pages=0.06, prefix_caching=False, **sizes)
+    case = make_case(fcfs, 1, best_effort_pages=0.06, yield_steps=0, prefix_caching=False, **sizes)
     for n in range(2):
         case.submit(tokens(9, n), 4, best_effort=1)
     case.submit(tokens(7, 2), 9)
