@@ -189,7 +189,7 @@ class SchedulerOptions:
         high=60_000,
     )
     flex_tpot_target_ms: int = option(
-        0, "the same for best-effort requests, at least tpot_target_ms (0: as that)", low=0, high=60_000
+        0, "the same for best-effort requests, at least tpot_target_ms (0: tpot_target_ms)", low=0, high=60_000
     )
     policy: str = option("short-prompts", "fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
 
@@ -232,7 +232,7 @@ class EngineOptions:
     restart: bool = option(True, "start an engine that died again; off: the server ends with exit code 1", commands="serve")
     engine_hang_s: int = option(
         60,
-        "seconds that the engine's loop may stand still before it is killed (0: any)",
+        "seconds that the engine's loop may stand still before it is killed (0: it never is)",
         low=0,
         high=86_400,
         commands="serve",

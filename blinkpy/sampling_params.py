@@ -39,7 +39,7 @@ _Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace=
 
 
 class SamplingParams(_Values):
-    """How to generate; vLLM's names and defaults, a field for each parameter of docs/api.md but cache_salt.
+    """How to generate; vLLM's names and defaults. A field for each sampling parameter of docs/api.md, but no cache_salt.
 
     n: outputs for each prompt, which is computed once; their seeds count up. max_tokens None: up to the model's context. seed
     None: a random one. logprobs: of the generated tokens and of this number (0 to 20) of most likely ones, from the model's

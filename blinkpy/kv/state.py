@@ -62,7 +62,7 @@ BATCH_COUNTS = 8
 (
     FORECAST_SLOT,  # request slot
     FORECAST_PAIR,  # its queue pair
-    FORECAST_CQ_INDEX,  # entry of the completion queue that its word goes to
+    FORECAST_CQ_INDEX,  # entry of the completion ring that its word goes to
     FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
@@ -81,7 +81,7 @@ FORECAST_SCORES = 8  # the token must be the next one of the prompt
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
-STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion queue is full; a step that is cut has it, and has not ended
+STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion ring is full; a step that is cut has it, and has not ended
 OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, so its end is not published
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
@@ -95,7 +95,7 @@ NOTE_SHIFT = 8
 
 # State.pace, see scheduler/pace.py
 (
-    PACE_STEP_NS,  # that the next step will take, as far as one can tell; limits.pace_ns at most
+    PACE_STEP_NS,  # that the next step will take, as far as one can tell; limits.best_effort_pace_ns at most
     PACE_TOKEN_NS,  # when the last step's tokens came
     PACE_SINCE_NS,  # since when the next step is held; 0: it is not
     PACE_DUE_NS,  # until when, if nothing happens; 0: it is not held
@@ -206,12 +206,12 @@ class Pairs(NamedTuple):
     sq_tail: Int64  # entries announced
     cq_head: Int64  # completions read
     cq_tail: Int64  # completions published
-    unclaimed_entries: Int64  # of the completion queue: free, and no running request counts on them; while planning
+    unclaimed_entries: Int64  # of the completion ring: free, and no running request counts on them; while planning
     heartbeat: Int64  # last one seen
     heartbeat_ns: Int64  # when it changed
     granted_ns: Int64  # when the epoch was granted
-    verdict: Int64  # REVOKE and GRANT bits of this turn
-    reserved: Int64  # free entries of the completion queue that a suspended step's tokens will take
+    verdict: Int64  # bits of this turn: REVOKE, with EXPIRED or BROKEN where that is why; GRANT
+    reserved: Int64  # free entries of the completion ring that a suspended step's tokens will take
 
 
 class Inbox(NamedTuple):

@@ -2,7 +2,17 @@
 
 `make_phases(policy)` gives the device functions overlap, schedule and publish, which the loop on the GPU runs as kernels
 (kernels/loop/loop_kernels.py), and `turn`, all three in order, which runs on the host as plain Python or compiled by njit
-(scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or pace.py; it returns at once when it has nothing to do.
+(scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or a module beside this one (pace, suspension, yielding).
+It returns at once when it has nothing to do.
+
+To read a turn: docs/glossary.md has the words, and docs/verification.md the rules that the phases follow:
+
+    overlap    validate_front_words R1, intake R2, rank_waiting R3, count_computed R4, grow_for_forecast R5
+    schedule   goes_on R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8, update_stalls R9,
+               holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, plan_batch R15,
+               interrupt_or_resume R24
+
+R14 and R18 to R20 are of pages, tenants and best effort in several phases; R21 and R23 of steps that are cut.
 """
 
 from collections.abc import Callable

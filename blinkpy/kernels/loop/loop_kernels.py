@@ -1,8 +1,8 @@
 """The kernels that the loop on the GPU runs beside and after each step: the parts of a turn.
 
-Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to the step graph,
-and writes times into the trace. `publish` and `overlap` run beside a step: `publish` at its begin,
-with what `schedule` left, `overlap` near its end. See blinkpy.engine.loop_graph.
+Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to the step graph, and
+writes times into the trace. `publish` and `overlap` run beside a step: `publish` at its begin, with what `schedule` left,
+`overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
 from collections.abc import Callable
@@ -118,12 +118,14 @@ def ask_for_copy(loop, position):
 
 
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `schedule`. Its arguments: the table, int64 [words + 3 * buckets], and behind it the step graph by
-    bucket and by 1 if the batch has prefill chunks, 2 if it is cut into groups of layers; uint64 [graphs + 1], handles of the
-    WHILE nodes around each step graph, the last one for turns without a step; uint64, handles of the IF nodes around the groups
-    of each graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on; the loop's words; the trace, int64
-    [rows, TRACE_COLUMNS]; handles of the
-    loop's WHILE and SWITCH nodes; index of the graph that the kernel is a part of, -1 for none.
+    """The Python function of `schedule`. Its arguments:
+
+    table: int64 [words + 3 * buckets], the table, and behind it the step graph by bucket and by 0 for decode rows alone, 1 with
+    prefill chunks, 2 for a step that is cut into groups of layers. repeat: uint64 [graphs + 1], handles of the WHILE nodes
+    around each graph, the last one for turns without a step. parts: uint64, handles of the IF nodes around the groups of each
+    graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on. loop: the loop's words. trace: int64 [rows,
+    TRACE_COLUMNS]. while_handle, switch_handle: of the loop's WHILE and SWITCH nodes. own: index of the graph that the kernel
+    is a part of, -1 for none.
     """
     read, schedule, publish, shared_words = (
         table_reader(kind),

@@ -1,6 +1,6 @@
-"""Completion words: their positions in the completion queues, and publishing them.
+"""Completion words: their positions in the completion rings, and publishing them.
 
-A list of items (rows of a batch, or requests whose last completion waits for room) goes to the queues of several pairs. The
+A list of items (rows of a batch, or requests whose last completion waits for room) goes to the rings of several pairs. The
 position of an item is its number among the items of its pair, in list order, from a scan that counts four pairs at once.
 """
 

@@ -1,4 +1,4 @@
-"""New requests from the submission queues. All of it is checked here, so later phases can rely on it.
+"""New requests from the submission rings. All of it is checked here, so later phases can rely on it.
 
 Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only harm itself.
 """

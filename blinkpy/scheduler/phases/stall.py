@@ -1,4 +1,4 @@
-"""Requests stall while their reader is behind: a request produces a token when its completion queue has an entry for it."""
+"""Requests stall while their reader is behind: a request produces a token when its completion ring has an entry for it."""
 
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided

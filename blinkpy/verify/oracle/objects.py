@@ -24,7 +24,7 @@ class Pair:
     sq_tail: int = 0
     cq_head: int = 0
     cq_tail: int = 0
-    unclaimed: int = 0  # entries of the completion queue that no running request counts on
+    unclaimed: int = 0  # entries of the completion ring that no running request counts on
     # By epoch, digest and whether they are token rules, in the order of their use.
     grammars: dict[GrammarKey, ByteAutomaton | TokenRules] = field(default_factory=dict)
 
