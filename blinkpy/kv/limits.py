@@ -41,7 +41,7 @@ class Limits(NamedTuple):
     sensitive_step_tokens: int  # of prompts, in a step for which best-effort prompts yield; tokens: no such limit
     best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
     step_groups: int  # of layers, into which the largest step is cut if it has best-effort prompts; 1: none is
-    cut_tokens: int  # a step of as many tokens is not cut
+    cut_tokens: int  # a step of as many tokens or fewer is not cut
     suspend_steps: int  # that interrupt one step, at most
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)

@@ -49,10 +49,10 @@ COUNTS = 19
 (
     ROWS,
     TOKENS,
-    DECODE_ROWS,
-    BUCKET,
-    MAX_CONTEXT,
-    EMITS,
+    DECODE_ROWS,  # of one token each; they come first
+    BUCKET,  # index in Buckets
+    MAX_CONTEXT,  # the greatest of context_lengths
+    EMITS,  # rows whose last token gives a sampled one
     GROUPS,  # of layers, with a turn behind each: see scheduler/suspension.py
     GROUP,  # that the step runs next, or that has just run; above 0 the turn before planned no new batch
 ) = range(8)
@@ -182,7 +182,7 @@ class Grammars(NamedTuple):
 
     epoch: Int64  # [G] of the queue pair that the words came from; 0: the slot is empty
     digest: Int64  # [G] as its front end says
-    used: Int64  # [G] grammars and rules that were taken, with the last time of this one; 0: the slot is empty
+    used: Int64  # [G] when it was taken last, in grammars and rules that were taken by then; 0: the slot is empty
     words: Int32  # [G, W] the packed form of byte_automaton or token_rules
     token_place: Int32  # [V, 2] token_bytes.TokenBytes
     token_bytes: Int32  # [n]
@@ -296,7 +296,7 @@ class Scratch(NamedTuple):
     position: Int32  # [M]
     word: Int64  # [M]
     total: Int64  # [Q]
-    entry: Int32  # [32]
+    entry: Int32  # [SQ_ENTRY_WORDS] the entry that intake looks at
 
 
 class NoFaultWord(NamedTuple):
