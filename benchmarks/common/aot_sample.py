@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 SIZES = frozenset(
     (
         *("N", "K", "E", "H", "KVH", "D", "HIDDEN", "WIDTH", "OUT_STRIDE", "ROTARY", "WINDOW"),
-        *("ALPHA", "FACTOR", "LIMIT", "SOFTCAP"),
+        *("ALPHA", "FACTOR", "LIMIT", "SOFTCAP", "GROWTH", "PERIOD"),
     )
 )
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have

@@ -45,6 +45,7 @@ SHAPES = [
     {"heads": 16, "kv_heads": 1, "head_dim": 128, "page": 16, "window": 300},
     {"heads": 16, "kv_heads": 8, "head_dim": 256, "page": 16, "window": 300, "cap": 1.0},  # Gemma 2
     {"heads": 64, "kv_heads": 8, "head_dim": 64, "page": 16, "window": 128, "sinks": True},  # gpt-oss
+    {"heads": 40, "kv_heads": 8, "head_dim": 128, "page": 16, "window": 256, "chunked": True},  # Llama 4
 ]
 
 
@@ -59,7 +60,8 @@ def test_norm(rng: np.random.Generator, dtype: torch.dtype, hidden: int) -> None
 @both_dtypes
 @pytest.mark.parametrize(("shape", "norm", "rotary"), [(0, False, 128), (1, True, 128), (3, False, 96), (2, False, 96)])
 def test_rope(rng: np.random.Generator, dtype: torch.dtype, shape: int, norm: bool, rotary: int) -> None:
-    rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, **SHAPES[shape])
+    for period in (0, 11):  # of queries that grow
+        rope_case(rng, CUDA, dtype, norm=norm, rotary=rotary, tokens=37, bucket=48, period=period, **SHAPES[shape])
 
 
 @both_dtypes
@@ -74,7 +76,10 @@ def test_attention_of_a_mixed_batch(rng: np.random.Generator, dtype: torch.dtype
 @both_dtypes
 @pytest.mark.parametrize(
     ("shape", "norm", "rotary"),
-    [(0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96), (7, False, 256), (8, False, 64)],
+    [
+        *((0, False, 128), (1, True, 128), (3, False, 96), (4, False, 64), (6, True, 96), (7, False, 256), (8, False, 64)),
+        (9, True, 128),
+    ],
 )
 @pytest.mark.parametrize("rows", [1, 13, 64])
 def test_attention_with_new_tokens(
@@ -86,7 +91,10 @@ def test_attention_with_new_tokens(
     plan = plan_decode(rows, sizes["kv_heads"], 4096, sm_count, dtype, head_dim=dim)
     few = DecodePlan(splits=8, min_tiles=1, block_n=32)
     for chosen in (plan, few):
-        new_tokens_case(rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, **sizes)
+        period = int(rng.integers(2)) * 500
+        new_tokens_case(
+            rng, CUDA, dtype, contexts, norm=norm, rotary=rotary, plan=chosen, bucket=rows + 3, period=period, **sizes
+        )
 
 
 @both_dtypes

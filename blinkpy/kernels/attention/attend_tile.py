@@ -18,6 +18,12 @@ def paged_offsets(page_table_ptr, position, visible, kv_head, KVH: tl.constexpr,
 
 
 @triton.jit
+def first_visible(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The first position that queries see, which are at these: the last WINDOW, or with CHUNKED all of their chunk of as many."""
+    return position // WINDOW * WINDOW if CHUNKED else tl.maximum(position - WINDOW + 1, 0)
+
+
+@triton.jit
 def capped_scores(score, SOFTCAP: tl.constexpr):
     """SOFTCAP * tanh(score / SOFTCAP), to 1e-7 of it, of float32 scores in base 2; 0: as they are."""
     if SOFTCAP > 0:

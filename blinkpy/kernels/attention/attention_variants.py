@@ -30,6 +30,8 @@ class NewTokens(NamedTuple):
     sin: torch.Tensor  # float32 [max_len, rotary / 2]
     norms: tuple[torch.Tensor, torch.Tensor] | None = None  # RMSNorm weights [head_dim] of queries and keys
     eps: float = 1e-6
+    query_growth: float = 0.0  # queries are multiplied by 1 + query_growth * log(1 + (position + 1) // query_period)
+    query_period: int = 0  # 0: they are not
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class AttentionCall:
     last_tokens: bool = False  # all rows, prefill chunks too, each with its last token only
     pdl: bool = False
     softcap: float = 0.0  # c makes c * tanh(score / c) of a score; 0: as it is
+    chunked: bool = False  # a query sees those of its own chunk of `window` tokens, from the chunk's first one to itself
 
 
 @dataclass(frozen=True)

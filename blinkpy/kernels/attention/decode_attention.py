@@ -16,6 +16,7 @@ from blinkpy.kernels.attention.attend_tile import (
     attend_tile,
     attend_tile_of_bytes,
     capped_scores,
+    first_visible,
     join_columns,
     paged_offsets,
     sink_weight,
@@ -28,11 +29,11 @@ from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
 @triton.jit
-def split_bounds(context, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_N: tl.constexpr,
-                 OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
+def split_bounds(context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
+                 BLOCK_N: tl.constexpr, OVERLAP_PREFILL: tl.constexpr):  # fmt: skip
     """(first visible position, first tile, tiles, tiles of a split, splits in use) of a row with this context. The arithmetic is
     the same in every split of a row."""
-    first_position = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
+    first_position = first_visible(context - 1, WINDOW, CHUNKED) if WINDOW > 0 else 0
     first_tile = first_position // BLOCK_N
     tiles = tl.cdiv(context, BLOCK_N) - first_tile
     per_split = tl.maximum(tl.cdiv(tiles, SPLITS), MIN_TILES)
@@ -53,7 +54,8 @@ def begin_split(
     context,  # with the new token
     scale, k_scale, v_scale, eps,  # floats; k_scale and v_scale of the cache's numbers (FP8 only), which is in `scale`, too
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, FUSED: tl.constexpr, ROTARY: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """(queries [BLOCK_M, BLOCK_D], the new value, float32 [BLOCK_D], and maximum and total, float32 [BLOCK_M], to begin with).
     FUSED: the queries are rotated here; split 0 writes the new key and value to the cache, and its sums begin with them. Other
@@ -75,7 +77,7 @@ def begin_split(
         loaded = (group <= G)[:, None] & present[None, :]
         q = load_rotated(
             token_at + source * D, loaded, is_query, group[:, None] <= G, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr,
-            context - 1, eps, D, ROTARY, NORM, BLOCK_D,
+            context - 1, eps, D, ROTARY, NORM, GROWTH, PERIOD, BLOCK_D,
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         k_new = tl.sum(tl.where((group == G)[:, None], q.to(tl.float32), 0.0), 0)
         if split == 0:
@@ -203,9 +205,10 @@ def _decode_attention(
     scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    CHUNKED: tl.constexpr,  # those of its own chunk of WINDOW tokens instead
     LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
     FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
-    ROTARY: tl.constexpr, NORM: tl.constexpr,
+    ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
     SINKS: tl.constexpr,  # each row's softmax has one more share, added once, to the sum of all splits
     SPLITS: tl.constexpr,  # most splits of a row, power of two
     MIN_TILES: tl.constexpr,  # fewest tiles of BLOCK_N positions worth a split
@@ -234,7 +237,7 @@ def _decode_attention(
     if FP8:  # constants of the model
         k_scale, v_scale = tl.load(scales_ptr + kv_head), tl.load(scales_ptr + KVH + kv_head)
         scale *= k_scale
-    bounds = split_bounds(context, WINDOW, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
+    bounds = split_bounds(context, WINDOW, CHUNKED, SPLITS, MIN_TILES, BLOCK_N, OVERLAP_PREFILL)
     first_position, first_tile, tiles, per_split, active = bounds
     if not OVERLAP_PREFILL:
         launch.wait_for_predecessor(PDL)
@@ -244,7 +247,8 @@ def _decode_attention(
         cached = context - 1 if FUSED else context
         q, value_new, first_maximum, total = begin_split(
             q_ptr, k_ptr, v_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, cache_slots_ptr, row, token, q_stride, split,
-            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, BLOCK_M, BLOCK_D, SOFTCAP, FP8,
+            kv_head, context, scale, k_scale, v_scale, eps, H, KVH, D, P, FUSED, ROTARY, NORM, GROWTH, PERIOD, BLOCK_M, BLOCK_D,
+            SOFTCAP, FP8,
         )  # fmt: skip
         maximum = first_maximum
         if BYTES:
@@ -289,7 +293,7 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
     its own `overlap_prefill`; both then run at the same time."""
     scratch = check_decode(call, plan)
     (keys, values, page_table, _), (scales, fp8), batch, q = call.cache, scales_of(call.cache), call.batch, call.q
-    _, cos, sin, norms, eps = call.new or NewTokens(q, q, q, eps=0.0)  # or whatever: it is not read
+    _, cos, sin, norms, eps, growth, period = call.new or NewTokens(q, q, q, eps=0.0)  # or whatever: it is not read
     q_norm, k_norm = norms or (q, q)
     (_, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, keys.shape
     block_d, block_g = triton.next_power_of_2(head_dim), triton.next_power_of_2(heads // kv_heads)
@@ -298,9 +302,10 @@ def decode_attention(call: AttentionCall, plan: DecodePlan) -> None:
         q, keys, values, call.out, scratch.partial, scratch.state, scratch.arrivals, page_table, batch.row_slots,
         batch.context_lengths, batch.query_starts, batch.counts, q_norm, k_norm, cos, sin, batch.cache_slots,
         q if call.sinks is None else call.sinks, scales, q.stride(0), page_table.shape[1], call.scale * LOG2_E.value, eps,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, LAST_TOKENS=call.last_tokens,
-        FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0, NORM=norms is not None,
-        SINKS=call.sinks is not None, SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window, CHUNKED=call.chunked,
+        LAST_TOKENS=call.last_tokens, FUSED=call.new is not None, ROTARY=2 * cos.shape[1] if call.new else 0,
+        NORM=norms is not None, GROWTH=growth, PERIOD=period, SINKS=call.sinks is not None,
+        SPLITS=plan.splits, MIN_TILES=plan.min_tiles, BLOCK_N=plan.block_n,
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads + 1)),
         BLOCK_G=block_g, BLOCK_D=block_d, SPLITS_AT_ONCE=min(plan.splits, max(1, 4096 // (block_g * block_d))),
         PRECISION=launch.dot_precision(q.dtype), SOFTCAP=call.softcap, EARLY_TRIGGER=plan.early_trigger,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, as_half, attend_tile, paged_offsets, sink_weight
+from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, as_half, attend_tile, first_visible, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
 from blinkpy.kernels.attention.fp8_cache import scales_of
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
@@ -84,9 +84,9 @@ def attend_chunk(
     start, length,  # first token of the chunk; its tokens
     context,  # tokens of the sequence
     first_query,  # of the tile, in the chunk
-    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
+    H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, EVERY_ROW: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """One tile: BLOCK_M / BLOCK_G queries of a chunk, for the heads of one group."""
     G: tl.constexpr = H // KVH
@@ -104,7 +104,7 @@ def attend_chunk(
     first_position = context - length + first_query
     end = tl.minimum(context, first_position + BLOCK_Q)  # past the last position that any query here sees
     if WINDOW > 0:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        begin = first_visible(first_position, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
         unmasked_end = begin
     elif EVERY_ROW:  # what tiles without a mask compute may differ in the last bit, and which ones are depends on other queries
         begin = 0
@@ -133,7 +133,7 @@ def attend_chunk(
         at = paged_offsets(table, position, present, kv_head, KVH, P, D)
         visible = position[None, :] <= query_position[:, None]
         if WINDOW > 0:
-            visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
+            visible = visible & (position[None, :] >= first_visible(query_position, WINDOW, CHUNKED)[:, None])
         accumulator, maximum, total = attend_tile(
             q, accumulator, maximum, total, k_ptr, v_ptr, at, present, visible, scale,
             D, BLOCK_D, MASK=True, ALL=False, PRECISION=PRECISION, SOFTCAP=SOFTCAP,
@@ -162,6 +162,7 @@ def _prefill_attention(
     scale,  # float, softmax scale * log2(e)
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
+    CHUNKED: tl.constexpr,  # those of its own chunk of WINDOW tokens instead
     SINKS: tl.constexpr,  # the softmax has one more share, without a value
     ROWS: tl.constexpr,  # power of two >= B
     BLOCK_M: tl.constexpr,  # query tokens of a tile * BLOCK_G
@@ -203,7 +204,8 @@ def _prefill_attention(
             table = page_table_ptr + tl.load(row_slots_ptr + row).to(tl.int64) * pages_per_slot
             attend_chunk(
                 q_ptr, k_ptr, v_ptr, sinks_ptr, scales_ptr, out_ptr, table, q_stride, scale, kv_head, start, length, context,
-                first_query, H, KVH, D, P, WINDOW, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, EVERY_ROW, SOFTCAP, FP8,
+                first_query, H, KVH, D, P, WINDOW, CHUNKED, SINKS, BLOCK_M, BLOCK_N, BLOCK_G, BLOCK_D, PRECISION, EVERY_ROW,
+                SOFTCAP, FP8,
             )  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
         call.q, keys, values, call.q if call.sinks is None else call.sinks, scales, call.out, page_table, batch.row_slots,
         batch.query_starts, batch.context_lengths, batch.counts, call.q.stride(0), page_table.shape[1],
         call.scale * LOG2_E.value, H=heads, KVH=kv_heads, D=head_dim, P=page_size, WINDOW=call.window,
-        SINKS=call.sinks is not None, ROWS=triton.next_power_of_2(call.rows),
+        CHUNKED=call.chunked, SINKS=call.sinks is not None, ROWS=triton.next_power_of_2(call.rows),
         BLOCK_M=block_m, BLOCK_N=plan.block_n, BLOCK_G=block_g, BLOCK_D=triton.next_power_of_2(head_dim),
         PRECISION=launch.dot_precision(call.q.dtype), EVERY_ROW=plan.every_row, SOFTCAP=call.softcap, FP8=fp8,
         OVERLAP_PREFILL=plan.overlap_prefill,

@@ -19,9 +19,10 @@ def load_rotated(
     rotates,  # [HEADS, 1] query and key heads; the others are loaded as they are
     q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
-    position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position."""
+    """float32 [HEADS, BLOCK]: heads of one token, normed and rotated for its position; queries grown for it, with a PERIOD."""
     # The partner of element i is i + ROTARY / 2 in the lower half, i - ROTARY / 2 in the upper one.
     HALF: tl.constexpr = ROTARY // 2
     column = tl.arange(0, BLOCK)[None, :]
@@ -43,7 +44,11 @@ def load_rotated(
     angle = position.to(tl.int64) * HALF + tl.where(lower, column, column - HALF)
     cos = tl.load(cos_ptr + angle, mask=column < ROTARY, other=1.0)
     sin = tl.load(sin_ptr + angle, mask=column < ROTARY, other=0.0)
-    return tl.where(turned, x * cos + tl.where(lower, -partner, partner) * sin, x)
+    x = tl.where(turned, x * cos + tl.where(lower, -partner, partner) * sin, x)
+    if PERIOD > 0:
+        periods = ((position + 1) // PERIOD).to(tl.float32)
+        x = tl.where(is_query, x * (1.0 + GROWTH * tl.log(1.0 + periods)), x)
+    return x
 
 
 @triton.jit
@@ -66,6 +71,8 @@ def _rope_and_cache(
     P: tl.constexpr,  # elements of a head, tokens of a page
     ROTARY: tl.constexpr,  # leading elements of a head that rotate, halves paired (i, i + ROTARY / 2)
     NORM: tl.constexpr,  # RMSNorm of each query and key head first (Qwen3)
+    GROWTH: tl.constexpr,
+    PERIOD: tl.constexpr,  # of NewTokens; queries grow with their position (Llama 4)
     HEADS: tl.constexpr,  # heads of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= D
     FP8: tl.constexpr,  # the cache has FP8 numbers
@@ -82,7 +89,7 @@ def _rope_and_cache(
         position = tl.load(positions_ptr + token)
         x = load_rotated(
             at, inside, head < H, head < H + KVH, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, position, eps, D, ROTARY, NORM,
-            BLOCK,
+            GROWTH, PERIOD, BLOCK,
         )  # fmt: skip
 
         # All loads of a head are in this program, and its partner loads come before its store.
@@ -112,21 +119,21 @@ def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: i
     token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
     """
     check_new_tokens(new, cache, batch, heads)
-    (qkv, cos, sin, norms, eps), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
+    (qkv, cos, sin, norms, eps, growth, period), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)
     _, kv_heads, page_size, head_dim = keys.shape
     (q_norm, k_norm), size = norms or (qkv, qkv), heads + 2 * kv_heads
     block = triton.next_power_of_2(head_dim)
     per_program = min(triton.next_power_of_2(size), max(1, 1024 // block))
     _rope_and_cache[(len(qkv), triton.cdiv(size, per_program))](
         qkv, q_norm, k_norm, cos, sin, batch.positions, batch.cache_slots, keys, values, scales, batch.counts, eps,
-        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, HEADS=per_program,
-        BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
+        H=heads, KVH=kv_heads, D=head_dim, P=page_size, ROTARY=2 * cos.shape[1], NORM=norms is not None, GROWTH=growth,
+        PERIOD=period, HEADS=per_program, BLOCK=block, FP8=fp8, PDL=pdl, num_warps=4, **launch.options(pdl),
     )  # fmt: skip
 
 
 def check_new_tokens(new: NewTokens, cache: PagedKV, batch: BatchView, heads: int) -> None:
     """Raise ValueError or TypeError unless the new tokens fit the cache and the batch."""
-    (qkv, cos, sin, norms, _), (_, kv_heads, _, head_dim) = new, cache.keys.shape
+    (qkv, cos, sin, norms, *_), (_, kv_heads, _, head_dim) = new, cache.keys.shape
     q_norm, k_norm = norms or (None, None)
     launch.check_tensors(
         (qkv, "qkv", (None, (heads + 2 * kv_heads) * head_dim)),

@@ -64,6 +64,7 @@ def _expert_gate_up(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
+    SCALE_INPUTS: tl.constexpr,  # by the weights of the experts
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -74,11 +75,12 @@ def _expert_gate_up(
     launch.wait_for_predecessor(PDL)
     launch.release_successor(PDL)  # not before the wait: _expert_down reads the logits before its own
     valid = token < tl.load(counts_ptr + COUNT_TOKENS)
-    ids, _ = pick_experts(
+    ids, shares = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
     )
     if valid:
-        expert = tl.sum(tl.where(tl.arange(0, BLOCK_TOP) == assignment % TOP_K, ids, 0), 0)
+        own = tl.arange(0, BLOCK_TOP) == assignment % TOP_K
+        expert = tl.sum(tl.where(own, ids, 0), 0)
         weights = w_ptr + expert.to(tl.int64) * (2 * N * K)
         scales = scale_ptr + expert.to(tl.int64) * scale_count(2 * N, K, SCALES)
         gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -96,6 +98,9 @@ def _expert_gate_up(
         if SCALES == ROW_SCALES:
             y *= _tile_scales(scales, n, 0, 2 * N, K, SCALES)
             y_up *= _tile_scales(scales, N + n, 0, 2 * N, K, SCALES)
+        if SCALE_INPUTS:  # the products are linear
+            share = tl.sum(tl.where(own, shares, 0.0), 0)
+            y, y_up = y * share, y_up * share
         if BIAS:
             y += tl.load(bias_ptr + expert * (2 * N) + n, mask=n < N, other=0.0).to(tl.float32)
             y_up += tl.load(bias_ptr + expert * (2 * N) + N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -116,7 +121,7 @@ def _expert_down(
     N: tl.constexpr, K: tl.constexpr, E: tl.constexpr, TOP_K: tl.constexpr, NORMALIZE: tl.constexpr, SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, FACTOR: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_TOP: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, SCALES: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALE_INPUTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and TOP_K == BLOCK_TOP
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -127,6 +132,8 @@ def _expert_down(
     ids, shares = pick_experts(
         logits_ptr + token * E, selection_bias_ptr, E, TOP_K, NORMALIZE, SIGMOID, GROUPS, KEPT, FACTOR, BLOCK_E, BLOCK_TOP
     )
+    if SCALE_INPUTS:  # which _expert_gate_up has done
+        shares = chosen.to(tl.float32)
     row = w_ptr + (ids.to(tl.int64)[:, None] * N + n[None, :]) * K
     scales = scale_ptr + ids.to(tl.int64)[:, None] * scale_count(N, K, SCALES)
     x_row = x_ptr + (token * TOP_K + choice)[:, None] * K
@@ -165,14 +172,15 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "BLOCK_N": 4, "STAGES": 4, "PDL": pdl, **padded}
     kind = {"": 0, "rows": ROW_SCALES.value, "blocks": BLOCK_SCALES.value}[shape.fp8]
-    sizes |= {"BIAS": call.biases is not None, "SCALES": kind, **launch.options(pdl)}
+    scales_inputs = call.selection.scales_inputs
+    sizes |= {"BIAS": call.biases is not None, "SCALES": kind, "SCALE_INPUTS": scales_inputs, **launch.options(pdl)}
     unread = (call.x, call.x)
     biases, scales = call.biases or unread, unread if call.fp8 is None else tuple(matrix.scales for matrix in call.fp8)
     selection_bias, chosen = call.selection.bias_or(call.logits), call.selection.options
     _expert_gate_up[(triton.cdiv(shape.width, 4), len(call.x) * shape.top_k)](
         call.x, call.gate_up, scales[0], biases[0], call.logits, selection_bias, call.counts, inner,
         N=shape.width, K=shape.hidden, BLOCK_K=128, ALPHA=call.clamp.alpha, LIMIT=call.clamp.limit,
-        num_warps=1, **chosen | {"NORMALIZE": True}, **sizes,
+        num_warps=1, **chosen if scales_inputs else chosen | {"NORMALIZE": True}, **sizes,
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
         inner, call.down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
@@ -192,6 +200,9 @@ VARIANT = ExpertVariant(
         ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), ties=True),
         ExpertCase(3, 3, ExpertShape(12, 5, 20, 12), groups=3, factor=2.5),
         ExpertCase(2, 2, ExpertShape(7, 3, 20, 12), clamp=Clamp(1.702, 1.0), biases=True),
+        ExpertCase(3, 4, ExpertShape(11, 3, 20, 12), scales_inputs=True, biases=True, factor=1.5),
+        ExpertCase(1, 1, ExpertShape(4, 1, 136, 132, fp8="rows"), scales_inputs=True, normalize=False),
+        ExpertCase(2, 2, ExpertShape(16, 1, 5120, 1024), scales_inputs=True, normalize=False),
         *(ExpertCase(1, 1, ExpertShape(3, 2, 136, 132, fp8=kind), biases=kind == "rows") for kind in ("rows", "blocks")),
         *(ExpertCase(1, 1, ExpertShape(16, 8, 2048, 768, fp8=kind)) for kind in ("rows", "blocks")),
         ExpertCase(1, 1, ExpertShape(9, 8, 2048, 768)),

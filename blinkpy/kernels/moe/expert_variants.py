@@ -44,8 +44,8 @@ SILU = Clamp(0.0, 0.0)
 @dataclass(frozen=True)
 class ExpertCall:
     """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
-    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax. With a
-    bias in the selection both are as it has them.
+    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax, unless
+    the selection has them otherwise. Where it scales inputs, an expert's weight multiplies x for it, and not its result.
 
     MXFP4 matrices are uint8 and half as long in their last dimension, two weights a byte, the first in its lower half. Their
     scales belong to 32 weights each, and are powers of two with an offset of 127."""
@@ -88,10 +88,13 @@ class ExpertCase(NamedTuple):
     factor: float = 1.0
     clamp: Clamp = SILU
     biases: bool = False
+    scales_inputs: bool = False  # by sigmoids of the logits that are chosen
 
     def selection(self, bias: torch.Tensor) -> Selection:
         """bias: float32 [experts], which the case may leave aside."""
         groups = max(1, self.groups)
+        if self.scales_inputs:
+            return Selection(self.normalize, self.factor, sigmoid=True, scales_inputs=True)
         return Selection(self.normalize, self.factor, groups, (groups + 1) // 2, bias if self.groups else None)
 
     @property

@@ -44,6 +44,8 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         (scratch.inner, "inner results", (AtLeast(assignments * shape.width),), dtype),
         (scratch.results, "results", (AtLeast(assignments * shape.hidden),), dtype),
     )
+    if shape.mxfp4 and call.selection.scales_inputs:
+        raise ValueError("experts whose inputs are scaled are not supported with MXFP4")
     if not VARIANTS[plan.variant].supports(shape, 1):
         raise ValueError(f"expert variant {plan.variant!r} does not compute {shape}")
     VARIANTS[plan.variant].launch(call, plan.prepared)

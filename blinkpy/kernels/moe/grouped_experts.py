@@ -26,6 +26,7 @@ def _expert_linear(
     x_scale_ptr,  # float32 [rows], or [rows, GROUPS] (FP8 only)
     w_scale_ptr,  # float32 [E, N], or [E, N / 128, GROUPS]; with SWIGLU for 2 * N (FP8 only)
     bias_ptr,  # [E, N or 2 * N] (BIAS only)
+    shares_ptr,  # float32 [T * TOP_K] weights of the experts, by assignment (SCALE_INPUTS only)
     out_ptr,  # [T * TOP_K, N] results by assignment
     assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
@@ -34,6 +35,7 @@ def _expert_linear(
     BLOCK_K: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,  # of clamped_times
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
+    SCALE_INPUTS: tl.constexpr,  # each row by the weight of its assignment
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -82,6 +84,10 @@ def _expert_linear(
             accumulator = scaled(accumulator, x_scale, tl.load(w_scales + n, mask=n < N, other=0.0), False)
             if SWIGLU:
                 upper = scaled(upper, x_scale, tl.load(w_scales + N + n, mask=n < N, other=0.0), False)
+        if SCALE_INPUTS:  # the products are linear
+            share = tl.load(shares_ptr + assignment, mask=valid, other=0.0)[:, None]
+            accumulator *= share
+            upper *= share
         if BIAS:
             bias = bias_ptr + expert * ROWS + n
             accumulator += tl.load(bias, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -98,7 +104,9 @@ def _combine(
     weights_ptr,  # float32 [T, TOP_K]
     out_ptr,  # [T, HIDDEN] residual stream, to which the weighted sum is added
     counts_ptr,  # int64 [8] batch header
-    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # else the plain sum is added
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -110,7 +118,7 @@ def _combine(
         total = tl.zeros([BLOCK], tl.float32)
         for choice in tl.static_range(TOP_K):  # in the order of the choices: the sum does not depend on the batch
             y = tl.load(y_ptr + (first + choice) * HIDDEN + column, mask=inside, other=0.0).to(tl.float32)
-            total += tl.load(weights_ptr + first + choice) * y
+            total += tl.load(weights_ptr + first + choice) * y if WEIGHTED else y
         at = out_ptr + token.to(tl.int64) * HIDDEN + column
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
@@ -126,6 +134,7 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
     fp8: tuple[torch.Tensor, torch.Tensor] | None = None,
+    shares: torch.Tensor | None = None,
     clamp: Clamp = SILU,
     swiglu: bool = False,
     pdl: bool = False,
@@ -134,17 +143,19 @@ def grouped_linear(
 
     x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2 * N, K], gate
     then up; out: [T * top_k, N], of which only the rows of routed assignments are written. bias, scales (of MXFP4), clamp (with
-    swiglu): as in ExpertCall. fp8: scales of x and weight, which are FP8 then; of blocks, a step over K is within one.
+    swiglu): as in ExpertCall. shares: float32 [T, top_k], of which each assignment's multiplies its row; not with
+    MXFP4. fp8: scales of x and weight, which are FP8 then; of blocks, a step over K is within one.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
     kind = 0 if fp8 is None else ROW_SCALES.value if fp8[0].dim() == 1 else BLOCK_SCALES.value
     least, most = LEAST_BLOCK_K if packed else 32 if fp8 else 16, BLOCK if kind == BLOCK_SCALES.value else tile.block_k
-    operands, how = (packed, {}) if packed else (fp8 or (x, x), {"SCALES": kind})
+    operands, how = (packed, {}) if packed else (fp8 or (x, x), {"SCALES": kind, "SCALE_INPUTS": shares is not None})
+    of_rows = () if packed else (x if shares is None else shares,)
     kernel = packed_linear if packed else _expert_linear
     kernel[(len(routing.block_experts) * triton.cdiv(n, tile.block_n),)](
-        x, weight.view(torch.int32) if packed else weight, *operands, x if bias is None else bias, out, routing.assignments,
-        routing.block_experts, x.stride(0),
+        x, weight.view(torch.int32) if packed else weight, *operands, x if bias is None else bias, *of_rows, out,
+        routing.assignments, routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
         BLOCK_K=max(least, min(tile.block_k, most, triton.next_power_of_2(k))), BIAS=bias is not None, ALPHA=clamp.alpha,
         LIMIT=clamp.limit, PRECISION=launch.dot_precision(x.dtype), **how,
@@ -168,7 +179,8 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     inner = call.workspace.inner[: assignments * shape.width].view(-1, shape.width)
     results = call.workspace.results[: assignments * shape.hidden].view(-1, shape.hidden)
     biases, scales = call.biases or (None, None), call.scales or (None, None)
-    how: dict[str, Any] = {"clamp": call.clamp, "swiglu": True, "pdl": pdl}
+    shares = routing.weights if call.selection.scales_inputs else None
+    how: dict[str, Any] = {"shares": shares, "clamp": call.clamp, "swiglu": True, "pdl": pdl}
     x, of_x = _quantised(call, 0, call.x)
     grouped_linear(x, call.gate_up, inner, routing, config.up, bias=biases[0], scales=scales[0], fp8=of_x, **how)
     x, of_x = _quantised(call, 1, inner)
@@ -176,7 +188,7 @@ def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) ->
     block = min(1024, triton.next_power_of_2(shape.hidden))
     _combine[(tokens, triton.cdiv(shape.hidden, block))](
         results, routing.weights, call.out, call.counts,
-        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block,
+        HIDDEN=shape.hidden, TOP_K=shape.top_k, BLOCK=block, WEIGHTED=shares is None,
         PDL=pdl, num_warps=max(1, min(4, block // 256)), **launch.options(pdl),
     )  # fmt: skip
 
@@ -214,6 +226,9 @@ VARIANT = ExpertVariant(
         ExpertCase(20, 20, ExpertShape(4, 2, 32, 96, True), SMALL, clamp=Clamp(1.702, 1.0), biases=True, one_expert=True),
         *(ExpertCase(5, 6, ExpertShape(6, 3, 160, 144, fp8=kind), SMALL, biases=True) for kind in ("rows", "blocks")),
         ExpertCase(37, 40, ExpertShape(4, 2, 48, 40, fp8="rows"), SMALL, one_expert=True),
+        ExpertCase(9, 12, ExpertShape(5, 3, 48, 40), SMALL, scales_inputs=True, biases=True, factor=1.5),
+        ExpertCase(37, 40, ExpertShape(4, 1, 160, 144, fp8="rows"), SMALL, scales_inputs=True, normalize=False),
+        *(ExpertCase(n, n, ExpertShape(16, 1, 1024, 512), scales_inputs=True, normalize=False) for n in (8, 300)),
         *(ExpertCase(n, n, ExpertShape(16, 8, 512, 256, fp8=kind)) for n in (1, 64, 300) for kind in ("rows", "blocks")),
         *(ExpertCase(n, n, OSS, clamp=Clamp(1.702, 7.0), biases=True) for n in (8, 30, 64, 300)),
         *(ExpertCase(n, m, QWEN, one_expert=one) for n, m in ((1, 1), (5, 8), (60, 64), (300, 512)) for one in (False, True)),

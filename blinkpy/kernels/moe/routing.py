@@ -17,6 +17,9 @@ from blinkpy.kernels.launch import COUNT_TOKENS
 
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
+OF_TOP_K = tl.constexpr(2)
+"""A value of the kernels' SIGMOID, beside False and True: the choice is by the logits, without a bias and groups."""
+
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
 
@@ -88,7 +91,7 @@ def pick_experts(
     bias_ptr,  # float32 [E] added to what the choice is made by; of SIGMOID alone
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
-    SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax
+    SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K
     GROUPS: tl.constexpr, KEPT: tl.constexpr,  # of SIGMOID alone: the choice is from KEPT of GROUPS groups
     FACTOR: tl.constexpr,  # of the weights
     BLOCK_E: tl.constexpr,  # power of two >= E
@@ -103,6 +106,7 @@ def pick_experts(
     rank = logit
     if SIGMOID:
         share = 1.0 / (1.0 + tl.exp(-logit))
+    if SIGMOID and SIGMOID != OF_TOP_K:
         rank = share + tl.load(bias_ptr + expert, mask=expert < E, other=float("-inf")) + 0.0
         if KEPT < GROUPS:
             rank = _keep_groups(rank, E, GROUPS, KEPT, BLOCK_E)
@@ -200,7 +204,8 @@ class Selection(NamedTuple):
     """How a router's logits become a token's experts and weights.
 
     normalize: weights sum to 1. factor: of the weights. bias: float32 [experts]; with it the weights are sigmoids of the logits,
-    and the experts are those whose sum with the bias is largest, from `kept` of `groups` groups; without it they are a softmax.
+    and the experts are those whose sum with the bias is largest, from `kept` of `groups` groups; without it they are a softmax,
+    or where `sigmoid` sigmoids. scales_inputs: weights multiply the inputs of the experts, and not their results.
     """
 
     normalize: bool = False
@@ -208,6 +213,8 @@ class Selection(NamedTuple):
     groups: int = 1
     kept: int = 1
     bias: torch.Tensor | None = None
+    sigmoid: bool = False
+    scales_inputs: bool = False
 
     def bias_or(self, other: torch.Tensor) -> torch.Tensor:
         """The bias, or a tensor in its place that is not read."""
@@ -217,7 +224,8 @@ class Selection(NamedTuple):
     def options(self) -> dict[str, Any]:
         """What the kernels are compiled for."""
         sizes = {"GROUPS": self.groups, "KEPT": self.kept, "FACTOR": self.factor}
-        return {"NORMALIZE": self.normalize, "SIGMOID": self.bias is not None, **sizes}
+        sigmoid = OF_TOP_K.value if self.sigmoid else self.bias is not None
+        return {"NORMALIZE": self.normalize, "SIGMOID": sigmoid, **sizes}
 
 
 @dataclass(frozen=True)

@@ -46,18 +46,20 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, pages: Tensor, context: int, scale: float, window: int = 0,
-    softcap: float = 0.0, sinks: Tensor | None = None,
+    softcap: float = 0.0, sinks: Tensor | None = None, chunked: bool = False,
 ) -> Tensor:  # fmt: skip
     """Causal attention of one row whose last q.shape[0] tokens are the queries. q: [n, heads, head_dim] -> the same shape. sinks:
-    [heads], scores of one more key without a value."""
+    [heads], scores of one more key without a value. chunked: tokens see those of the same chunk of `window` alone."""
     n, heads, _ = q.shape
     group = heads // k_cache.shape[1]
     k = gather_pages(k_cache, pages, context).repeat_interleave(group, 1)
     v = gather_pages(v_cache, pages, context).repeat_interleave(group, 1)
     score = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     score = capped(score, softcap) if softcap else score
-    distance = torch.arange(context - n, context, device=q.device)[:, None] - torch.arange(context, device=q.device)[None]
-    hidden = (distance < 0) | ((distance >= window) if window else torch.zeros_like(distance, dtype=torch.bool))
+    query, key = torch.arange(context - n, context, device=q.device)[:, None], torch.arange(context, device=q.device)[None]
+    hidden = key > query
+    if window:
+        hidden = hidden | ((query // window != key // window) if chunked else (query - key >= window))
     score = score.masked_fill(hidden, -math.inf)
     if sinks is not None:
         score = torch.cat([score, sinks.double()[:, None, None].expand(heads, n, 1)], -1)
@@ -105,6 +107,13 @@ def route_by_sigmoid(logits: Tensor, bias: Tensor, top_k: int, normalize: bool, 
     return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
 
 
+def route_by_sigmoid_of_top_k(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """The same by sigmoids of the top_k largest logits."""
+    ids = torch.argsort(logits, dim=-1, descending=True, stable=True)[:, :top_k]
+    weights = torch.sigmoid(logits.double().gather(1, ids))
+    return (weights / weights.sum(-1, keepdim=True) if normalize else weights), ids
+
+
 def clamped_swish(x: Tensor, alpha: float, limit: float) -> Tensor:
     """The activation of gpt-oss. x: [..., 2 * width], gate then up -> [..., width]."""
     gate, up = x.double().chunk(2, -1)
@@ -123,16 +132,19 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 def experts(
     x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, biases: tuple[Tensor, Tensor] | None = None,
-    clamp: tuple[float, float] = (0.0, 0.0), rounded: Callable[[Tensor], Tensor] = lambda x: x,
+    clamp: tuple[float, float] = (0.0, 0.0), rounded: Callable[[Tensor], Tensor] = lambda x: x, scales_inputs: bool = False,
 ) -> Tensor:  # fmt: skip
     """Mixture of experts. x: [t, hidden]; gate_up: [E, 2 * width, hidden]; down: [E, hidden, width]; weights, ids: [t, k];
     biases: [E, 2 * width] and [E, hidden]; clamp: alpha and limit of clamped_swish, whose limit 0 stands for SwiGLU.
-    rounded: inputs as the matrices take them."""
+    rounded: inputs as the matrices take them. scales_inputs: an expert's weight multiplies its input, not its result."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(x.shape[0]):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
             first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
-            inner = linear(rounded(x[token : token + 1]), gate_up[expert], first)
+            given = x[token : token + 1].double()
+            if scales_inputs:
+                given, weight = given * weight.double(), torch.ones_like(weight)
+            inner = linear(rounded(given), gate_up[expert], first)
             inner = clamped_swish(inner, *clamp) if clamp[1] else swiglu(inner)
             out[token] += weight.double() * linear(rounded(inner), down[expert], second)[0]
     return out

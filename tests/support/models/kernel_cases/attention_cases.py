@@ -36,14 +36,15 @@ def check_new_tokens(
 
 
 def draw_new_tokens(
-    rng: np.random.Generator, shape: tuple[int, int, int], rotary: int, norm: bool, dtype: torch.dtype, device: str
-) -> NewTokens:
-    """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim."""
+    rng: np.random.Generator, shape: tuple[int, int, int], rotary: int, norm: bool, dtype: torch.dtype, device: str,
+    period: int = 0,
+) -> NewTokens:  # fmt: skip
+    """Projections, angles and norms. shape: bucket, heads of all kinds, head_dim. period: of queries that grow, or 0."""
     bucket, size, head_dim = shape
     qkv = draw(rng, bucket, size * head_dim, dtype=dtype, device=device)
     cos, sin = (draw(rng, LONGEST, rotary // 2, dtype=torch.float32, device=device) for _ in range(2))
     norms = tuple(draw(rng, head_dim, dtype=dtype, device=device) for _ in range(2)) if norm else None
-    return NewTokens(qkv, cos, sin, norms)
+    return NewTokens(qkv, cos, sin, norms, query_growth=0.7, query_period=period)
 
 
 def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> list[Tensor]:
@@ -52,18 +53,21 @@ def rotated(heads_of: Tensor, new: NewTokens, heads: int, positions: Tensor) -> 
     q, k, v = heads_of.double().split([heads, kv_heads, kv_heads], 1)
     if new.norms:
         q, k = (kernel_reference.rms_norm(t, norm, 1e-6) for t, norm in zip((q, k), new.norms, strict=True))
-    return [*(kernel_reference.rope(t, new.cos, new.sin, positions) for t in (q, k)), v]
+    q, k = (kernel_reference.rope(t, new.cos, new.sin, positions) for t in (q, k))
+    if new.query_period:
+        q = q * (1 + new.query_growth * torch.log1p(((positions + 1) // new.query_period).double()))[:, None, None]
+    return [q, k, v]
 
 
 def rope_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int, rotary: int,
-    page: int, norm: bool, tokens: int, bucket: int, fp8: bool = False,
+    page: int, norm: bool, tokens: int, bucket: int, fp8: bool = False, period: int = 0,
 ) -> None:  # fmt: skip
     lengths = [1] * (tokens // 2) + [tokens - tokens // 2]
     contexts = [n + int(rng.integers(40)) for n in lengths]
     batch = ragged(rng, lengths, contexts, page=page, tokens=bucket, rows=bucket, device=device)
     batch.view.cache_slots[tokens - 1] = -1  # a token that is not to be cached
-    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device)
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period)
     empty = {"dtype": dtype, "fp8": fp8}
     before, given = [filled_cache(rng, batch, [0], kv_heads, page, head_dim, **empty) for _ in range(2)], new.qkv.clone()
     caches, scales = [cache.clone() for cache in before], draw_scales(rng, kv_heads, device) if fp8 else None
@@ -79,7 +83,7 @@ def rope_case(
 def attention_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, lengths: list[int], contexts: list[int], *, heads: int,
     kv_heads: int, head_dim: int, page: int, window: int = 0, cap: float = 0.0, plan: DecodePlan | None = None, tiles: Any = None,
-    overlap: bool = False, sinks: bool = False, fp8: bool = False, bucket_tokens: int, bucket_rows: int,
+    overlap: bool = False, sinks: bool = False, fp8: bool = False, chunked: bool = False, bucket_tokens: int, bucket_rows: int,
 ) -> None:  # fmt: skip
     """A mixed batch through a variant for decode rows and one for chunks, in the form for mixed steps or not; the first twice,
     since it must leave its counters at zero."""
@@ -97,7 +101,7 @@ def attention_case(
     make, rows, given = {"dtype": dtype, "device": device}, min(bucket_rows, bucket_tokens), batch.view
     scores = draw_sinks(rng, heads, dtype, device) if sinks else None
     call = AttentionCall(q, PagedKV(*caches, batch.page_table, scales), given, q, rows, scale, window, workspace, sinks=scores)
-    call = replace(call, softcap=cap)
+    call = replace(call, softcap=cap, chunked=chunked)
     outs = []
     for _ in range(2):
         out = poison(bucket_tokens, heads * head_dim, **make)
@@ -128,7 +132,7 @@ def attention_case(
     start, meant = 0, [meant_by(cache, scales, side) for side, cache in enumerate(caches)]
     for row, (length, context) in enumerate(zip(batch.lengths, batch.contexts, strict=True)):
         pages = batch.page_table[batch.view.row_slots[row]]
-        of_row = (pages, context, scale, window, cap, scores)
+        of_row = (pages, context, scale, window, cap, scores, chunked)
         expected = kernel_reference.attention(q[start : start + length], *meant, *of_row)
         found = outs[0][start : start + length].view(length, heads, head_dim)
         close(found, expected, dtype, f"row {row}: {length} tokens of {context}")
@@ -146,7 +150,7 @@ def draw_sinks(rng: np.random.Generator, heads: int, dtype: torch.dtype, device:
 def new_tokens_case(
     rng: np.random.Generator, device: str, dtype: torch.dtype, contexts: list[int], *, heads: int, kv_heads: int,
     head_dim: int, rotary: int, page: int, norm: bool = False, window: int = 0, cap: float = 0.0, sinks: bool = False,
-    fp8: bool = False, plan: DecodePlan, bucket: int,
+    fp8: bool = False, chunked: bool = False, period: int = 0, plan: DecodePlan, bucket: int,
 ) -> None:  # fmt: skip
     """Decode rows whose queries are rotated, and whose new keys and values enter the cache, in the attention kernel itself."""
     rows = len(contexts)
@@ -154,7 +158,7 @@ def new_tokens_case(
     silent = rows - 1  # a token that is not to be cached
     own = int(batch.view.cache_slots[silent])
     batch.view.cache_slots[silent] = -1
-    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device)
+    new = draw_new_tokens(rng, (bucket, heads + 2 * kv_heads, head_dim), rotary, norm, dtype, device, period)
     given, heads_of = new.qkv.clone(), new.qkv.view(bucket, -1, head_dim)
     q, k, v = rotated(heads_of[:rows], new, heads, batch.view.positions[:rows])
     workspace = DecodeWorkspace.allocate([(bucket, plan)], heads, kv_heads, head_dim, device)
@@ -167,7 +171,7 @@ def new_tokens_case(
         paged = PagedKV(*caches, batch.page_table, scales)
         sizes = (bucket, head_dim**-0.5, window)
         call = AttentionCall(heads_of[:, :heads], paged, batch.view, out, *sizes, workspace, new, scores)
-        attend(replace(call, softcap=cap), plan)
+        attend(replace(call, softcap=cap, chunked=chunked), plan)
         assert not workspace.arrivals.any()
         outs.append(out)
     assert torch.equal(new.qkv, given)
@@ -180,6 +184,6 @@ def new_tokens_case(
         cache[own // page, :, own % page] = meant_by(kept.transpose(0, 1)[None], scales, side)[0, :, 0]
     for row, context in enumerate(batch.contexts):
         pages = batch.page_table[batch.view.row_slots[row]]
-        of_row = (pages, context, head_dim**-0.5, window, cap, scores)
+        of_row = (pages, context, head_dim**-0.5, window, cap, scores, chunked)
         result = kernel_reference.attention(q[row : row + 1].to(dtype), *meant, *of_row)
         close(outs[0][row].view(1, heads, head_dim), result, dtype, f"row {row} of context {context}")

@@ -78,8 +78,10 @@ def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Te
 
 
 def reference_route(logits: Tensor, top_k: int, selection: Selection) -> tuple[Tensor, Tensor]:
-    logits, (normalize, factor, groups, kept, bias) = torch.nan_to_num(logits, nan=-float("inf")), selection
-    if bias is None:
+    logits, (normalize, factor, groups, kept, bias, *_) = torch.nan_to_num(logits, nan=-float("inf")), selection
+    if selection.sigmoid:
+        weights, ids = kernel_reference.route_by_sigmoid_of_top_k(logits, top_k, normalize)
+    elif bias is None:
         weights, ids = kernel_reference.route(logits, top_k, normalize)
     else:
         weights, ids = kernel_reference.route_by_sigmoid(logits, bias, top_k, normalize, groups, kept)
@@ -142,7 +144,8 @@ def experts_case(
         untouched(inner.view(-1, shape.width)[live * shape.top_k :], "inner results of experts")
         outs.append(out[:live])
     assert torch.equal(outs[0][: len(outs[1])], outs[1]), "a token depends on its neighbours, or two runs differ"
-    expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, biases, case.clamp, rounded) + residual.double()
+    how = (biases, case.clamp, rounded, case.scales_inputs)
+    expected = kernel_reference.experts(x[:tokens], *exact, weights, ids, *how) + residual.double()
     # An inner number of bfloat16 that is one step off may round to the next FP8 number.
     assert kernel_reference.relative_error(outs[0], expected) <= (3e-2 if fp8 and name != "gemv" else LIMITS[dtype]), (
         f"experts by {name}"
