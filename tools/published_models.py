@@ -96,6 +96,19 @@ def mistral3(text: dict[str, Any], **more: Any) -> dict[str, Any]:
     return outer | {"text_config": inner, "vision_config": VISION, "multimodal_projector_bias": False} | more
 
 
+def llama4(**text: Any) -> dict[str, Any]:
+    inner = {
+        "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
+        "floor_scale": 8192, "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "model_type": "llama4_text",
+        "no_rope_layers": [1, 1, 1, 0] * 12, "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "vocab_size": 202048,
+    }  # fmt: skip
+    outer = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "image_token_index": 200092}
+    outer |= {"boi_token_index": 200080, "eoi_token_index": 200081, "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+    return outer | {"text_config": inner | text, "vision_config": {"model_type": "llama4_vision_model"}}
+
+
 LLAMA_31_8B = config(LLAMA, 4096, 14336, 32, 32, 8, 128256, 131072, **llama3(8.0))
 QWEN25_7B = config(QWEN2, 3584, 18944, 28, 28, 4, 152064, 32768, **QWEN)
 QWEN3_8B = config(QWEN3, 4096, 12288, 36, 32, 8, 151936, 40960, **QWEN3_KEYS)
@@ -173,6 +186,28 @@ MODELS = (
     ),
     Published(
         "meta-llama/Llama-3.3-70B-Instruct", config(LLAMA, 8192, 28672, 80, 64, 8, 128256, 131072, **llama3(8.0)), 70_553_706_496
+    ),
+    Published(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        llama4(
+            interleave_moe_layer_step=1,
+            num_local_experts=16,
+            use_qk_norm=True,
+            max_position_embeddings=10485760,
+            rope_scaling=llama3(16.0)["rope_scaling"] | {"high_freq_factor": 1.0},
+        ),
+        107_769_861_120,
+    ),
+    Published(
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+        llama4(
+            interleave_moe_layer_step=2,
+            num_local_experts=128,
+            use_qk_norm=False,
+            max_position_embeddings=1048576,
+            rope_scaling=None,
+        ),
+        400_711_848_960,
     ),
     Published("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", LLAMA_31_8B, 8_030_261_248),
     Published(

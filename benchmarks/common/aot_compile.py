@@ -76,6 +76,13 @@ GEMMA = {
     "num_key_value_heads": 8,
     "dtype": "bfloat16",
 }
+LLAMA4 = {  # Maverick, but every second layer does not rotate
+    "architectures": ["Llama4ForCausalLM"],
+    "interleave_moe_layer_step": 2,
+    "num_local_experts": 128,
+    "no_rope_layer_interval": 2,
+    "dtype": "bfloat16",
+}
 ONE, MANY, MIXED = StepShape(1, 1, False), StepShape(64, 64, False), StepShape(2048, 256, True)
 INVARIANT = tuple(replace(shape, whole=True) for shape in (ONE, MIXED))  # launched by batch-invariant decoders
 # config.json of a model, and the steps of it that are launched; two layers stand for all
@@ -87,6 +94,7 @@ STEPS: dict[str, tuple[dict[str, Any], tuple[StepShape, ...]]] = {
     "Phi-4": (SHAPES["phi-4"], (ONE, MIXED)),
     "Gemma-2-9B": (GEMMA, (ONE, MIXED)),
     "gpt-oss-20b": (SHAPES["gpt-oss-20b"], (ONE, MANY, MIXED)),
+    "Llama-4": (LLAMA4, (ONE, MANY, MIXED)),
     "demo": (DEMO, (StepShape(64, 64, True),)),
     "demo float32": (DEMO | {"torch_dtype": "float32"}, (StepShape(64, 64, True),)),
 }

@@ -103,7 +103,7 @@ def follow(decoder: Any, batches: PagedBatches, tokens: list[int], prompt: int, 
 
 
 FAMILIES = ["llama3", "llama-biased-mqa", "qwen2-window-yarn", "qwen3", "smollm3", "granite", "phi3", "mistral-window"]
-FAMILIES += ["gemma2", "gemma3", "olmo2", "gpt-oss", "glm4-moe", "qwen3-moe", "ministral3"]
+FAMILIES += ["gemma2", "gemma3", "olmo2", "gpt-oss", "glm4-moe", "qwen3-moe", "ministral3", "llama4"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model
+from support.models.model_zoo import MAX_MODEL_LEN, VOCAB, ZOO, save_model, text_model
 from support.models.paged_batch import PagedBatches, Sequence
 from support.models.ring_storm import ring_storm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.cpu.cpu_decoders import lacking_without_torch
@@ -75,7 +76,8 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
     ties = [len(tokens)]
 
     def find_ties(router: torch.nn.Module, inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
-        ranks, kept = outputs[0], getattr(router, "topk_group", 0)
+        ranks = outputs[1] if isinstance(router, Llama4Router) else outputs[0]
+        kept = getattr(router, "topk_group", 0)
         if kept:
             ranks = ranks.sigmoid() + router.e_score_correction_bias
             grouped = ranks.view(len(ranks), router.num_group, -1)
@@ -94,7 +96,7 @@ def expected_logits(model: torch.nn.Module, tokens: list[int], experts_per_token
     hooks = [router.register_forward_hook(find_ties) for router in routers]
     assert bool(hooks) == bool(experts_per_token)
     with torch.no_grad():
-        logits = model(torch.tensor([tokens])).logits[0].numpy()
+        logits = text_model(model)(torch.tensor([tokens])).logits[0].numpy()
     for hook in hooks:
         hook.remove()
     return logits, min(ties)
@@ -105,7 +107,7 @@ def compare(model: torch.nn.Module, seen: Seen, minimum: int) -> None:
     assert len(seen) >= minimum
     compared, spread = 0, 0.0
     for sequence in {id(s): s for s, _, _ in seen}.values():
-        expected, end = expected_logits(model, sequence.tokens, getattr(model.config, "num_experts_per_tok", 0))
+        expected, end = expected_logits(model, sequence.tokens, getattr(model.config.get_text_config(), "num_experts_per_tok", 0))
         spread = max(spread, float(expected.std()))
         for _, position, ours in (item for item in seen if item[0] is sequence and item[1] < end):
             error = float(np.abs(ours - expected[position]).max())
@@ -162,7 +164,7 @@ def mixed_batches(model: torch.nn.Module, decoder: TorchDecoder | NumpyDecoder, 
     compare(model, seen, 5 * (18 + NEW_TOKENS))
 
 
-WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3"]
+WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "ministral", "phi3", "llama4", "llama4-nested"]
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -189,7 +191,7 @@ def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3", "gpt-oss-mxfp4"],
+    ["llama3", "qwen3-moe", "mixtral", "phi3", "granite", "glm4-moe", "gemma2", "gemma3", "olmo3", "gpt-oss-mxfp4", "llama4"],
 )
 def test_bfloat16_follows_float32(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Logits in bfloat16 are as close to those in float32 as transformers' own."""

@@ -23,7 +23,7 @@ STEPS = [
     *((name, torch.bfloat16, WIDE) for name in ("gemma2", "olmo3")),
     *((name, torch.float32, {"table": step_cases.SPLIT_TABLE}) for name in ("gemma3", "olmo2")),
     *((name, torch.bfloat16, FP8_CACHE | GRAPHS) for name in ("llama3", "qwen3", "gemma2", "olmo2", "gpt-oss", "phi3")),
-    *((name, torch.float32, FP8_CACHE) for name in ("llama-biased-mqa", "mistral-window", "glm4-moe", "qwen3-moe")),
+    *((name, torch.float32, FP8_CACHE) for name in ("llama-biased-mqa", "mistral-window", "glm4-moe", "qwen3-moe", "llama4")),
 ]
 
 
@@ -79,6 +79,7 @@ def kernel_name(node: Any) -> str:
         ("gemma3", torch.float32, {}),
         ("gemma2-uncapped", torch.bfloat16, GRAPHS),
         ("gpt-oss", torch.bfloat16, GRAPHS),
+        ("llama4", torch.bfloat16, GRAPHS),
         ("mistral-window", torch.bfloat16, GRAPHS),
         ("gpt-oss", torch.bfloat16, {"invariant": True, **GRAPHS}),
         ("gemma3", torch.bfloat16, FP8_CACHE | GRAPHS),

@@ -103,8 +103,8 @@ def context_of(c: HfConfig, rope: Rope) -> int:
 
 def _read_llama3(section: HfConfig, rope: Rope) -> Rope:
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-    if high <= low:
-        raise ConfigError(f"{section.where}: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
+    if high < low:
+        raise ConfigError(f"{section.where}: high_freq_factor ({high:g}) must not be below low_freq_factor ({low:g})")
     return replace(rope, factor=section.number("factor"), low_freq_factor=low, high_freq_factor=high)
 
 

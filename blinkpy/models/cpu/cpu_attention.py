@@ -60,6 +60,9 @@ class CpuAttention:
         arguments["max_positions"], arguments["scale"] = max_model_len, model.attention.score_scale
         arguments["softcap"] = model.attention.softcap
         arguments["room"], arguments["eps"] = self.room, model.norm.eps
+        arguments["chunked"] = model.attention.chunked
+        factors = {rope: rope.query_factors(max_model_len) for rope in model.ropes}
+        self.query_factors = [factors[layer.attention.rope] for layer in model.layers]
         of_layers = zip(arguments, layers, cache.keys, cache.values, scales, model.layers, self.sinks, strict=True)
         for own, weights, keys, values, scale, block, sinks in of_layers:
             own["scales"] = scale.ctypes.data
@@ -67,7 +70,7 @@ class CpuAttention:
             cos, sin = ropes[block.attention.rope]
             own["cos"], own["sin"], own["half"] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
             own["sinks"], own["num_pages"] = sinks.data_ptr(), len(keys)
-            if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm == QkNorm.HEAD:
+            if weights.q_norm is not None and weights.k_norm is not None and model.attention.qk_norm != QkNorm.WIDTH:
                 norms += weights.q_norm.float(), weights.k_norm.float()
                 own["q_norm"], own["k_norm"] = (tensor.data_ptr() for tensor in norms[-2:])
         self.addresses = [arguments[layer:].ctypes.data for layer in range(len(model.layers))]
@@ -85,6 +88,7 @@ class CpuAttention:
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["progress"] = batch.positions.ctypes.data, self.progress.word.ctypes.data
         arguments["row_slots"], arguments["contexts"] = batch.row_slots.ctypes.data, batch.context_lengths.ctypes.data
+        self.positions = batch.positions[: self.tokens]
         self.tables.begin(batch, page_table, arguments)
         starts, contexts, slots = batch.query_starts, batch.context_lengths, batch.row_slots
         self.prompts = [
@@ -101,6 +105,9 @@ class CpuAttention:
             q, k, _ = qkv.split([model.q_size, model.kv_size, model.kv_size], -1)
             for some, weight in ((q, weights.q_norm), (k, weights.k_norm)):
                 some.copy_(norm(some, weight, model.norm.eps))
+        factors = self.query_factors[layer]
+        if factors is not None:
+            qkv[:, : model.q_size] *= torch.from_numpy(factors[self.positions])[:, None]
         self.arguments["qkv"][layer] = qkv.data_ptr()
         self.begun[:] = 0
         run_on_threads(self.compiled.address, self.addresses[layer], self.threads)
@@ -113,7 +120,8 @@ class CpuAttention:
                 q = qkv[some, : model.q_size].unflatten(-1, (model.heads, model.head_dim))
                 scale, softcap = model.attention.score_scale, model.attention.softcap
                 seen, sinks = context - len(tokens) + part.stop, self.sinks[layer] if model.attention.sinks else None
-                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks, scales)
+                chunked = model.attention.chunked
+                out[some] = attend(q, keys, values, pages, seen, window, scale, softcap, sinks, scales, chunked=chunked)
         self.tables.end(layer, keys, values)
         return out.view(self.tokens, model.q_size)
 
@@ -135,16 +143,20 @@ def attend(
     softcap: float,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    *,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
     q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
     pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
     scale, softcap: of the scores. sinks: float32 [heads]; not beside a softcap. scales: float32 [2, kv_heads] of keys and values,
-    which are FP8 numbers then; their attention is computed in float32.
+    which are FP8 numbers then; their attention is computed in float32. chunked: a token sees those of its own chunk of `window`
+    tokens instead.
     """
     page_size, first = keys.shape[2], context - len(q)
-    skipped = max(first + 1 - window, 0) // page_size if window else 0  # whole pages that no token here sees
+    seen_from = 0 if not window else first // window * window if chunked else max(first + 1 - window, 0)
+    skipped = seen_from // page_size  # whole pages that no token here sees
     base, pages = skipped * page_size, pages[skipped : -(-context // page_size)]
     # [pages, kv_heads, page_size, head_dim] -> [1, kv_heads, tokens, head_dim]
     k, v = (side.index_select(0, pages).transpose(0, 1).flatten(1, 2)[None, :, : context - base] for side in (keys, values))
@@ -156,7 +168,7 @@ def attend(
         key_at, query_at = torch.arange(base, context), torch.arange(first, context)[:, None]
         mask = key_at <= query_at
         if window:
-            mask &= key_at > query_at - window
+            mask &= key_at >= query_at // window * window if chunked else key_at > query_at - window
         if sinks is not None:
             q, k, v, mask = with_sinks(q, k, v, mask, sinks / scale)
     if softcap:

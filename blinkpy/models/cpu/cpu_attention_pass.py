@@ -52,6 +52,7 @@ _SIZES = (
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
     "room",  # tokens of the largest context, in whole pages
     "window",  # how many of the last tokens a token sees, itself included; 0: all
+    "chunked",  # 1: those of its own chunk of `window` tokens instead
 )
 ARGUMENTS = np.dtype(
     [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), *((name, np.float32) for name in ("eps", "scale", "softcap"))],
@@ -118,7 +119,8 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
                 keep(qkv[token, heads + kv_heads + h], values[page, h, offset], scales[3, h], out)
             if token < decode_rows:
                 context, pages = np.int64(contexts[token]), page_table[row_slots[token]]
-                attend(q, keys, values, scales, pages, context, window, a.scale, a.softcap, sinks, first, last, scores, sums)
+                start = first_seen(context, window, a.chunked)
+                attend(q, keys, values, scales, pages, context, start, a.scale, a.softcap, sinks, first, last, scores, sums)
                 for g in range(first * group, last * group):
                     store(sums[g], out[token, g])
             else:
@@ -156,16 +158,24 @@ def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def
 
 
 @inlined
-def attend(q, keys, values, scales, pages, context, window, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
+def first_seen(context, window, chunked):  # type: ignore[no-untyped-def]
+    """The first position that the last token of a context sees."""
+    if window <= 0:
+        return 0
+    return (context - 1) // window * window if chunked else max(context - window, 0)
+
+
+@inlined
+def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks, first, last, scores, sums):  # type: ignore[no-untyped-def]
     """Attention of one token for key heads [first, last), and the queries that share them.
 
     q: float32 [heads, D]. keys, values, scales: the cache. pages: int32, the sequence's. context: tokens, this one included.
+    start: the first position that it sees.
     scale, softcap: of the scores. sinks: float32 [heads].
     scores: float32 [heads, room], scratch. sums: float32 [heads, D], the result.
     """
     P, D = keys.shape[2], keys.shape[3]
     group = len(q) // keys.shape[1]
-    start = max(context - window, 0) if window > 0 else 0
     start_page = start // P
     base = start_page * P  # scores are stored from this token on
     end_page = (context + P - 1) // P

@@ -112,6 +112,7 @@ class TorchDecoder:
         router_bias = None if layer.router_bias is None else layer.router_bias.float()
         scores = self.progress.linear(normed.float(), layer.router.float(), router_bias)
         shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]
+        shares = (shares * experts.factor).to(x.dtype)
         order_of, order = chosen.flatten().sort(stable=True)  # assignments, by expert
         tokens = order // experts.top_k
         assignments = torch.bincount(order_of, minlength=experts.number).tolist()
@@ -122,11 +123,16 @@ class TorchDecoder:
                 part = slice(start, start + count)
                 gate_up = self._of_expert(expert, layer.gate_up, layer.gate_up_scales, layer.gate_up_bias, x.dtype)
                 down = self._of_expert(expert, layer.down, layer.down_scales, layer.down_bias, x.dtype)
-                inner = self._gated(normed[tokens[part]], *gate_up, experts.activation, experts.clamp)
+                inputs = normed[tokens[part]]
+                if experts.scales_inputs:
+                    inputs = inputs * shares.flatten()[order[part], None]
+                inner = self._gated(inputs, *gate_up, experts.activation, experts.clamp)
                 results[order[part]] = self.progress.linear(inner, *down)
                 start += count
         # Summed per token in the order of its experts, so the result doesn't depend on the rest of the batch.
-        x = x + torch.einsum("tkh,tk->th", results.view(*chosen.shape, -1), (shares * experts.factor).to(x.dtype))
+        x = x + torch.einsum(
+            "tkh,tk->th", results.view(*chosen.shape, -1), torch.ones_like(shares) if experts.scales_inputs else shares
+        )
         if layer.shared_gate_up is None or layer.shared_down is None:
             return x
         inner = self._gated(normed, layer.shared_gate_up, None, experts.activation, experts.clamp)
@@ -189,6 +195,13 @@ def _sigmoid_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
     return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
 
 
+def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, for RouterKind.TOP_K_SIGMOID."""
+    scores, chosen = scores.topk(experts.top_k, dim=-1)
+    shares = scores.float().sigmoid()
+    return (shares / (shares.sum(dim=-1, keepdim=True) + SMALLEST_SUM) if experts.normalize else shares), chosen
+
+
 BLOCKS: dict[BlockType, Any] = {
     **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights have the norms that there are
     **dict.fromkeys(QkNorm),  # cpu_attention.py
@@ -200,5 +213,6 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,
+    RouterKind.TOP_K_SIGMOID: _top_k_sigmoid,
 }
 """What computes each type of block here. Other types are refused."""

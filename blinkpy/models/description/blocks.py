@@ -23,6 +23,7 @@ class QkNorm(Enum):
 
     HEAD = "each head by itself"
     WIDTH = "all heads of a token together"
+    ROTATED_HEAD = "each head by itself, in layers that rotate them, without stored weights"
 
 
 class Activation(Enum):
@@ -39,6 +40,7 @@ class RouterKind(Enum):
     SOFTMAX_TOP_K = "softmax over all experts, of which the top k are taken"
     TOP_K_SOFTMAX = "softmax over the top k scores"
     SIGMOID_TOP_K = "sigmoid of each score; the top k of its sum with the expert's bias are taken"
+    TOP_K_SIGMOID = "sigmoid of the top k scores"
 
 
 class Norm(NamedTuple):
@@ -51,9 +53,10 @@ class Norm(NamedTuple):
 class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
-    window: how many of the last tokens a token sees, itself included (0: all). qk_norm: queries and keys have norms.
-    scale: of the scores; 0 stands for head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as it is.
-    sinks: each head has a score of its own that takes a share of the softmax and has no value.
+    window: how many of the last tokens a token sees, itself included (0: all). chunked: those of its own chunk of `window` tokens
+    instead, from the chunk's first one to itself. qk_norm: queries and keys have norms. scale: of the scores; 0 stands for
+    head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as it is. sinks: each head has a score of its own that
+    takes a share of the softmax and has no value.
     """
 
     heads: int
@@ -67,6 +70,7 @@ class Attention(NamedTuple):
     scale: float = 0.0
     softcap: float = 0.0
     sinks: bool = False
+    chunked: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -106,7 +110,8 @@ class Clamp(NamedTuple):
 
 class Experts(NamedTuple):
     """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
-    which those of TOP_K_SOFTMAX have anyway; they are then multiplied by `factor`.
+    which those of TOP_K_SOFTMAX have anyway; they are then multiplied by `factor`. scales_inputs: the shares multiply what the
+    experts get, and not what they give.
 
     groups, kept_groups: of SIGMOID_TOP_K, the experts in equal groups, in their order; a token visits experts of the groups alone
     whose best two sum to the most. shared: width of a further MLP that all tokens visit (0: none); its result is multiplied by a
@@ -130,6 +135,7 @@ class Experts(NamedTuple):
     bias: bool = False
     clamp: Clamp | None = None
     mxfp4: bool = False
+    scales_inputs: bool = False
 
 
 class Layer(NamedTuple):

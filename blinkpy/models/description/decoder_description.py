@@ -14,8 +14,9 @@ class TensorNames(NamedTuple):
     """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is its number.
 
     Of several names the tensors are stacked along their first dimension. {expert}: number of the expert; names of experts
-    without it are whole names, of one tensor for all experts, as gpt-oss has them. renamed: beginnings that names may have
-    instead, each with what stands for it here. spare: beginnings of names in parts that are left out.
+    without it are whole names, of one tensor for all experts, as gpt-oss has them; its rows of gate and up are in turns, or where
+    gate_first all of gate stand before those of up. renamed: beginnings that names may have instead, each with what stands for
+    it here. spare: beginnings of names in parts that are left out.
     """
 
     embedding: str = "model.embed_tokens"
@@ -36,6 +37,7 @@ class TensorNames(NamedTuple):
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj")
     expert_down: str = "mlp.experts.{expert}.down_proj"
+    gate_first: bool = False
     selection_bias: str = "mlp.gate.e_score_correction_bias"  # with nothing behind it
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"

@@ -18,7 +18,10 @@ class Rope:
     """Parameters of one model's rotary embedding.
 
     rotary_dim: leading dimensions of each head that are rotated (even); dimension i pairs with i + rotary_dim // 2.
-    attention_factor: cosines and sines are multiplied by it. The rest belongs to single kinds and is 0 or empty elsewhere.
+    neighbours: in the checkpoint dimension 2 i pairs with 2 i + 1, of whole heads; their rows are put into our order as they are
+    loaded. attention_factor: cosines and sines are multiplied by it. query_growth, query_period: queries are multiplied by
+    1 + query_growth * log(1 + (position + 1) // query_period), without a period not at all. The rest belongs to single kinds and
+    is 0 or empty elsewhere.
     """
 
     kind: str
@@ -34,6 +37,9 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    neighbours: bool = False
+    query_growth: float = 0.0
+    query_period: int = 0
 
     def unrotated(self) -> "Rope":
         """Of layers whose heads are not rotated, nor scaled by the attention factor."""
@@ -66,8 +72,8 @@ class Rope:
     def _llama3(self, plain: NDArray[np.float32]) -> NDArray[np.float32]:
         """Long waves are slowed down by `factor`, short ones are kept, those between are blended."""
         turns = np.float32(self.original_max_position) / (np.float32(2 * math.pi) / plain)  # within the original context
-        span = np.float32(self.high_freq_factor - self.low_freq_factor)
-        blend = np.clip((turns - np.float32(self.low_freq_factor)) / span, 0, 1)
+        low, span = np.float32(self.low_freq_factor), np.float32(self.high_freq_factor - self.low_freq_factor)
+        blend = np.clip((turns - low) / span, 0, 1) if span else (turns >= low).astype(np.float32)
         return (1 - blend) * plain / np.float32(self.factor) + blend * plain
 
     def _yarn(self, period: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -86,6 +92,13 @@ class Rope:
         ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(first)) / np.float32(last - first), 0, 1)
         interpolated = np.float32(1) / (np.float32(self.factor) * period)
         return interpolated * ramp + np.float32(1) / period * (1 - ramp)
+
+    def query_factors(self, max_model_len: int) -> NDArray[np.float32] | None:
+        """float32 [max_model_len], what queries are multiplied by, for each position; None where they are not."""
+        if not self.query_period:
+            return None
+        periods = (np.arange(max_model_len) + 1) // self.query_period
+        return 1 + np.float32(self.query_growth) * np.log1p(periods.astype(np.float32))
 
     def tables(self, max_model_len: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines, float32 [max_model_len, rotary_dim // 2] each, multiplied by the attention factor."""

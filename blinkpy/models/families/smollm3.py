@@ -15,18 +15,18 @@ from blinkpy.models.families.family import family
 def smollm3(c: HfConfig) -> DecoderDescription:
     bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True)
     attention = grouped_attention(c, qkv_bias=bias, o_bias=bias)
-    rotated = _rotated(c, len(windows))
+    rotated = rotated_layers(c, len(windows))
     if c.get("layer_types") is None:  # windows, if any, where heads are not rotated
         windows = tuple(0 if here else window for here, window in zip(rotated, windows, strict=True))
     ropes = [attention.rope if here else attention.rope.unrotated() for here in rotated]
     return pre_norm_decoder(c, attention, gated_mlp(c, bias=c.flag("mlp_bias")), windows, ropes=ropes)
 
 
-def _rotated(c: HfConfig, layers: int) -> list[bool]:
+def rotated_layers(c: HfConfig, layers: int) -> list[bool]:
     """Of each layer whether its heads are rotated: `no_rope_layers` has a 1 for those (sic), else all but each n-th are."""
     interval, listed = c.integer("no_rope_layer_interval"), c.get("no_rope_layers")
-    if listed is None:
+    if listed in (None, []):
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) != layers or not all(item in (0, 1) for item in listed):
-        raise ConfigError(f"config.json: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r:.200}")
+        raise ConfigError(f"{c.where}: no_rope_layers must be a list of {layers} zeros and ones, not {listed!r:.200}")
     return [item == 1 for item in listed]

@@ -173,8 +173,9 @@ class GpuDecoder:
                 rms_norm(some, weight, model.norm.eps, self.stream.counts, some, pdl=pdl)
             norms = None
         cos, sin = self.ropes[index]
-        new = NewTokens(qkv, cos, sin, norms, model.norm.eps)
-        window = model.layers[index].attention.window
+        block = model.layers[index].attention
+        new = NewTokens(qkv, cos, sin, norms, model.norm.eps, block.rope.query_growth, block.rope.query_period)
+        window = block.window
         rings, view = self.rings if window else None, self.view
         table: Any = self.requests.page_table
         if rings is not None:
@@ -199,7 +200,8 @@ class GpuDecoder:
             layer.sinks,
             last_tokens_only,
             pdl,
-            model.attention.softcap,
+            block.softcap,
+            block.chunked,
         )
         chunks = shape.mixed and not last_tokens_only
         if chunks or self.invariant:
@@ -245,7 +247,8 @@ class GpuDecoder:
         else:
             normed = self._norm(layer.post_norm)
             self._linear(normed, router, logits, bias=layer.router_bias)
-        selection = BLOCKS[block.router](block, layer.selection_bias)._replace(factor=block.factor)
+        selection = BLOCKS[block.router](block, layer.selection_bias)
+        selection = selection._replace(factor=block.factor, scales_inputs=block.scales_inputs)
         workspace, clamp = scratch.workspace, SILU if block.clamp is None else Clamp(*block.clamp)
         extra = clamp, _both(layer.gate_up_bias, layer.down_bias), _both(layer.gate_up_scales, layer.down_scales)
         gate_up, down, fp8 = layer.gate_up, layer.down, None
@@ -392,5 +395,6 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
     RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
+    RouterKind.TOP_K_SIGMOID: lambda block, bias: Selection(block.normalize, sigmoid=True),
 }
 """What computes each type of block here. Other types are refused."""

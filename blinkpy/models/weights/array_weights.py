@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, Norm
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.description.rope_tables import Rope
 from blinkpy.models.weights.array_loader import load_arrays
 from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.fp8_arrays import LARGEST, quantised_rows, round_to_fp8
@@ -76,6 +77,7 @@ class ArrayWeights:
 
 KNOWN: dict[type, frozenset[str]] = {
     Norm: frozenset({"eps"}),
+    Rope: frozenset(field.name for field in fields(Rope)) - {"neighbours", "query_growth", "query_period"},
     Attention: frozenset({"heads", "kv_heads", "head_dim", "rope", "window", "qk_norm", "qkv_bias", "o_bias", "scale"}),
     Factors: frozenset({"embedding", "residual", "logits"}),
     Mlp: frozenset({"size", "activation", "bias"}),
@@ -109,7 +111,7 @@ def unknown_parts(model: DecoderDescription) -> list[str]:
     norms = {part.shape for part in parts if part.field in ("q_norm", "k_norm")}
     if norms - {(model.head_dim,)}:
         found.add("norms of queries and keys over more than a head")
-    blocks = {model.norm, model.factors, *(block for layer in model.layers for block in (layer.attention, layer.mlp))}
+    blocks = {model.norm, model.factors, *model.ropes} | {b for x in model.layers for b in (x.attention, x.mlp)}
     for block in (model, *blocks, *parts, *outer_parts(model)):
         found.update(_set_fields(block))
     return sorted(found)

@@ -140,11 +140,13 @@ def load_weights(
     quantised: list[tuple[Part, Fp8Matrix]] = []
 
     def make(part: Part) -> torch.Tensor:
+        if not part.sources:
+            return torch.ones(part.shape, dtype=own_dtype(part, dtype), device=device)
         result = torch.empty(part.shape, dtype=own_dtype(part, dtype), device=device)
         for name, shape, expert, row in part.sources:
             target = result if expert < 0 else result[expert]
             places.append((name, stored[name], target[row : row + shape[0]]))
-        if part.transposed or part.interleaved:
+        if part.transposed or part.interleaved or part.pairs_of:
             arranged.append((result, part))
         if (part.offset, part.factor) != (0, 1):
             changed.append((result, part.offset, part.factor))
@@ -161,6 +163,8 @@ def load_weights(
             values, own = (result.values, result.scales) if expert < 0 else (result.values[expert], result.scales[expert])
             rows = slice(row, row + shape[0])
             places.append((name, stored[name], QuantisedRows(values[rows], own[rows]) if found is None else values[rows]))
+        if part.pairs_of:
+            arranged.extend((rows, part) for rows in ((result.values,) if result.blocks else (result.values, result.scales)))
         if part.factor != 1:
             changed.append((result.scales, 0, part.factor))
         return result
@@ -171,7 +175,10 @@ def load_weights(
         if not bool(matrix.scales.isfinite().all()):
             raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
     for tensor, part in arranged:
-        arrange_experts(tensor, part)
+        if part.pairs_of:
+            arrange_heads(tensor, *part.pairs_of)
+        else:
+            arrange_experts(tensor, part)
     for tensor, offset, factor in changed:
         tensor.add_(offset).mul_(factor)
     return weights
@@ -192,6 +199,13 @@ def arrange_experts(weight: torch.Tensor, part: Part) -> None:
         if part.interleaved:
             stored = stored.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
         expert.copy_(stored)
+
+
+def arrange_heads(weight: torch.Tensor, rows: int, head: int) -> None:
+    """From heads whose neighbouring rows are rotated together to ours, in which row i is with i + head // 2, in place. weight: of
+    any shape; its first rows are heads of `head` rows."""
+    heads = weight[:rows].unflatten(0, (rows // head, head // 2, 2))
+    weight[:rows] = heads.transpose(1, 2).flatten(0, 2)
 
 
 def dummy_weights(

@@ -10,6 +10,7 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
+from blinkpy.models.description.rope_tables import NONE
 
 NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.PRE: ("input_norm", "post_norm"),
@@ -38,8 +39,9 @@ class Part:
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
     weight is factor * (offset + the stored one). wide: float32, whatever the dtype of the others. transposed, interleaved: the
     one source has each expert's matrix as [columns, rows], or its rows of gate and up in turns; our weight has all of gate first.
-    packed: bytes of MXFP4, blocks or scales, not numbers. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here);
-    None: it is a tensor.
+    pairs_of: (rows, rows of a head): the first rows are heads in which neighbours are rotated together; ours have the first of
+    all pairs, then the second ones. packed: bytes of MXFP4, blocks or scales, not numbers. Without sources it is not stored,
+    and 1 everywhere. quantization: of an FP8 matrix (LayerWeights has an Fp8Matrix here); None: it is a tensor.
     """
 
     field: str
@@ -51,6 +53,7 @@ class Part:
     transposed: bool = False
     interleaved: bool = False
     packed: bool = False
+    pairs_of: tuple[int, int] | None = None
     quantization: Quantization | None = None
 
     @property
@@ -86,7 +89,7 @@ class Part:
     @property
     def parameters(self) -> int:
         """How many it has. Scales are none of their own."""
-        return 0 if self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
+        return 0 if not self.sources or self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
         """Its memory. itemsize: of weights that are neither FP8, packed nor wide."""
@@ -118,9 +121,10 @@ def _with_offset(norm: Part, offset: float) -> Part:
     return replace(norm, offset=offset, wide=True) if offset else norm
 
 
-def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int) -> list[Part]:
-    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias."""
-    number, interleaved, blocks = mlp.number, field == "gate_up", width // MXFP4_BLOCK
+def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int, interleaved: bool) -> list[Part]:
+    """A weight of all experts, [rows, width] of each, from one tensor: MXFP4 blocks and scales, or numbers; and its bias.
+    interleaved: the stored rows, see Part."""
+    number, blocks = mlp.number, width // MXFP4_BLOCK
 
     def part(suffix: str, shape: tuple[int, ...], stored: tuple[int, ...], ending: str) -> Part:
         return Part(f"{field}{suffix}", (number, *shape), ((name + ending, (number, *stored), -1, 0),), interleaved=interleaved)
@@ -161,7 +165,14 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
         part.field == "shared_down" and kind.static and model.experts.shared_gated
     ):  # its inputs are gated here, and not its results
         raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes gated ones here")
+    if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
+        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes scaled ones here")
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
+    if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
+        raise ConfigError(
+            f"{names[0]} has heads of {part.pairs_of[1]} rows in another order than ours: FP8 with a scale for each block needs "
+            f"heads that divide {BLOCK}"
+        )
     if kind.scales == Scales.BLOCK and ragged:
         raise ConfigError(
             f"{ragged[0]} does not begin at a multiple of {BLOCK} rows of the matrix that it is a part of here: FP8 with a scale "
@@ -190,7 +201,13 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         *matrix("qkv", names.qkv, (model.q_size, model.kv_size, model.kv_size), hidden, attention.qkv_bias),
         *matrix("o", (names.o,), (hidden,), model.q_size, attention.o_bias),
     ]
-    if attention.qk_norm:
+    if attention.rope.neighbours:
+        pairs = (model.q_size + model.kv_size, model.head_dim)
+        parts = [replace(part, pairs_of=pairs) if part.field in ("qkv", "qkv_bias") else part for part in parts]
+    if attention.qk_norm == QkNorm.ROTATED_HEAD:
+        if attention.rope.kind != NONE:
+            parts += [Part(field, (model.head_dim,), ()) for field in ("q_norm", "k_norm")]
+    elif attention.qk_norm:
         sizes = (model.head_dim,) * 2 if attention.qk_norm == QkNorm.HEAD else (model.q_size, model.kv_size)
         parts += [vector("q_norm", names.q_norm, sizes[0]), vector("k_norm", names.k_norm, sizes[1])]
     if attention.sinks:
@@ -206,8 +223,9 @@ def _plain_layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
         parts += matrix("shared_down", (names.shared_down,), (hidden,), mlp.shared)
         parts += matrix("shared_gate", (names.shared_gate,), (1,), hidden) if mlp.shared_gated else []
     if "{expert}" not in names.expert_down:
-        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden)
-        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size)
+        in_turns = not names.gate_first
+        parts += _of_all_experts("gate_up", prefix + names.expert_gate_up[0], mlp, 2 * mlp.size, hidden, in_turns)
+        return parts + _of_all_experts("down", prefix + names.expert_down, mlp, hidden, mlp.size, False)
     gate_up, down = (tuple(f"{prefix}{name}.weight" for name in some) for some in (names.expert_gate_up, (names.expert_down,)))
     parts.append(_of_experts("gate_up", mlp.number, gate_up, mlp.size, hidden))
     return [*parts, _of_experts("down", mlp.number, down, hidden, mlp.size)]

@@ -127,6 +127,17 @@ def test_matrices_that_can_not_be_fp8(tmp_path: Path, static: Path) -> None:
     save_model("gpt-oss", tmp_path / "oss", 1)
     with pytest.raises(ConfigError, match=r"mlp.experts.gate_up_proj has the matrices of all experts"):
         describe_model(tmp_path / "oss", "fp8")
+    save_model("llama4", tmp_path / "llama4", 1)
+    with pytest.raises(ConfigError, match=r"feed_forward.experts.gate_up_proj has the matrices of all experts"):
+        describe_model(tmp_path / "llama4", "fp8")
+    configure(tmp_path / "llama4", FP8)
+    with pytest.raises(ConfigError, match=r"lacks model.layers.1.feed_forward.experts.0.gate_proj.weight"):
+        load_weights(describe_model(tmp_path / "llama4"), tmp_path / "llama4", torch.float32)
+    configure(tmp_path / "llama4", FP8 | {"weight_block_size": [128, 128]})
+    path = tmp_path / "llama4" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"head_dim": 192}))
+    with pytest.raises(ConfigError, match=r"q_proj has heads of 192 rows in another order than ours"):
+        describe_model(tmp_path / "llama4")
     save_model("gpt-oss-mxfp4", tmp_path / "mxfp4", 1)
     with pytest.raises(ConfigError, match=r"--quantization fp8 .* MXFP4"):
         describe_model(tmp_path / "mxfp4", "fp8")

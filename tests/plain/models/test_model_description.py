@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blinkpy.config import ConfigError
@@ -242,6 +243,64 @@ def test_the_text_of_a_nested_config(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [f"config.json: text_config: keys unknown to {nested.name} are ignored: {key}"]
 
 
+LLAMA4 = {"architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 8}
+
+
+def test_fields_of_llama4() -> None:
+    model = describe_config(LLAMA4)
+    rotated, other = model.layers[0].attention, model.layers[3].attention
+    assert [layer.attention.window for layer in model.layers] == [8192, 8192, 8192, 0] * 2 and rotated.chunked
+    assert [layer.attention.rope.neighbours for layer in model.layers] == [True, True, True, False] * 2
+    assert (rotated.qk_norm, rotated.rope.query_period) == (QkNorm.ROTATED_HEAD, 0)
+    assert (other.rope.kind, other.rope.query_growth, other.rope.query_period) == ("none", 0.1, 8192)
+    experts = Experts(16, 1, 8192, RouterKind.TOP_K_SIGMOID, shared=8192, scales_inputs=True)
+    assert all(model.expert_layers) and model.experts == experts
+    assert describe_config(LLAMA4 | {"attn_temperature_tuning": 4, "no_rope_layers": []}) == model
+    quiet = describe_config(LLAMA4 | {"attn_temperature_tuning": False}).layers[3].attention.rope
+    assert quiet == rotated.rope.unrotated() and quiet.query_factors(9) is None
+    model = describe_config(LLAMA4 | {"moe_layers": [5], "attention_chunk_size": None})
+    assert model.expert_layers == (False,) * 5 + (True, False, False) and model.layers[0].mlp == Mlp(16384)
+    assert {layer.attention.window for layer in model.layers} == {0} and not model.attention.chunked
+    assert describe_config(LLAMA4 | {"interleave_moe_layer_step": 2}).expert_layers == (False, True) * 4
+    bare = {"moe_layers": [], "attention_chunk_size": None, "use_qk_norm": False, "no_rope_layers": [0] * 8}
+    assert lacking_without_torch(describe_config(LLAMA4 | bare)) == ["Rope.query_growth", "Rope.query_period"]
+    factors = other.rope.query_factors(16_384)
+    assert factors is not None and factors[[0, 8190, 8191, 16_382]].tolist() == [1, 1] + [np.float32(1 + 0.1 * np.log(2))] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"moe_layers": [8]}, r"moe_layers must be a list of layers below 8, not \[8\]"),
+        ({"layer_types": ["sliding_attention"] * 8}, "layer_types must be 8 of chunked_attention and full_attention"),
+        ({"no_rope_layers": [1]}, "no_rope_layers must be a list of 8"),
+        ({"attn_temperature_tuning": "yes"}, "attn_temperature_tuning must be true or false"),
+        ({"num_local_experts": 0}, "num_local_experts must be above 0"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type yarn is not supported by Llama4ForCausalLM"),
+        ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, "quant_method 'fbgemm_fp8' is not supported"),
+    ],
+)
+def test_refused_llama4(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        describe_config(LLAMA4 | changes)
+
+
+def test_a_scheme_within_the_text_of_llama4_is_not_overlooked() -> None:
+    text = {"quantization_config": {"quant_method": "fp8"}}
+    nested = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text}
+    with pytest.raises(ConfigError, match="text_config: quantization_config is not supported"):
+        describe_config(nested)
+
+
+def test_llama3_scaling_without_a_blend() -> None:
+    """Scout has one limit for slow and for fast waves: each is slowed down as a whole, or not at all."""
+    rope = Rope("llama3", 5e5, 128, factor=16.0, original_max_position=8192, low_freq_factor=1.0, high_freq_factor=1.0)
+    plain = replace(rope, kind="default").inverse_frequencies(8192)
+    slow = 2 * np.pi / plain > 8192
+    assert slow.any() and not slow.all()
+    assert np.array_equal(rope.inverse_frequencies(8192), np.where(slow, plain / 16, plain))
+
+
 def test_a_context_ends_where_queries_begin_to_grow() -> None:
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384, GROWTH: 0.1, "rope_theta": 1e6}
     text = {"model_type": "ministral3", "max_position_embeddings": 262144, "rope_parameters": rope}
@@ -392,7 +451,7 @@ def test_both_spellings_give_the_same() -> None:
         (LLAMA_31_8B, {"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'.*longrope"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "factor is missing"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "factor": float("nan")}}, "factor"),
-        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "high_freq_factor": 0.9}}, "high_freq_factor"),
         (LLAMA_31_8B, {"rope_scaling": {**LLAMA3_ROPE, "mrope_section": [16, 24, 24]}}, "mrope_section"),
         (LLAMA_31_8B, {"rope_scaling": "linear"}, "rope_scaling"),
         (LLAMA_31_8B, {"rope_theta": 10**400}, "rope_theta must be a number above 0, not 1000"),
@@ -601,8 +660,9 @@ def test_layers_that_differ_by_more_than_the_window_are_refused() -> None:
 
 
 def test_model_type_stands_in_for_a_missing_class() -> None:
+    mistral = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
     for name, family in families().items():
-        base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": MISTRAL_7B}
+        base = GRANITE4 if family.model_type == "granitemoehybrid" else QWEN3_30B_A3B | {"text_config": mistral}
         config = {k: v for k, v in base.items() if k != "architectures" and v is not None} | {"model_type": family.model_type}
         assert describe_config(config).name == name
 

@@ -24,7 +24,7 @@ from blinkpy.models.weights.checkpoint import open_checkpoint, with_stored_head
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
 from blinkpy.models.weights.tensor_loader import load_tensors
-from blinkpy.models.weights.weight_parts import expected_tensors
+from blinkpy.models.weights.weight_parts import expected_tensors, weight_elements
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,30 @@ def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     rewrite(tmp_path, lambda tensors: tensors | {"language_model.model.other.weight": torch.ones(3)})
     refused(tmp_path, r"language_model\.model\.other\.weight, unknown")
+
+
+def test_llama4_in_our_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Heads whose neighbours are rotated together, where they are rotated; experts as linear layers; and nothing for images."""
+    theirs = save_model("llama4-nested", tmp_path, 4, attention_bias=True).language_model.model
+    model = describe_model(tmp_path)
+    ours = load_weights(model, tmp_path, torch.float32)
+    (message,) = caplog.messages
+    assert re.search("tensors without a use are left out: multi_modal_projector.linear_1.weight, vision_model", message)
+    pairs = torch.tensor([*range(0, 32, 2), *range(1, 32, 2)])  # rows of a head, as the checkpoint has them
+    for index, (mine, layer) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
+        rows = pairs if model.layers[index].attention.rope.neighbours else torch.arange(32)
+        for part, bias in zip(("q_proj", "k_proj", "v_proj"), ((0, 128), (128, 192), (192, 256)), strict=True):
+            stored, some = getattr(layer.self_attn, part), slice(*bias)
+            order = rows if part != "v_proj" else torch.arange(32)
+            assert mine.qkv_bias is not None and isinstance(mine.qkv, torch.Tensor)
+            assert torch.equal(mine.qkv[some], stored.weight.unflatten(0, (-1, 32))[:, order].flatten(0, 1))
+            assert torch.equal(mine.qkv_bias[some], stored.bias.unflatten(0, (-1, 32))[:, order].flatten())
+        experts = layer.feed_forward.experts
+        assert isinstance(mine.gate_up, torch.Tensor) and torch.equal(mine.gate_up, experts.gate_up_proj.mT)
+        assert isinstance(mine.down, torch.Tensor) and torch.equal(mine.down, experts.down_proj.mT)
+        norms = [norm for norm in (mine.q_norm, mine.k_norm) if norm is not None]
+        assert len(norms) == (0 if index == 1 else 2) and all(torch.equal(norm, torch.ones(32)) for norm in norms)
+    assert weight_elements(model) == sum(tensor.numel() for tensor in theirs.parameters()) + ours.lm_head.numel()
 
 
 def test_the_bias_of_a_choice_stays_float32(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ KINDS = {  # of matrices, the first that fits; those of a kind and a layer have 
 TARGETS = {"targets": ["Linear"], "output_activations": None}
 NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True, "observer": "minmax", "group_size": None}
 BLOCKS = {"hidden_size": 192, "head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 128}
+BLOCKS |= {"intermediate_size_mlp": 256}
 """For `more`: sizes of models whose fused parts begin at multiples of 128; rows of 192 columns end with half a block."""
 
 
@@ -95,6 +96,39 @@ def quantised(weight: torch.Tensor, share: str) -> tuple[torch.Tensor, torch.Ten
     return values, scales if share == "block" else scales.view(1), values * every
 
 
+def each_expert_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With Llama 4's experts as llm-compressor has them: a linear layer for each matrix."""
+    result = {}
+    for name, value in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if "feed_forward.experts" not in stem:
+            result[name] = value
+            continue
+        for expert, matrix in enumerate(value):
+            parts = matrix.chunk(2, 1) if last == "gate_up_proj" else (matrix,)
+            for kind, part in zip(("gate_proj", "up_proj") if len(parts) == 2 else ("down_proj",), parts, strict=True):
+                result[f"{stem}.{expert}.{kind}.weight"] = part.t().contiguous()
+    return result
+
+
+def experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The other way."""
+    result, found = {}, defaultdict[tuple[str, str], list[torch.Tensor]](list)
+    for name, value in tensors.items():
+        match = re.match(r"(.*feed_forward\.experts)\.(\d+)\.(\w+)_proj", name)
+        if match:
+            result[f"{match[1]}.{match[3]}.{int(match[2]):04}"] = value.t()
+        else:
+            result[name] = value
+    for name in sorted(name for name in result if "feed_forward.experts" in name):
+        stem, kind, _ = name.rsplit(".", 2)
+        found[stem, kind].append(result.pop(name))
+    for stem in {stem for stem, _ in found}:
+        gate, up, down = (torch.stack(found[stem, kind]) for kind in ("gate", "up", "down"))
+        result |= {f"{stem}.gate_up_proj": torch.cat([gate, up], 2), f"{stem}.down_proj": down}
+    return result
+
+
 def group(name: str) -> tuple[str, str]:
     """Layer and kind of a matrix."""
     layer = re.search(r"layers\.(\d+)\.", name)
@@ -118,7 +152,7 @@ def save_fp8(
     if "shared_expert_intermediate_size" in ZOO[name][1] and share == "block":
         more = {**more, "shared_expert_intermediate_size": 128}
     make_model(name, seed, **more).save_pretrained(plain)
-    tensors, stored = load_file(plain / "model.safetensors"), dict[str, torch.Tensor]()
+    tensors, stored = each_expert_apart(load_file(plain / "model.safetensors")), dict[str, torch.Tensor]()
     generator = torch.Generator().manual_seed(seed)
     inputs = defaultdict[tuple[str, str], float](float)
     for key, value in list(tensors.items()):
@@ -132,7 +166,7 @@ def save_fp8(
             stored[key.removesuffix("weight") + input_scale] = chosen
             inputs[group(key)] = max(inputs[group(key)], float(chosen))
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(experts_together(tensors), plain / "model.safetensors", metadata={"format": "pt"})
     facts = json.loads((plain / "config.json").read_text())
     config = {**config, **({} if ignored is None else ignored)}
     (folder / "config.json").write_text(json.dumps({**facts, "quantization_config": config}))
@@ -153,7 +187,7 @@ class FakeFp8(TorchFunctionMode):
                 self.scales[value.untyped_storage().data_ptr()] = inputs[group(name)] if inputs else 0.0
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        if function is torch.nn.functional.linear:
+        if function in (torch.nn.functional.linear, torch.bmm):
             x, weight, *rest = arguments
             scale = self.scales.get(weight.untyped_storage().data_ptr())
             if scale is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from support.models.model_zoo import text_model
 from support.models.paged_batch import Sequence
 from support.models.step_cases import OnDevice
 
@@ -208,5 +209,5 @@ def widened(model: transformers.PreTrainedModel) -> Iterator[None]:
 @torch.inference_mode()
 def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray, prompt: int, batch: int = 16) -> torch.Tensor:
     """What ForcedSteps.follow returns, by transformers: whole sequences at once, `batch` of them at a time."""
-    ids = torch.from_numpy(tokens).to(model.device)
-    return torch.cat([model(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])
+    ids, text = torch.from_numpy(tokens).to(model.device), text_model(model)
+    return torch.cat([text(some, use_cache=False).logits[:, prompt - 1 :].float() for some in ids.split(batch)])

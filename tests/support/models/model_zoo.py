@@ -48,7 +48,7 @@ def _longrope(original: int) -> dict[str, Any]:
 GRANITE = {"attention_multiplier": 0.4, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 0.7}
 HYBRID = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80, "layer_types": ["full_attention"] * 3}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 21}
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 LOCAL_ROPES = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 100.0}}
 OSS = {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "sliding_window": 20}
 OSS_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
@@ -61,6 +61,17 @@ GLM = {
     "head_dim": 32,
     "num_mtp_layers": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+LLAMA4 = {
+    "head_dim": 32,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 6,
+    "attention_chunk_size": 22,
+    "floor_scale": 12,
+    "attn_scale": 0.4,
+    "no_rope_layers": [1, 0, 1],
+    "interleave_moe_layer_step": 2,
 }
 GROWING = {**YARN, "original_max_position_embeddings": 256, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 
@@ -107,11 +118,17 @@ ZOO: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("Mistral3Config", {"model_type": "mistral", "head_dim": 32, "sliding_window": None}),
     "gpt-oss": ("GptOssConfig", {**OSS, "attention_bias": False, "layer_types": [FULL, FULL, SLIDING], "swiglu_limit": 1.0}),
     "gpt-oss-mxfp4": ("GptOssConfig", {**OSS, "head_dim": 32, "rope_parameters": OSS_YARN}),
+    "llama4": ("Llama4TextConfig", {**LLAMA4, "rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}),
+    "llama4-wide": (
+        "Llama4TextConfig",
+        {**LLAMA4, "num_experts_per_tok": 2, "moe_layers": [0, 1], "use_qk_norm": False, "attention_bias": True},
+    ),
+    "llama4-nested": ("Llama4Config", {**LLAMA4, "interleave_moe_layer_step": 1, "layer_types": [CHUNKED, CHUNKED, FULL]}),
     "phi3": ("Phi3Config", {"sliding_window": 17}),
     "phi4-mini-short": ("Phi3Config", {**_longrope(256), "max_position_embeddings": 1024, "tie_word_embeddings": True}),
     "phi4-mini-long": ("Phi3Config", _longrope(16)),
 }
-NESTED = {"Mistral3Config", "Gemma3Config"}  # what differs from BASE is in their text_config
+NESTED = {"Mistral3Config", "Gemma3Config", "Llama4Config"}  # what differs from BASE is in their text_config
 SMALL_VISION = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -121,6 +138,17 @@ SMALL_VISION = {
     "head_dim": 16,
     "image_size": 28,
     "patch_size": 14,
+}
+LLAMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_output_dim": 16,
+    "projector_input_dim": 16,
+    "projector_output_dim": 16,
 }
 # The context to run them with. phi4-mini-short stays within its original context and so uses its short factors;
 # phi4-mini-long uses its long ones, as transformers does once a sequence is longer than the original 16.
@@ -132,12 +160,19 @@ def auto_class(name: str) -> Any:
     return transformers.AutoModelForImageTextToText if ZOO[name][0] in NESTED else transformers.AutoModelForCausalLM
 
 
+def text_model(model: torch.nn.Module) -> torch.nn.Module:
+    """What computes text: the model, but for Llama 4 within one that takes images, which in transformers 5.24 asks for some."""
+    nested = isinstance(model, transformers.Llama4ForConditionalGeneration)
+    return model.language_model if nested else model  # type: ignore[return-value]
+
+
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> transformers.PreTrainedModel:
     """The transformers model, with random weights. more: further changes of BASE."""
     kind, changes = ZOO[name]
     values = {**BASE, **changes, **more}
     if kind in NESTED:
-        vision = SMALL_VISION if kind == "Mistral3Config" else {**SMALL_VISION, "model_type": "siglip_vision_model"}
+        siglip = {**SMALL_VISION, "model_type": "siglip_vision_model"}
+        vision = {"Mistral3Config": SMALL_VISION, "Llama4Config": LLAMA4_VISION}.get(kind, siglip)
         values = {"text_config": values, "vision_config": vision, "tie_word_embeddings": kind == "Gemma3Config"}
     config = getattr(transformers, kind)(**values)
     torch.manual_seed(seed)

@@ -53,6 +53,8 @@ MIXED_STEPS = [  # model, rows, steps
     ("smollm3-window", 8, 4),
     ("granite", 8, 4),
     ("gpt-oss-mxfp4", 8, 3),
+    ("llama4", 8, 4),
+    ("llama4-wide", 3, 4),
     ("qwen3-moe-mixed", 3, 4),  # few enough for products without sorting
     ("llama-biased-mqa", step_cases.TOKENS_AT_MOST, 3),  # as many rows as tokens: the last layer keeps all
 ]
@@ -139,10 +141,10 @@ def test_norms_behind(rng: np.random.Generator, tmp_path: Path, name: str, table
     assert step_cases.step_case(rng, "cpu", name, tmp_path, torch.float32, steps=3, table=TABLES[table]) < 1e-4
 
 
-def test_window_rings(rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gemma2-uncapped", "llama4"])
+def test_window_rings(rng: np.random.Generator, tmp_path: Path, name: str) -> None:
     """To the bit as with all tokens kept; in the last layer, which goes on with last tokens alone, too."""
-    steps = step_cases.few_ring_steps
-    step_cases.ring_case(rng, "cpu", "gemma2-uncapped", tmp_path, torch.float32, steps, tokens=32)
+    step_cases.ring_case(rng, "cpu", name, tmp_path, torch.float32, step_cases.few_ring_steps, tokens=32)
 
 
 def test_parts_that_no_norm_would_add_are_not_left(rng: np.random.Generator, tmp_path: Path) -> None:
