@@ -248,8 +248,10 @@ class LLM:
             takes_grammars = self._pair.facts.grammar_share > 0
             fields_of = [r.grammar if r.grammar is not None and (r.grammar.needed or takes_grammars) else None for r in requests]
             grammars = [None if field is None else automaton_of_grammar(field.grammar) for field in fields_of]
-        except (ApiError, GrammarError) as error:
+        except ApiError as error:
             raise ValueError(error.message) from error
+        except GrammarError as error:
+            raise ValueError(error.told("tools")[1]) from error
         except ChatError as error:
             raise ValueError(str(error)) from error
         each = self._each(sampling_params, len(prompts))

@@ -3,6 +3,7 @@
 A grammar is plain JSON, so that it can be sent to another process and be named by its content; one of
 
     {"schema": S}                        a value that JSON Schema S allows, S with its `$ref`s inside
+    {"schema": S, "path": P, "root": R}  the same for S as a part of R, at P in it; without "root" it refers to nothing outside
     {"object": true}                     any JSON object, containers inside of each other up to OBJECT_DEPTH
     {"regex": R}                         what matches as a whole
     {"ebnf": E}                          what its rule `root` matches
@@ -13,6 +14,7 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"sequence": [G, ...]}               grammars one after the other
     {"any": [G, ...]}                    one of these grammars
     {"repeat": G, "low": n, "high": m}   n to m times, m null for any number
+    {"part": G, "of": [F, N]}            G, made of the field F of a tool N, which errors name
 """
 
 from typing import Any
@@ -25,10 +27,12 @@ from blinkpy.dpu.grammar.ebnf.ebnf_rules import ebnf_piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema.schema_compiler import SchemaCompiler
+from blinkpy.dpu.grammar.schema.schema_shapes import Place
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Grammar = dict[str, Any]
 
+ANY = {"type": "object"}
 OBJECT_DEPTH = 5  # of containers in {"object": true}, the object itself included
 MOST_STATES = 8192
 MOST_BYTES = 256 << 10  # of a packed automaton
@@ -57,9 +61,15 @@ def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
 def _piece(grammar: Grammar, path: str) -> Piece:
     kind, value = next(iter(grammar.items()))
     if kind == "schema":
-        return SchemaCompiler(value).compile()
+        return SchemaCompiler(grammar.get("root", value)).compile(Place(value, grammar.get("path", "#")))
+    if kind == "part":
+        try:
+            return _piece(value, path)
+        except GrammarError as error:
+            error.part = grammar["of"]
+            raise
     if kind == "object":
-        return SchemaCompiler({"type": "object"}, OBJECT_DEPTH - 1).compile()
+        return SchemaCompiler(ANY, OBJECT_DEPTH - 1).compile(Place(ANY, "#"))
     if kind == "regex":
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
     if kind == "ebnf":

@@ -1,8 +1,8 @@
 """The process that compiles grammars, by blinkpy.dpu.fork_server.forked_jobs.
 
-A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path and
-keyword; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read from
-standard input: CPU seconds and bytes of memory for each.
+A job is a grammar as JSON. The answer begins with a byte: ANSWER with the packed automaton; REFUSAL with JSON: message, path,
+keyword and part; EXHAUSTED, where its memory did not suffice; or FAILURE, for a fault of ours, with its traceback. What is read
+from standard input: CPU seconds and bytes of memory for each.
 """
 
 import json
@@ -32,7 +32,7 @@ def compiled(grammar: bytes) -> bytes:
         refusal = error
     except Exception:
         return FAILURE + traceback.format_exc().encode()
-    return REFUSAL + orjson.dumps([refusal.message, refusal.path, refusal.keyword])
+    return REFUSAL + orjson.dumps([refusal.message, refusal.path, refusal.keyword, refusal.part])
 
 
 if __name__ == "__main__":

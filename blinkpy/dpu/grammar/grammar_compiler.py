@@ -54,7 +54,7 @@ class GrammarCompiler:
         else:
             found = await asyncio.shield(self._task(key, content))  # others may wait for it, too
         if isinstance(found, GrammarError):
-            raise type(found)(found.message, found.path, found.keyword)
+            raise type(found)(found.message, found.path, found.keyword, found.part)
         return found
 
     def _task(self, key: bytes, content: bytes) -> "asyncio.Task[ByteAutomaton | GrammarError]":

@@ -105,9 +105,8 @@ class Service:
         try:
             request.automaton = await self._grammars.automaton(field.grammar)
         except GrammarError as error:
-            place = "" if error.path == "#" else f" At {error.path}."
-            message = f"'{field.param}': {error.message}{place}"
-            raise ApiError(400, message, param=field.param, code="invalid_grammar", limit=error.limit) from error
+            param, message = error.told(field.param)
+            raise ApiError(400, message, param=param, code="invalid_grammar", limit=error.limit) from error
         except GrammarBusyError as error:
             raise busy("too many grammars wait to be compiled") from error
 

@@ -1,7 +1,8 @@
 """Calls that must come: how the answer begins, and the grammar of the rest. Calls that may come, and have to be as they should.
 
 Grammars are plain JSON, of these forms: {"text": T}, {"schema": S}, {"sequence": [G, ...]}, {"any": [G, ...]},
-{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R}, {"without": R} and {"token": T}.
+{"repeat": G, "low": n, "high": m}, m null for any number, {"object": true}, {"regex": R}, {"without": R}, {"token": T} and
+{"part": G, "of": [F, N]}, the arguments of tool N, whose schema came in the field F.
 """
 
 import json
@@ -31,6 +32,8 @@ class CallableTool(Protocol):
     def parameters(self) -> Mapping[str, Any]: ...
     @property
     def strict(self) -> bool: ...
+    @property
+    def where(self) -> str: ...
 
 
 class ForcedCalls(NamedTuple):
@@ -44,7 +47,7 @@ def forced_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: boo
     """At least one call of one of the tools, any number if they may be parallel, and nothing else. tools: at least one."""
     text = calls.text
     heads = [tool.name + text.middle for tool in tools]
-    bodies = [_arguments(tool.parameters, text) for tool in tools]
+    bodies = [_arguments(tool, text.keywords) for tool in tools]
     only = len(tools) == 1
     prefix = text.begin + text.open + (heads[0] if only else "")
     return ForcedCalls(prefix, _calls(text, heads, bodies, parallel, bodies[0] if only else None))
@@ -55,7 +58,7 @@ def held_calls(calls: CallFormat, tools: Sequence[CallableTool], parallel: bool,
     strict get any object. content: what an answer without calls is; None for any text, which may then stand around calls, too."""
     text = calls.text
     begins = calls.begins.replace("{names}", "|".join(tool.name for tool in tools))
-    bodies = [_arguments(tool.parameters, text) if tool.strict or text.keywords else ANY_OBJECT for tool in tools]
+    bodies = [_arguments(tool, text.keywords) if tool.strict or text.keywords else ANY_OBJECT for tool in tools]
     one = _sequence(text.begin + text.open, _calls(text, [tool.name + text.middle for tool in tools], bodies, parallel))
     plain: Grammar = {"without": begins}
     if content is not None or begins.startswith("^"):
@@ -76,7 +79,7 @@ def channel_answer(tools: Sequence[CallableTool], content: Grammar | None, must_
     more = _sequence(ANY_TEXT, "<|end|><|start|>assistant")
     before = _sequence("<|channel|>", {"choice": ["analysis", "commentary"]}, "<|message|>", more)
     ways = [] if must_call else [_sequence("<|channel|>final<|message|>", ANY_TEXT if content is None else content)]
-    bodies = [{"schema": {"type": "object", **tool.parameters}} if tool.strict or must_call else ANY_OBJECT for tool in tools]
+    bodies = [_arguments(tool) if tool.strict or must_call else ANY_OBJECT for tool in tools]
     for names, body in _by_body([f" to=functions.{tool.name}" for tool in tools], bodies):
         heads = [{"text": head} for to in names for head in (f"<|channel|>commentary{to}", f"{to}<|channel|>commentary")]
         kinds = [{"text": text} for text in (" <|constrain|>json", "<|constrain|>json", " json")]
@@ -95,7 +98,7 @@ def with_tokens(grammar: Grammar, specials: re.Pattern[str]) -> Grammar:
         return {"sequence": [part for part in between if part != {"text": ""}]} if names else grammar
     if kind in ("sequence", "any"):
         return {kind: [with_tokens(part, specials) for part in value]}
-    return {"repeat": with_tokens(value, specials), **dict(rest)} if kind == "repeat" else grammar
+    return {kind: with_tokens(value, specials), **dict(rest)} if kind in ("repeat", "part") else grammar
 
 
 def _calls(
@@ -115,7 +118,7 @@ def _by_body(heads: Sequence[str], bodies: Sequence[Grammar]) -> list[tuple[list
     """Heads that the same follows, together: an automaton has it once."""
     found: dict[str, tuple[list[str], Grammar]] = {}
     for head, body in zip(heads, bodies, strict=True):
-        found.setdefault(json.dumps(body), ([], body))[0].append(head)
+        found.setdefault(json.dumps(body.get("part", body)), ([], body))[0].append(head)
     return list(found.values())
 
 
@@ -123,11 +126,20 @@ def _sequence(*parts: str | Grammar) -> Grammar:
     return {"sequence": [{"text": part} if isinstance(part, str) else part for part in parts if part != ""]}
 
 
-def _arguments(schema: Mapping[str, Any], text: CallText) -> Grammar:
-    if not text.keywords:
-        return {"schema": {"type": "object", **schema}}
+def _arguments(tool: CallableTool, keywords: bool = False) -> Grammar:
+    """What a call's arguments may be. keywords: written as NAME=VALUE."""
+    schema, part = {"type": "object", **tool.parameters}, [tool.where, tool.name]
+    try:
+        body = _named_arguments(schema) if keywords else {"schema": schema}
+    except GrammarError as error:
+        error.part = part
+        raise
+    return {"part": body, "of": part}
+
+
+def _named_arguments(schema: Mapping[str, Any]) -> Grammar:
     _check_named(schema)
-    properties = {name: {"schema": _rooted(entry, schema)} for name, entry in schema.get("properties", {}).items()}
+    properties = {name: _property(name, entry, schema) for name, entry in schema.get("properties", {}).items()}
     required = [name for name in properties if name in schema.get("required", ())]
     optional = [name for name in properties if name not in required]
     first = _sequence(*(part for i, name in enumerate(required) for part in (f"{', ' * (i > 0)}{name}=", properties[name])))
@@ -159,7 +171,7 @@ def _maybe(grammar: Grammar) -> Grammar:
     return {"repeat": grammar, "low": 0, "high": 1}
 
 
-def _rooted(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A part of a schema, with the definitions that it may refer to."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**definitions, **schema} if isinstance(schema, dict) and "$ref" in json.dumps(schema) else schema
+def _property(name: str, schema: Any, root: Mapping[str, Any]) -> Grammar:
+    """One property's values. The whole schema goes with those alone that may refer to it: a grammar has a limit in bytes."""
+    grammar: Grammar = {"schema": schema, "path": f"#/properties/{name}"}
+    return {**grammar, "root": root} if REFERENCE in json.dumps(schema) else grammar

@@ -29,7 +29,9 @@ VALUES: dict[str, list[Any]] = {"string": ["Rome", 'a "b" {', "}"], "integer": [
 
 def one_of(draw: random.Random, grammar: dict[str, Any]) -> str:
     """A text of a grammar."""
-    ((kind, value),) = [(kind, value) for kind, value in grammar.items() if kind not in ("low", "high")]
+    kind, value = next(iter(grammar.items()))
+    if kind == "part":
+        return one_of(draw, value)
     if kind == "text":
         return str(value)
     if kind == "sequence":
@@ -40,7 +42,7 @@ def one_of(draw: random.Random, grammar: dict[str, Any]) -> str:
         most = 3 if grammar["high"] is None else min(grammar["high"], 3)
         return "".join(one_of(draw, value) for _ in range(draw.randint(grammar["low"], most)))
     assert kind == "schema"
-    return json.dumps(instance(draw, value, value))
+    return json.dumps(instance(draw, value, grammar.get("root", value)))
 
 
 def instance(draw: random.Random, schema: dict[str, Any], root: dict[str, Any]) -> Any:
@@ -93,7 +95,7 @@ def test_one_tool_by_name() -> None:
     assert isinstance(found, ForcedCalls)
     assert found.prefix == '<tool_call>\n{"name": "get_weather", "arguments": '
     schema, repeat, close = found.grammar["sequence"]
-    assert schema == {"schema": TOOLS[0].parameters}
+    assert schema == {"part": {"schema": TOOLS[0].parameters}, "of": [TOOLS[0].where, TOOLS[0].name]}
     between = repeat["repeat"]["sequence"][:3]
     assert [part["text"] for part in between] == ["}\n</tool_call>", "\n", '<tool_call>\n{"name": "']
     assert (repeat["low"], repeat["high"]) == (0, 0)

@@ -17,6 +17,7 @@ from support.walks import Walker
 from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.fields.tool_fields import Tool
+from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_calls, with_tokens
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
@@ -225,8 +226,54 @@ def test_calls_that_begin_with_special_tokens(tmp_path: Any, submitted: list[Byt
 def test_a_strict_tool_whose_schema_is_not_supported(hermes: Served) -> None:
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"contains": {}}}}}}
     param, message = hermes.refused(tools=[tool])
-    assert param == "tools"
+    assert param == "tools[0].function.parameters"
     assert "#/properties/a" in message
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_tool_whose_schema_is_wrong_is_named(
+    tmp_path: Any, choice: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a format for the content shares the grammar with the tools, and where each argument has a grammar."""
+    monkeypatch.setattr(Service, "needs_automaton", lambda service, request: request.grammar is not None)
+    schemas: list[dict[str, Any]] = [
+        {"properties": {"a": {"type": "integer", "minimum": 3, "maximum": 1}}, "required": ["a"]}, {"properties": {"a": 5}},
+        {"properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]}, {"properties": {"a": {"enum": [*range(1001)]}}},
+        {"properties": {"a": {"contains": {}}}}, {"if": {}}, {"allOf": 5},
+    ]  # fmt: skip
+    fine = [{"type": "function", "function": {**FUNCTION, "name": f"fine{i}", "strict": True}} for i in range(4)]
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    for kind in ("HERMES", "PYTHONIC", "HARMONY"):
+        with served_with(tmp_path / kind, getattr(chat_templates, kind)) as served:
+            for schema in schemas:
+                tools, at = [*fine], int(rng.integers(len(fine) + 1))
+                tools.insert(at, {"type": "function", "function": {"name": "odd", "strict": True, "parameters": schema}})
+                for more in ({}, {"response_format": form}):
+                    param, message = served.refused(tools=tools, tool_choice=choice, **more)
+                    assert param == f"tools[{at}].function.parameters", (kind, schema)
+                    assert message.startswith(f"'{param}' of 'odd': "), (kind, schema)
+                    if "a" in schema.get("properties", {}):
+                        assert "#/properties/a" in message, "the path is that in the tool's schema"
+
+
+def test_a_schema_that_refers_to_its_root(tmp_path: Any, submitted: list[ByteAutomaton | None]) -> None:
+    """In formats with a grammar for each argument, too."""
+    links = {"next": {"$ref": "#"}, "twin": {"$ref": "#/properties/n"}, "last": {"$ref": "#end"}}
+    node: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}, **links}, "required": ["n"]}
+    node["$defs"] = {"end": {"$anchor": "end", "const": "x"}}
+    arguments = '{"n": 1, "next": {"n": 2, "next": {"n": 3}}, "twin": 4, "last": "x"}'
+    python = arguments.replace('"n": 1', "n=1").replace(', "next": {"n": 2', ', next={"n": 2', 1)
+    python = f"[f({python[1:-1]})]".replace('"twin": ', "twin=").replace('"last": ', "last=")
+    hermes = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    for kind, text in (("HERMES", hermes), ("PYTHONIC", python)):
+        with served_with(tmp_path / kind, getattr(chat_templates, kind)) as served:
+            tools: Any = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": node}}]
+            assert message_of(served.chat(text, tools=tools))[3] == [("function", "f", arguments)]
+            automaton = submitted[-1]
+            assert automaton is not None
+            assert automaton.accepts(text.encode()), kind
+            for bad in (text.replace("3", '"3"'), text.replace("4", "true"), text.replace('"x"', '"y"')):
+                assert not automaton.accepts(bad.encode()), bad
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -249,7 +296,7 @@ def test_parameters_that_have_to_be_python(tmp_path: Any, submitted: list[ByteAu
     with served_with(tmp_path, chat_templates.PYTHONIC) as served:
         for schema in schemas:
             tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
-            assert served.refused(tools=[tool])[0] == "tools", schema
+            assert served.refused(tools=[tool])[0] == "tools[0].function.parameters", schema
         tools: Any = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": fine}}]
         call = '[f(a={"city": "Rome"})]'
         assert message_of(served.chat(call, tools=tools))[3] == [("function", "f", '{"a": {"city": "Rome"}}')]

@@ -275,9 +275,10 @@ def test_tools_and_calls() -> None:
     request = chat(
         tools=[{"type": "function", "function": function}], tool_choice={"type": "function", "function": {"name": "f-1_A"}}
     )
-    ((name, parameters, strict, described, namespace),) = request.tools
+    ((name, parameters, strict, described, namespace, where),) = request.tools
     assert namespace is None
     assert (name, parameters, strict) == ("f-1_A", {"type": "object", "properties": {}}, True)
+    assert where == "tools[0].function.parameters"
     assert described == {"type": "function", "function": {"name": "f-1_A", "description": "é", "parameters": parameters}}
     assert request.tool_choice == ("required", "f-1_A", None)
     assert chat(tools=[], tool_choice="none", parallel_tool_calls=False).tools == ()

@@ -34,9 +34,9 @@ class SchemaCompiler:
         self.free_depth = free_depth
         self._contradiction = ""
 
-    def compile(self) -> Piece:
-        """Raises GrammarError for a schema that is not supported, or that no value fits."""
-        piece = self.piece((Place(self.reader.root, "#"),), self.free_depth, 0)
+    def compile(self, place: Place) -> Piece:
+        """The values of the schema or of a part of it. Raises GrammarError for one that is not supported, or that none fits."""
+        piece = self.piece((place,), self.free_depth, 0)
         if piece is byte_nfa.nothing:
             ended = " within the depth of recursion" if self.reader.cut else ""
             raise GrammarError(f"No value fits the schema{ended}: its demands contradict each other.", self._contradiction)

@@ -39,13 +39,14 @@ class Namespace(NamedTuple):
 
 class Tool(NamedTuple):
     """A function that the model may call. name: as the model sees it; described: as chat templates take it; strict: arguments
-    must be as the schema `parameters` says."""
+    must be as the schema `parameters` says; where: the field that `parameters` came in."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool
     described: Mapping[str, Any]
     namespace: Namespace | None = None
+    where: str = ""
 
     @property
     def own_name(self) -> str:
@@ -181,7 +182,7 @@ def _tool(where: str, value: Any, flat: bool) -> Tool:
     if kinds != "object" and not (type(kinds) is list and "object" in kinds):  # no call has other arguments
         place = f"{where}.parameters.type"
         raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
-    return Tool(name, parameters, strict, {"type": "function", "function": function})
+    return Tool(name, parameters, strict, {"type": "function", "function": function}, where=f"{where}.parameters")
 
 
 def tool_choice(name: str, value: Any, flat: bool = False) -> ToolChoice:

@@ -105,7 +105,8 @@ class RequestReader:
         except ChatError as error:
             raise bad_request(f"{error}", "messages", "invalid_messages") from error
         except GrammarError as error:
-            raise bad_request(f"'tools': {error.message}", "tools", "invalid_grammar") from error
+            param, message = error.told("tools")
+            raise bad_request(message, param, "invalid_grammar") from error
         self._check_length(text, "messages", limits)
         return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
 
