@@ -52,6 +52,16 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json. Where it lists no added tokens, as older ones, special tokens of special_tokens_map.json count more
+    than its own: transformers reads them so. Raises ConfigError."""
+    config = read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" in config:
+        return config
+    named = read_json(folder / "special_tokens_map.json")
+    return {**config, **{name: value for name, value in named.items() if name.endswith("_token")}}
+
+
 class Shown(NamedTuple):
     """Special tokens that have text all the same. marks: (name, what stands for it in place of its name)."""
 
@@ -63,11 +73,12 @@ NOTHING = Shown()
 
 
 class Tokenizer:
-    """Reads tokenizer.json, tokenizer_config.json, generation_config.json and config.json of a folder. Raises ConfigError."""
+    """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json of a folder.
+    config: as of read_tokenizer_config. Raises ConfigError."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.config = read_json(folder / "tokenizer_config.json")
+        self.config = read_tokenizer_config(folder)
         self.generation_config = read_json(folder / "generation_config.json")
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"{folder} has no tokenizer.json")

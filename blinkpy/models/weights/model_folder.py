@@ -11,7 +11,7 @@ DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 # Only what is needed: weights in safetensors as transformers names them, not a repository's other copies of them.
 PATTERNS = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("chat_template.json", "additional_chat_templates/*.jinja"),
+    *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
 ]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json, word_piece_json, write_model
+from support.front_end.tiny_tokenizer import BOS, EOS, START, byte_fallback_json, byte_level_json, word_piece_json, write_model
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
+from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.dpu.text.detokenizer import REPLACEMENT, Detokenizer, TokenTexts, byte_alphabet
 from blinkpy.dpu.text.stop_strings import StopStrings
-from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.text.tokenizer import Tokenizer, special_token
 
 SAMPLES = ["a", "Z", " ", "\n", "é", "ß", "日", "本", "😀", "👩\u200d👧", "\u0301", "\u200f", "ﷺ", "the ", "worst of times"]
 
@@ -205,6 +206,38 @@ def test_keys_count_where_the_class_of_the_tokenizer_reads_them(tmp_path, kind: 
     assert tokenizer.encode("the dog").tolist() == ([*plain, 1] if counts else [0, *plain])
 
 
+SHOWING = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"
+
+
+@pytest.mark.parametrize("form", ["string", "object"])
+@pytest.mark.parametrize("lists_added", [False, True])
+def test_special_tokens_of_older_checkpoints(tmp_path, form: str, lists_added: bool, rng) -> None:
+    """As transformers takes them: from special_tokens_map.json, or tokenizer_config.json, or both."""
+    from transformers import AutoTokenizer
+
+    for case in range(6):
+        entries: dict[str, dict] = {"tokenizer_config.json": {}, "special_tokens_map.json": {}}
+        for file, named in entries.items():
+            kind = {"__type": "AddedToken"} if file == "tokenizer_config.json" else {}
+            for name in ("bos_token", "eos_token", "pad_token"):
+                text = str(rng.choice([BOS, EOS, START]))
+                if rng.random() < 0.6:
+                    named[name] = text if form == "string" else {**kind, "content": text, "lstrip": False, "special": True}
+        more: dict = {"bos_token": None, "eos_token": None, "add_bos_token": True, "chat_template": SHOWING}
+        if lists_added:
+            more["added_tokens_decoder"] = {"0": {"content": BOS, "special": True}}
+        more |= {"tokenizer_class": "PreTrainedTokenizerFast", **entries["tokenizer_config.json"]}
+        folder = write_model(tmp_path / str(case), **more)
+        (folder / "special_tokens_map.json").write_text(json.dumps(entries["special_tokens_map.json"]))
+        theirs, ours = AutoTokenizer.from_pretrained(str(folder)), Tokenizer(folder)
+        assert ours.bos_id == theirs.bos_token_id, entries
+        assert special_token(ours.config, "eos_token") == theirs.eos_token, entries
+        template = load_template(folder, ours.config, "", 1000)
+        assert template is not None
+        told = [{"role": "user", "content": "x"}]
+        assert template.render(told) == theirs.apply_chat_template(told, tokenize=False), entries
+
+
 def test_of_several_ends_the_tokenizers_own_is_appended_and_kept(tmp_path, caplog) -> None:
     folder = write_model(tmp_path, add_bos_token=False, add_eos_token=True)
     ids = [7, 8, 1, *range(20, 30)]
@@ -238,6 +271,7 @@ def test_decode_drops_nothing(tmp_path, rng) -> None:
         ("tokenizer.json", "{", "can't read"),
         ("tokenizer.json", None, "no tokenizer.json"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("special_tokens_map.json", "{", "can't read"),
         ("generation_config.json", "{", "can't read"),
         ("config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("config.json", '{"eos_token_id": true}', "eos_token_id"),
