@@ -58,6 +58,7 @@ class ChatDialect:
         shown = () if _choice(request).mode == "none" else request.tools
         template, probe = (self.template.with_tools, self._tools_probe) if shown else (self.template, self._probe)
         self._check(request, shown, probe)
+        _check_continued(request)
         messages, values = probe.fitted(request.messages or ()), self._values(request, template.variables)
         described = probe.described([tool.described for tool in shown])
         tools = [tool for tool in shown if _choice(request).allows(tool.name)]
@@ -176,6 +177,19 @@ class ChatDialect:
                 raise bad_request("'reasoning_effort' is given twice.", "reasoning_effort", "invalid_value")
             values["reasoning_effort"] = request.reasoning_effort
         return values
+
+
+def _check_continued(request: Request) -> None:
+    """Raise ApiError for a last message that can't be continued as it is: calls stand behind its text."""
+    if not request.continue_final_message:
+        return
+    if request.add_generation_prompt:
+        message = "'continue_final_message' leaves no room for 'add_generation_prompt'."
+        raise bad_request(message, "add_generation_prompt", "invalid_value")
+    messages = request.messages or ()
+    if messages and "tool_calls" in messages[-1]:
+        message = "'continue_final_message' can't be used with a last message that has tool calls: they end its text."
+        raise bad_request(message, f"messages[{len(messages) - 1}].tool_calls", "invalid_value")
 
 
 def _choice(request: Request) -> ToolChoice:

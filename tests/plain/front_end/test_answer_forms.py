@@ -138,7 +138,8 @@ def test_ends_of_a_chats_prompt(server, engine, tokenizer) -> None:
     assert prompt_of(begun, continue_final_message=True) == "<s><|start|>user: the dog\n<|start|>assistant: Once upon "
     assert prompt_of(USER, add_special_tokens=True).startswith("<s><s>")
     both = {"messages": begun, "continue_final_message": True, "add_generation_prompt": True}
-    assert server.client.post("/v1/chat/completions", json=both).json()["error"]["param"] == "add_generation_prompt"
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert server.client.post(path, json=both).json()["error"]["param"] == "add_generation_prompt"
 
 
 def test_ids_of_the_client(server) -> None:

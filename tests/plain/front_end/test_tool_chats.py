@@ -118,6 +118,21 @@ def test_a_conversation_with_results(hermes: Served) -> None:
     assert f"<|start|>assistant\n{CALL}<|end|>\n<|start|>user\n<tool_response>Sunny: 25°</tool_response>" in hermes.prompt()
 
 
+def test_a_last_message_with_calls_is_not_continued(hermes: Served) -> None:
+    """Its text ends before the calls, which the prompt would not have."""
+    call = {"id": "c", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    for content in ("So", None):
+        last = {"role": "assistant", "content": content, "tool_calls": [call]}
+        refused = hermes.refused(messages=[*ASK, last], tools=TOOLS, continue_final_message=True)
+        assert refused[0] == "messages[1].tool_calls"
+        asked = {"messages": [*ASK, last], "tools": TOOLS, "continue_final_message": True}
+        assert hermes.server.client.post("/tokenize", json=asked).json()["error"]["param"] == "messages[1].tool_calls"
+        before = [*ASK, last, {"role": "tool", "tool_call_id": "c", "content": "5"}, {"role": "assistant", "content": "It is"}]
+        hermes.chat(" 5.", messages=before, tools=TOOLS, extra_body={"continue_final_message": True})
+        assert hermes.prompt().endswith("assistant\nIt is")
+        assert '"get_time", "arguments": {}' in hermes.prompt()
+
+
 def test_no_tools_are_wanted(hermes: Served) -> None:
     choice = hermes.chat(CALL, tools=TOOLS, tool_choice="none")
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALL, None, "stop")

@@ -73,9 +73,6 @@ def parse(body: bytes | bytearray, fields: dict[str, Field], defaults: RequestPa
     _check_scores(request)
     if any(request.stream_usage) and not request.stream:
         raise bad_request("'stream_options' can only be used with 'stream': true.", "stream_options", "invalid_value")
-    if request.continue_final_message and request.add_generation_prompt:
-        message = "'continue_final_message' leaves no room for 'add_generation_prompt'."
-        raise bad_request(message, "add_generation_prompt", "invalid_value")
     return request
 
 
