@@ -56,7 +56,7 @@ def unsupported_table() -> str:
 
 def endpoint_table() -> str:
     """All paths."""
-    rows = [(f"`{one.method} {one.path}`", "no" if one.open else "yes", one.answer) for one in ENDPOINTS]
+    rows = [(f"`{', '.join(one.methods)} {one.path}`", "no" if one.open else "yes", one.answer) for one in ENDPOINTS]
     return table(("endpoint", "key", "answer"), rows)
 
 

@@ -19,7 +19,7 @@ from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
 from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
 from blinkpy.dpu.http.cross_origin import CrossOrigin
-from blinkpy.dpu.http.endpoints import OPEN_PATHS, openapi, page
+from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH
@@ -127,9 +127,9 @@ class App:
         if path not in OPEN_PATHS:
             given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
             exchange.tenant = self.service.admission.tenant_of(given)
-        allowed = ("POST",) if get is None else ("GET", "HEAD")
+        allowed = ("POST",) if get is None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
         if exchange.method not in allowed:
-            message = f"{path[:200]} allows {allowed[0]} only."
+            message = f"{path[:200]} allows {' and '.join(name for name in allowed if name != 'HEAD')} only."
             raise ApiError(405, message, code="method_not_allowed", allow=", ".join(allowed))
         if get is not None:
             await exchange.answer(200, *get(), *(PAGE_HEADERS if path == "/" else ()))

@@ -15,7 +15,8 @@ from blinkpy.version import __version__
 
 
 class Endpoint(NamedTuple):
-    """One path. fields: of the body of a POST; needed: those that it must have."""
+    """One path. fields: of the body of a POST; needed: those that it must have. posted: of a GET, whether a POST is answered so,
+    too, whatever its body."""
 
     method: str
     path: str
@@ -23,6 +24,12 @@ class Endpoint(NamedTuple):
     open: bool = False  # to clients without the key
     fields: Mapping[str, Field] | None = None
     needed: tuple[str, ...] = ()
+    posted: bool = False
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """All that are described. A HEAD goes with each GET."""
+        return (self.method, "POST") if self.posted else (self.method,)
 
 
 ENDPOINTS = (
@@ -49,7 +56,7 @@ ENDPOINTS = (
         True,
     ),
     Endpoint("GET", "/livez", "200 as long as the worker answers, also without an engine and while draining", True),
-    Endpoint("GET", "/ping", "as `/health`", True),
+    Endpoint("GET", "/ping", "as `/health`", True, posted=True),
     Endpoint("GET", "/load", '`{"server_load": N}`: requests in flight or waiting for a slot, of all workers', True),
     Endpoint("GET", "/metrics", "Prometheus text, of all workers", True),
     Endpoint("GET", "/", "the live page, with a chat to try; not with `--no-page`", True),
@@ -57,6 +64,7 @@ ENDPOINTS = (
     Endpoint("GET", "/docs", "the same for people", True),
 )
 OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
+POSTED_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.posted)
 
 _ERROR = {
     "type": "object",
@@ -103,7 +111,9 @@ def openapi(root: str = "") -> bytes:
     document |= {
         "openapi": "3.1.0",
         "info": {"title": "blinkpy", "version": __version__, "description": "OpenAI's protocol. A field that is null is absent."},
-        "paths": {one.path.replace("NAME", "{NAME}"): {one.method.lower(): _operation(one)} for one in ENDPOINTS},
+        "paths": {
+            one.path.replace("NAME", "{NAME}"): {name.lower(): _operation(one) for name in one.methods} for one in ENDPOINTS
+        },
         "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
     return orjson.dumps(document)
@@ -122,7 +132,7 @@ def _rows(*rows: tuple[str, ...]) -> str:
 def page() -> bytes:
     """The same for people: one page of HTML, without scripts and without anything from elsewhere."""
     parts = [f"<h1>blinkpy {__version__}</h1><p>Machines read <a href='openapi.json'>openapi.json</a>.</p>"]
-    parts.append(_rows(*((one.method, one.path, "no key" if one.open else "", one.answer) for one in ENDPOINTS)))
+    parts.append(_rows(*((", ".join(one.methods), one.path, "no key" if one.open else "", one.answer) for one in ENDPOINTS)))
     for one in ENDPOINTS:
         if one.fields is not None:
             for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):

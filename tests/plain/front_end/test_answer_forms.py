@@ -228,6 +228,17 @@ def test_load_counts_requests_in_flight(server, engine) -> None:
 
 def test_ping_is_health(server, engine) -> None:
     engine.state(STATE_DRAINING)
-    for path in ("/ping", "/health"):
-        wait_for(lambda path=path: server.client.get(path).status_code == 503)
-        assert orjson.loads(server.client.get(path).content)["error"]["code"] == "engine_unavailable"
+    for method, path in (("GET", "/ping"), ("GET", "/health"), ("POST", "/ping")):
+        wait_for(lambda method=method, path=path: server.client.request(method, path).status_code == 503)
+        answer = server.client.request(method, path)
+        assert orjson.loads(answer.content)["error"]["code"] == "engine_unavailable"
+
+
+def test_a_ping_may_be_a_post(server) -> None:
+    """As SageMaker and vLLM have it; whatever its body."""
+    bodies: list[dict] = [{}, {"json": {}}, {"content": b"x" * 100_000, "headers": {"content-type": "text/plain"}}]
+    for more in bodies:
+        response = server.client.post("/ping", **more)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    assert server.client.put("/ping").headers["allow"] == "GET, HEAD, POST"
+    assert server.client.post("/health").status_code == 405

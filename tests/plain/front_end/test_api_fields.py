@@ -283,7 +283,9 @@ def test_the_openapi_document_has_every_endpoint_and_field() -> None:
     assert document["openapi"].startswith("3.1")
     assert {path.replace("{NAME}", "NAME") for path in document["paths"]} == {one.path for one in ENDPOINTS}
     for one in ENDPOINTS:
-        operation = document["paths"][one.path.replace("NAME", "{NAME}")][one.method.lower()]
+        described = document["paths"][one.path.replace("NAME", "{NAME}")]
+        operation = described[one.method.lower()]
+        assert {*described} == {name.lower() for name in one.methods}
         assert (operation["security"] == []) == one.open
         if one.fields is not None:
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
