@@ -22,7 +22,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.cross_origin import CrossOrigin
-from blinkpy.dpu.http.fields.request_head import check_head
+from blinkpy.dpu.http.fields.request_head import check_head, check_protocol
 from blinkpy.dpu.http.held_writes import HeldWrites
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.request_id import HEADER, request_id_of
@@ -108,6 +108,8 @@ class Connection(HttpToolsProtocol):
         self.taken = 0
         self._refusal: ApiError | None = None  # why the parser was told to stop
         self._data = b""  # that the parser looks at
+        self._first_line: bytearray | None = None  # as far as it has come, and more; None: behind another request in a piece
+        self._between = True  # requests
         self._in_headers = True
         self._header_bytes = 0
         self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
@@ -146,6 +148,10 @@ class Connection(HttpToolsProtocol):
         self._framing_bytes += len(data)
         self._chunks_left += 1
         self._data = data
+        if self._between:
+            self._first_line = bytearray()
+        if self._first_line is not None and b"\n" not in self._first_line.lstrip(b"\r\n"):
+            self._first_line += data[: self.options.max_header_bytes]
         super().data_received(data)
         self._data = b""
         if self.transport.is_closing():
@@ -171,6 +177,7 @@ class Connection(HttpToolsProtocol):
             message = f"More than {most} requests wait for the answer before theirs."
             self._stop(400, message, "too_many_pipelined", "max_pipelined")
         super().on_message_begin()
+        self._between = False
         cast(dict[str, Any], self.scope)[SCOPE_KEY] = self
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -185,12 +192,14 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         try:
             check_head(version, self.parser.get_method(), self.url, self.headers)
+            if self._first_line is not None:  # else it is not known where it begins: what a body ends with may look like one
+                check_protocol(bytes(self._first_line))
         except ApiError as error:
             self._refusal = error
             raise
         if version == "1.0":
             self.expect_100_continue = False  # it does not know that status
-        self._in_headers = False
+        self._in_headers, self._first_line = False, None
         self._framing_bytes = 0
         self._chunks_left = self.options.max_body_chunks
         self.room.waiting.pop(self, None)
@@ -260,7 +269,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # it is not: its body follows
         super().on_message_complete()
-        self._in_headers = True
+        self._in_headers = self._between = True
         self._header_bytes = 0
         self._complete += 1
 

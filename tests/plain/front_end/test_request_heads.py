@@ -1,9 +1,11 @@
 """Heads and framing of requests as RFC 9112 wants them: what is answered, and whether the connection goes on. A neighbour's
 stream always does."""
 
+import itertools
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,6 +49,8 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
     "no Host": (get(headers=b""), *REFUSED),
     "two Hosts": (get(headers=b"host: x\r\nHost: x\r\n"), *REFUSED),
     "two Authorizations": (get(headers=b"host: x\r\nauthorization: Bearer a\r\nAuthorization: Bearer b\r\n"), *REFUSED),
+    "two codings": (post(CHUNKED * 2, b"1e\r\n" + BODY + b"\r\n0\r\n\r\n"), *REFUSED),
+    "two Origins": (get(headers=b"host: x\r\norigin: http://a\r\norigin: http://b\r\n"), *REFUSED),
     "two types": (post(LENGTH + b"Content-Type: application/json\r\n", BODY), *REFUSED),
     "an empty Host": (get(headers=b"host:\r\n"), *SERVED),
     "a Host and white space": (get(headers=b"host: \tx:80 \t\r\n"), *SERVED),
@@ -73,6 +77,12 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
         f"version {bad!r}": (get(version=bad), *REFUSED)
         for bad in (b"HTTP/2.0", b"HTTP/1.2", b"HTTP/3.1", b"http/1.1", b"HTTP/1.10")
     },
+    **{
+        f"protocol {bad!r}": (get(version=bad, method=method), *REFUSED)
+        for method, bad in ((b"GET", b"RTSP/1.0"), (b"GET", b"RTSP/1.1"), (b"OPTIONS", b"RTSP/1.0"), (b"SOURCE", b"ICE/1.0"))
+    },
+    "another protocol behind empty lines": (b"\r\n\r\n" + get(version=b"RTSP/1.1"), *REFUSED),
+    "the name of another protocol": (get(b"/livez?a=GET", b"host: x\r\nx: GET /livez?a=GET RTSP/1.1\r\n"), *SERVED),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", *REFUSED),
     "close, and more": (get(headers=b"host: x\r\nconnection: close\r\n") + get(), [200], CLOSED),
     "a URL": (get(b"http://y:80/livez?a=b"), *SERVED),
@@ -214,6 +224,31 @@ def test_a_body_may_wait_until_it_is_expected(served) -> None:
         wait_for(lambda: victim.events >= begin + EVENTS)
         sock.sendall(BODY)
         assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_another_protocol_in_pieces(served, rng: np.random.Generator) -> None:
+    """And HTTP with its name in a body."""
+    server, _ = served
+    named = b'{"prompt":"POST /v1/completions RTSP/1.1",\r\n"max_tokens":2}'
+    fine = post(b"content-length: %d\r\n" % len(named), named)
+    for sent, status in ((get(version=b"RTSP/1.1"), 400), (get(version=b"HTTP/1.1"), 200), (fine, 200)):
+        for before, lines in ((b"", b""), (b"", b"\r\n"), (fine, b""), (fine, b"\r\n")):
+            whole, answers = lines + sent, b""
+            cuts = sorted({0, *rng.integers(1, len(whole), int(rng.integers(1, 12))).tolist(), len(whole)})
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.sendall(before)
+                while before and b'"usage"' not in answers:
+                    answers += sock.recv(65536)
+                for start, end in itertools.pairwise(cuts):
+                    sock.sendall(whole[start:end])
+                    time.sleep(0.005)
+                while len(re.findall(rb"HTTP/1\.1 \d+ .*?\r\n\r\n.", answers, re.DOTALL)) < 1 + bool(before):
+                    piece = sock.recv(65536)
+                    assert piece, (cuts, answers)
+                    answers += piece
+            assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", answers)] == [200] * bool(before) + [status], cuts
+            assert (b"The protocol must be HTTP." in answers) == (status == 400), (cuts, answers)
 
 
 def test_methods_that_a_path_has_are_named(served) -> None:

@@ -12,7 +12,8 @@ HOST = re.compile(AUTHORITY)
 TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
 KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
-SINGLE = (b"authorization", b"content-type")  # beside Host: a proxy might take another one of several than this server
+# Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
+SINGLE = (b"authorization", b"content-type", b"origin")
 
 
 def _invalid(message: str) -> ApiError:
@@ -38,6 +39,12 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
     for name, value in headers:
         if name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
             raise bad_request("The only transfer coding is chunked, of HTTP/1.1.", code="unsupported_transfer_encoding")
+
+
+def check_protocol(head: bytes) -> None:
+    """Raise ApiError for a request of RTSP or ICE, which the parser takes, too. head: a request from its first line on."""
+    if b" HTTP/" not in head.lstrip(b"\r\n").partition(b"\n")[0]:
+        raise _invalid("The protocol must be HTTP.")
 
 
 def path_of(raw: bytes) -> str:
