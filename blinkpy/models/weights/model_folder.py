@@ -14,6 +14,15 @@ PATTERNS = [
     *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
 ]
+# Files of a checkpoint in another form, by the file that it lacks, and what to do.
+OTHER_FORMS = {
+    "config.json": {"params.json": "params.json is of Mistral's own form: the checkpoint is needed as transformers has it"},
+    "tokenizer.json": {
+        "tekken.json": "tekken.json has to be converted first (by convert_tekken_tokenizer of transformers.integrations.mistral)",
+        "tokenizer.model": "tokenizer.model has to be converted first (transformers saves a fast tokenizer as tokenizer.json)",
+        "vocab.json": "vocab.json has to be converted first (transformers saves a fast tokenizer as tokenizer.json)",
+    },
+}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -32,6 +41,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
     model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights, tokenizer: False
     for what the caller does without. Raises ConfigError when there is no such model, or it lacks a needed file.
     """
+    fetched = False
     if model is None or model == "demo":
         folder = DEMO_FOLDER
     elif Path(model).expanduser().exists():
@@ -39,18 +49,23 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
         if not folder.is_dir():
             raise ConfigError(f"model {model!r} is a file; give the folder that holds config.json, the tokenizer and the weights")
     elif HUB_ID.fullmatch(model):
-        folder = _download(model, weights)
+        folder, fetched = _download(model, weights), True  # which leaves other forms on the hub
     else:
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'demo'")
     for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
         if not (folder / name).is_file():
-            hint = ""
-            if name == "tokenizer.json" and (folder / "tokenizer.model").exists():
-                hint = "; tokenizer.model has to be converted first (transformers saves a fast tokenizer as tokenizer.json)"
-            raise ConfigError(f"{folder} has no {name}{hint}")
+            raise ConfigError(f"{folder} has no {name}{_hint(name, folder, fetched)}")
     if weights:
         weight_files(folder)
     return folder
+
+
+def _hint(name: str, folder: Path, fetched: bool) -> str:
+    """What to do about a file that is not there. fetched: from the hub, where files of other forms were left."""
+    hints = [hint for other, hint in OTHER_FORMS[name].items() if (folder / other).exists()]
+    if not hints and fetched:
+        hints = [f"another form of it on the hub ({', '.join(OTHER_FORMS[name])}) has to be converted first (docs/models.md)"]
+    return f"; {hints[0]}" if hints else ""
 
 
 def _download(model: str, weights: bool) -> Path:

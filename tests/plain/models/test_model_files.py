@@ -395,6 +395,31 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     download.side_effect = LocalEntryNotFoundError("no connection")
     with pytest.raises(ConfigError, match=r"owner/model.*can't be reached"):
         resolve_model("owner/model")
+    download.side_effect = None
+    (model / "tokenizer.json").unlink()  # files of other forms are not fetched
+    with pytest.raises(
+        ConfigError, match=r"no tokenizer\.json; another form .*tekken\.json.* converted first \(docs/models\.md\)$"
+    ):
+        resolve_model("owner/model")
+
+
+@pytest.mark.parametrize(
+    ("missing", "other", "remedy"),
+    [
+        ("tokenizer.json", "tekken.json", "convert_tekken_tokenizer"),
+        ("tokenizer.json", "tokenizer.model", "transformers saves a fast tokenizer"),
+        ("tokenizer.json", "vocab.json", "transformers saves a fast tokenizer"),
+        ("config.json", "params.json", "as transformers has it"),
+    ],
+)
+def test_a_checkpoint_of_another_form(model: Path, missing: str, other: str, remedy: str) -> None:
+    """One line says what to do."""
+    (model / "tokenizer.json").write_text("{}")
+    (model / missing).unlink()
+    (model / other).write_text("{}")
+    with pytest.raises(ConfigError, match=rf"has no {re.escape(missing)}; {re.escape(other)} .*{remedy}") as found:
+        resolve_model(str(model))
+    assert "\n" not in str(found.value)
 
 
 def test_built_in_model() -> None:
