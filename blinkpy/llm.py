@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from blinkpy.models.weights.model_folder import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError
-from blinkpy.progress import Progress
+from blinkpy.progress import OutputCount, Progress
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
@@ -61,6 +61,7 @@ LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger
 Plain = str | Sequence[int]
 Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
 Conversation = Sequence[Mapping[str, Any]]
+Bar = bool | Callable[..., Any] | None  # as `shown` of OutputCount
 
 
 class _Work:
@@ -209,10 +210,12 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         parse_special: bool = False,
+        use_tqdm: Bar = None,
     ) -> list[RequestOutput]:
         """Continue prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these. sampling_params:
         one for all, or one for each. parse_special: what is spelled like a special token in a text is one; for texts in the form
-        of a chat template.
+        of a chat template. use_tqdm: whether a line on standard error shows how many outputs have ended; None: on a terminal
+        only; or tqdm, or another that is called with `total` and `desc` and makes a bar with update(n) and close().
 
         Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
         anything is generated, and RuntimeError when the engine fails.
@@ -221,7 +224,7 @@ class LLM:
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
         ids = [encode(p) if isinstance(p, str) else np.array([*map(_bounded, p)], np.int32) for p in given]
-        return self._run(texts, ids, self._each(sampling_params, len(ids)))
+        return self._run(texts, ids, self._each(sampling_params, len(ids)), use_tqdm)
 
     def chat(
         self,
@@ -231,16 +234,21 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        use_tqdm: Bar = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of {"role", "content"}, and of what else OpenAI's messages have.
-        tools, tool_choice, chat_template_kwargs: as in OpenAI's API and docs/tools.md. Each output has its `message`. As
-        generate() otherwise."""
+        tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: as in docs/api.md and
+        docs/tools.md. Each output has its `message`. As generate() otherwise."""
         several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         try:
             fields: dict[str, Any] = {
                 "tools": tool_fields.tools("tools", [dict(tool) for tool in tools or ()]),
                 "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
                 "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs or {})),
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
             }
             tool_fields.check_choice(fields["tool_choice"], fields["tools"])
             requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
@@ -261,7 +269,7 @@ class LLM:
             each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
         ids = [self.tokenizer.encode(_encodable(text), False, parse_special=True) for text, _ in prompts]
         texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
-        return self._run(texts, ids, each, [expected for _, expected in prompts])
+        return self._run(texts, ids, each, use_tqdm, [expected for _, expected in prompts])
 
     def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
@@ -276,9 +284,10 @@ class LLM:
         texts: Sequence[str | None],
         ids: Sequence[Int32],
         each: Sequence[SamplingParams],
+        shown: Bar,
         expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
-        """expected: of chats, what each answer may hold beside content."""
+        """shown: of OutputCount. expected: of chats, what each answer may hold beside content."""
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
         if not self._end.alive:
@@ -289,7 +298,8 @@ class LLM:
         with self._lock:
             try:
                 self._attach()
-                self._drive(one for rank in itertools.zip_longest(*works) for one in rank if one is not None)
+                with contextlib.closing(OutputCount(shown, sum(map(len, works)))) as count:
+                    self._drive((one for rank in itertools.zip_longest(*works) for one in rank if one is not None), count)
             except EngineLostError as error:
                 raise RuntimeError(f"the engine failed: {error}") from error
         spell = self.tokenizer.spell
@@ -338,7 +348,7 @@ class LLM:
             works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing, rules, shown))
         return works
 
-    def _drive(self, works: Iterable[_Work]) -> None:
+    def _drive(self, works: Iterable[_Work], count: OutputCount) -> None:
         """Keep the queue pair full until everything has ended; leaders come before those that wait for their first token. Ends by
         EngineLostError if the engine falls silent."""
         pair, waiting, running = self._pair, deque(works), 0
@@ -358,11 +368,13 @@ class LLM:
                 if flags & FINISH_MASK:
                     running -= 1
                     owner.generation.flush()
+                    count.advance()
             now = time.monotonic()
             if now - looked > CHECK_S:
                 looked = now
                 pair.heartbeat()
                 pair.check()
+                count.show()
             if not events:
                 time.sleep(POLL_S)
 

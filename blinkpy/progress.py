@@ -1,11 +1,12 @@
-"""What a start-up is doing, for a person: one line that moves on a terminal, one line per phase anywhere else."""
+"""What a start-up or a batch is doing, for a person: one line that moves on a terminal, one line per phase anywhere else."""
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 SPINNER = "|/-\\"
+GENERATING = "generating"
 
 
 class ProgressCallback(Protocol):
@@ -88,3 +89,35 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+class OutputCount:
+    """Shows how many outputs of a batch have ended. shown: whether it does; None: on a terminal only; or a maker of bars, as tqdm
+    is one: it is called with `total` and `desc`, and what it makes has update(n) and close(). total: 0 shows nothing."""
+
+    def __init__(self, shown: bool | Callable[..., Any] | None, total: int):
+        self._done, self._total = 0, total
+        self._line: Progress | None = None
+        self._bar: Any = None
+        if total and callable(shown):
+            self._bar = shown(total=total, desc=GENERATING)
+        elif total and (sys.stderr.isatty() if shown is None else shown):
+            self._line = Progress()
+            self.show()
+
+    def advance(self) -> None:
+        """One more has ended."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def show(self) -> None:
+        """Draw the line again: now and then, for outputs end often."""
+        if self._line is not None:
+            self._line(GENERATING, self._done, self._total)
+
+    def close(self) -> None:
+        self.show()
+        for one in (self._line, self._bar):
+            if one is not None:
+                one.close()

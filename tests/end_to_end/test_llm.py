@@ -8,8 +8,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from support.front_end.chat_templates import HARMONY, HERMES
 from tokenizers import AddedToken
@@ -266,6 +267,56 @@ def test_chat_uses_the_template(demo: LLM) -> None:
     assert same == one
     with pytest.raises(ValueError, match="surrogates not allowed"):
         demo.chat([{"role": "user", "content": "\ud800"}])
+
+
+def test_a_last_message_is_continued_or_stands_alone(demo: LLM) -> None:
+    params, begun = SamplingParams(max_tokens=2, temperature=0), [{"role": "user", "content": "Hi"}]
+    last = {"role": "assistant", "content": "It was a dark "}
+    (open_end,) = demo.chat([*begun, last], params, continue_final_message=True)
+    assert (open_end.prompt or "").endswith("It was a dark ")
+    (same,) = demo.chat([*begun, last], params, continue_final_message=True, add_generation_prompt=False)
+    assert same == open_end
+    (asked,), (closed,) = demo.chat(begun, params), demo.chat(begun, params, add_generation_prompt=False)
+    assert asked.prompt != closed.prompt
+    assert (asked.prompt or "").startswith(closed.prompt or "-")
+    with pytest.raises(ValueError, match="add_generation_prompt"):
+        demo.chat([*begun, last], params, continue_final_message=True, add_generation_prompt=True)
+    foreign: Any = {"chat_template": "{{ messages }}"}
+    with pytest.raises(TypeError, match="chat_template"):
+        demo.chat(begun, params, **foreign)
+
+
+class Bar:
+    """As tqdm's."""
+
+    made: ClassVar[list["Bar"]] = []
+
+    def __init__(self, total: int, desc: str):
+        self.total, self.desc, self.steps, self.open = total, desc, 0, True
+        self.made.append(self)
+
+    def update(self, steps: int) -> None:
+        assert self.open
+        self.steps += steps
+
+    def close(self) -> None:
+        self.open = False
+
+
+def test_outputs_are_counted_on_standard_error(null: LLM, capfd: pytest.CaptureFixture[str], rng: np.random.Generator) -> None:
+    params = SamplingParams(max_tokens=3, ignore_eos=True, n=int(rng.integers(1, 4)))
+    prompts, conversation = ["a"] * int(rng.integers(1, 9)), [{"role": "user", "content": "Hi"}]
+    for shown, text in ((None, ""), (False, ""), (True, "blinkpy: generating ...\n")):  # it is no terminal
+        null.generate(prompts, params, use_tqdm=shown)
+        assert capfd.readouterr().err == text
+        null.chat(conversation, params, use_tqdm=shown)
+        assert capfd.readouterr().err == text
+    Bar.made.clear()
+    null.generate(prompts, params, use_tqdm=Bar)
+    null.chat(conversation, params, use_tqdm=Bar)
+    assert null.generate([], params, use_tqdm=Bar) == []
+    assert [(bar.total, bar.steps, bar.open) for bar in Bar.made] == [(n, n, False) for n in (len(prompts) * params.n, params.n)]
+    assert capfd.readouterr().err == ""
 
 
 def test_chat_takes_parts_as_text_and_refuses_what_is_none(demo: LLM) -> None:

@@ -2,7 +2,9 @@
 
 import io
 
-from blinkpy.progress import Progress, bar
+import pytest
+
+from blinkpy.progress import OutputCount, Progress, bar
 
 
 class Screen(io.StringIO):
@@ -33,6 +35,20 @@ def test_a_terminal_gets_one_line_that_moves_and_stays_when_a_phase_is_over() ->
     assert "[##########..........]  50%" in text
     shown = [line.split("\x1b[K")[-1] for line in text.split("\n")]  # what is left of each line in the end
     assert shown == ["  load weights  1.5 s", "  compile  2.2 s", "ready", ""]
+
+
+def test_outputs_are_counted_on_a_terminal_unless_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shown, total, seen in ((None, 4, True), (True, 4, True), (False, 4, False), (None, 0, False)):
+        screen = Screen()
+        monkeypatch.setattr("sys.stderr", screen)
+        count = OutputCount(shown, total)
+        for _ in range(total // 2):
+            count.advance()
+        count.show()
+        assert ("generating  [##########..........]  50%" in screen.getvalue()) == seen
+        count.close()
+        assert screen.getvalue().endswith("  generating  0.0 s\n") == seen
+        assert bool(screen.getvalue()) == seen
 
 
 def test_a_share_stays_within_the_bar() -> None:
