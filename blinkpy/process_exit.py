@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import os
+import select
 import signal
 import sys
 import threading
@@ -38,7 +39,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        if self.count == 2 and not self._quiet:
+        if self.count == 2 and not self._quiet and output_is_read(0):
             os.write(STANDARD_ERROR, SECOND_SIGNAL)  # print could be what the signal interrupted
         self._react(self.count)
 
@@ -64,10 +65,19 @@ class Signals:
 
 def print_error(message: str) -> int:
     """Say a failure in one line; the exit code for it. The line is written at once: print() would let lines of other processes in
-    before its end."""
-    sys.stderr.write(f"blinkpy: error: {message}\n")
-    sys.stderr.flush()
+    before its end. One that nobody reads is given up after FLUSH_S."""
+    if output_is_read(FLUSH_S):
+        sys.stderr.write(f"blinkpy: error: {message}\n")
+        sys.stderr.flush()
     return 1
+
+
+def output_is_read(seconds: float) -> bool:
+    """Whether standard error takes a line, now or within a time: a pipe that nobody reads does not, once it is full."""
+    try:
+        return bool(select.select([], [STANDARD_ERROR], [], seconds)[1])
+    except OSError:  # it is closed, and whoever writes finds out
+        return True
 
 
 def describe_exit(code: int) -> str:

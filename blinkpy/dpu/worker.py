@@ -286,7 +286,7 @@ def serve_worker(
 ) -> int:
     """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
     folder: the model's, for its tokenizer."""
-    start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format, on_thread=True)
+    start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format)
     sys.setswitchinterval(SWITCH_S)
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))

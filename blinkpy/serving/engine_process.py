@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.device.cuda.cuda_calls import CudaError
-from blinkpy.dpu.watch.log_output import start_logging
+from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model
-from blinkpy.process_exit import Signals, Stopped, exit_process, print_error
+from blinkpy.process_exit import Signals, Stopped, end_within, exit_process, print_error
 from blinkpy.processes import Reporter
 from blinkpy.progress import Progress, ProgressCallback
 from blinkpy.transport.contract import TransportError
@@ -18,6 +18,7 @@ from blinkpy.transport.transport_kinds import check_end
 
 START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
 ENGINE_STOP_S = 10.0  # longest time for an orderly end
+LONGEST_END_S = 30.0  # beyond --shutdown-s: then the kernel ends an engine, whatever keeps it
 OPENMP_SPINS = 2000
 ENGINE = "engine"  # in the log
 
@@ -37,11 +38,16 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
         print(f"blinkpy frontend {name} {flags}", flush=True)
 
     config = find_model(config, progress, tokenizer=False)
-    try:
-        return run_engine(config, progress, ready)
-    except CudaError as error:
-        progress.close()
-        exit_process(print_error(f"the GPU failed: {error}"))
+
+    def run() -> int:
+        try:
+            return run_engine(config, progress, ready)
+        except CudaError as error:
+            progress.close()
+            end_logging()
+            exit_process(print_error(f"the GPU failed: {error}"))
+
+    end_process(run)
 
 
 def engine_child(config: Config, reporter: Reporter) -> int:
@@ -51,6 +57,7 @@ def engine_child(config: Config, reporter: Reporter) -> int:
         return run_engine(config, reporter, lambda flags: reporter.ready(flags=flags))
     except CudaError as error:
         reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
+        end_logging()
         exit_process(1)
 
 
@@ -75,6 +82,7 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
         if running:
             engine.stop(drain=count == 1)
         if count == 1:
+            end_within(config.frontend.shutdown_s + LONGEST_END_S)
             if not running:
                 raise Stopped
             timer.start()

@@ -50,7 +50,7 @@ def run_front(
     what a second signal does. inherited: from the front end before."""
     from blinkpy.dpu.supervisor import Supervisor, longest_end_s
 
-    start_logging("frontend", config.frontend.log_level, config.watch.log_format, on_thread=True)
+    start_logging("frontend", config.frontend.log_level, config.watch.log_format)
     supervisor = Supervisor(config, Path(config.model.model), on_ready, starts_fd, inherited)
 
     def stop(count: int) -> None:

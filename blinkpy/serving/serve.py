@@ -12,15 +12,16 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
 from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
-from blinkpy.dpu.watch.log_output import start_logging
+from blinkpy.dpu.watch.log_output import end_process, start_logging
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.packages import require_packages
-from blinkpy.process_exit import Signals, Stopped, describe_exit, print_error
+from blinkpy.process_exit import Signals, Stopped, describe_exit, end_within, print_error
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
@@ -31,11 +32,12 @@ from blinkpy.serving.kept_engine import POLL_S, KeptEngine
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.transport_kinds import chosen_end
 
+LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # beyond --shutdown-s: then the kernel ends this process, whatever keeps it
 FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
 
 
 def serve(config: Config, given: frozenset[str]) -> int:
-    """Serve until a signal or a failure; returns the exit code. given: names of the options that somebody set."""
+    """Serve until a signal or a failure, and end this process. given: names of options that somebody set. Raises ConfigError."""
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
@@ -47,6 +49,11 @@ def serve(config: Config, given: frozenset[str]) -> int:
     if "name" not in given:
         config = config.with_options({"name": private_name()})
     remove_leftovers()
+    end_process(partial(_run, config))
+
+
+def _run(config: Config) -> int:
+    """Serve until a signal or a failure; the exit code."""
     progress = Progress()
     told, hang_ups = list[Child](), list[None]()  # who hears of SIGHUP: the front end, once it is ready
 
@@ -55,7 +62,10 @@ def serve(config: Config, given: frozenset[str]) -> int:
         for child in told:
             child.hang_up()
 
-    with Signals(on_hang_up=hang_up).caught() as signals, contextlib.ExitStack() as stack:
+    def bound(count: int) -> None:
+        end_within(config.frontend.shutdown_s + LONGEST_END_S)
+
+    with Signals(bound, on_hang_up=hang_up).caught() as signals, contextlib.ExitStack() as stack:
 
         def tick() -> None:
             signals.check()

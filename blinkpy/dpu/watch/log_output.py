@@ -1,5 +1,5 @@
-"""How log lines of all processes look, and how they leave a worker: by a thread, so that a reader who stops reading stops no
-stream."""
+"""How log lines of all processes look, and how they leave these: by a thread, so that a reader who stops reading stops no stream,
+no watch and no engine."""
 
 import json
 import logging
@@ -9,6 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
+
+from blinkpy.config import ConfigError
+from blinkpy.process_exit import exit_process
 
 WAITING_LINES = 4096  # lines that wait for their reader; more are dropped, and counted in the next one that gets through
 END_S = 1.0  # for the last lines to go out
@@ -115,15 +119,15 @@ class LogThread(logging.Handler):
         super().close()
 
 
-def start_logging(who: str, level: str, log_format: str, on_thread: bool = False) -> None:
+def start_logging(who: str, level: str, log_format: str) -> None:
     """Log to standard error, with Python's warnings, and what ends a thread or the process by an exception. Libraries' notes on
-    what goes well are left out. who: the process; level, log_format: of the options; on_thread: for a process with an event
-    loop."""
+    what goes well are left out. who: the process; level, log_format: of the options. The process ends by end_process: at the
+    interpreter's end, a thread whose line nobody reads would make it a crash."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[log_format](who))
     own = logging.getLogger(OWN)
     own.setLevel(level.upper())
-    output = LogThread(handler) if on_thread else handler
+    output = LogThread(handler)
     output.addFilter(LineBound())
     logging.basicConfig(level=max(logging.WARNING, own.level), handlers=[output])
     logging.captureWarnings(True)
@@ -134,6 +138,20 @@ def start_logging(who: str, level: str, log_format: str, on_thread: bool = False
 
     sys.excepthook = died
     threading.excepthook = lambda thrown: died(thrown.exc_type, thrown.exc_value, thrown.exc_traceback)
+
+
+def end_process(run: Callable[[], int]) -> NoReturn:
+    """Do what a process does, and end it with its exit code, once its last lines have gone out, or after a time. An exception is
+    logged. Raises ConfigError, which the caller says."""
+    code = 1
+    try:
+        code = run()
+    except ConfigError:
+        raise
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    end_logging()
+    exit_process(code)
 
 
 def end_logging() -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.commands import ROOT, Command
 from support.waiting import wait_for
 
-from benchmarks.serving.systems import alive, tree
+from benchmarks.serving.systems import alive, command_line, tree
 
 LONG_S = 60.0  # far beyond any bound
 BEFORE_TRACES_S = 8.0  # less than the bound of a front end's end, and than when it says where it is
@@ -58,8 +58,20 @@ def test_a_process_ends_although_nobody_reads_what_it_writes() -> None:
     reader, writer = os.pipe()
     fill(writer)
     leaves = "from blinkpy.process_exit import exit_process; import sys; sys.stdout.write('x'); exit_process(3)"
+    says = "from blinkpy.process_exit import exit_process, print_error; exit_process(2 + print_error('x'))"
+    twice = (
+        "import os, signal\nfrom blinkpy.process_exit import Signals, exit_process\n"
+        "with Signals().caught() as signals:\n    [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]\n"
+        "exit_process(1 + signals.count)"
+    )
+    logs = (
+        "import logging\nfrom blinkpy.dpu.watch.log_output import end_process, start_logging\n"
+        "start_logging('x', 'info', 'text')\n"
+        "end_process(lambda: len([logging.getLogger('blinkpy').error('x' * 100) for _ in range(10000)]) and {})"
+    )
+    ends = [(leaves, 3), (says, 3), (twice, 3), (logs.format(3), 3), (logs.format("1 / 0"), 1)]
     try:
-        for code, expected in ((script("import sys; sys.stderr.write('x')"), -signal.SIGALRM), (leaves, 3)):
+        for code, expected in ((script("import sys; sys.stderr.write('x')"), -signal.SIGALRM), *ends):
             both = {"stdout": writer, "stderr": writer}
             assert (
                 subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=LONG_S, env=BUFFERED, **both).returncode
@@ -108,6 +120,37 @@ def test_a_front_end_ends_although_nobody_reads_its_log() -> None:
                 pytest.fail(f"it has not ended; it says where it is:\n{said_from_now_on(reader, process)}")
         finally:
             process.kill()
+            os.close(reader)
+            os.close(writer)
+
+
+def test_a_server_watches_its_engine_and_ends_although_nobody_reads_its_log() -> None:
+    """All of its processes have something to say."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "blinkpy", "serve", "demo", "--device", "null", "--port", "0", "--shutdown-s", "0"]
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "env": BUFFERED, "stderr": writer, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            assert process.stdout is not None
+            assert SERVES.search(process.stdout.readline() + process.stdout.readline())
+            fill(writer)
+
+            def engines() -> set[int]:
+                return {child for child in tree(process.pid)[1:] if " engine " in command_line(child)}
+
+            (engine,) = engines()
+            os.kill(engine, signal.SIGKILL)
+            wait_for(lambda: engines() - {engine} != set(), LONG_S)  # another one
+            process.terminate()
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(LONG_S) == 0
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"it has not ended; it says where it is:\n{said_from_now_on(reader, process)}")
+        finally:
+            for child in tree(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
             os.close(reader)
             os.close(writer)
 
