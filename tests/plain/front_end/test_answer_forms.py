@@ -166,6 +166,7 @@ def test_tokenize_and_detokenize(server, engine, tokenizer) -> None:
     strings = tokenize(prompt="the dog", return_token_strs=True)["token_strs"]
     assert strings == [tokenizer.encoder.id_to_token(token) for token in ids]
     assert tokenize(prompt="</s>", add_special_tokens=False)["count"] > 1
+    assert tokenize(prompt="", add_special_tokens=False) == {"count": 0, "max_model_len": FACTS.max_model_len, "tokens": []}
     assert tokenize(prompt="</s>", add_special_tokens=False, parse_special=True)["tokens"] == [1]
     server.client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 1})
     assert tokenize(messages=USER)["tokens"] == engine.submitted[-1].prompt

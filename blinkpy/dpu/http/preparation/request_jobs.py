@@ -63,13 +63,14 @@ class RequestReader:
         if model is not None and model != self.model:
             raise ApiError(404, f"The model '{model}' does not exist.", param="model", code="model_not_found")
 
-    def prompts(self, request: Request, limits: EngineLimits | None) -> list[Int32]:
-        """Token ids of each prompt. limits: None where any length will do. Raises ApiError with status 400 for what can't be."""
+    def prompts(self, request: Request, limits: EngineLimits | None, empty: bool = False) -> list[Int32]:
+        """Token ids of each prompt. limits: None where any length will do; empty: whether none will. Raises ApiError with status
+        400 for what can't be."""
         if request.messages is not None:
             prompts = [self._chat_prompt(request, limits)]
         else:
             prompts = [self._prompt(prompt, request, limits) for prompt in request.prompts]
-        if any(len(prompt) == 0 for prompt in prompts):
+        if not empty and any(len(prompt) == 0 for prompt in prompts):
             raise bad_request("The prompt is empty.", "prompt", "invalid_value")
         return prompts
 
@@ -169,7 +170,7 @@ def _tokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> bytes:
     reader.check(body)
     request, with_strings = parse_tokenize(body)
     reader.check_model(request.model)
-    tokens = reader.prompts(request, None)[0].tolist()
+    tokens = reader.prompts(request, None, empty=True)[0].tolist()
     answer = {"count": len(tokens), "max_model_len": limits.context, "tokens": tokens}
     if with_strings:
         answer["token_strs"] = [reader.tokenizer.encoder.id_to_token(token) for token in tokens]
