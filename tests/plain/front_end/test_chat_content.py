@@ -5,9 +5,12 @@ import pytest
 from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.config import ModelOptions
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_body import parse
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS
+from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.request_parameters import RequestParameters
@@ -37,6 +40,32 @@ def test_parts_are_joined_for_templates_that_do_not_read_them(tokenizer: Tokeniz
     messages = [{"role": "system", "content": PARTS}, {"role": "user", "content": PARTS}]
     assert prompt(PLAIN, tokenizer, messages) == "[system:one\ntwo<|start|>][user:one\ntwo<|start|>]"
     assert prompt(READING, tokenizer, messages) == "[system:one\ntwo<|start|>][user:<one><two<|start|>>]"
+
+
+def test_refusals_are_texts_of_an_assistant(tokenizer: Tokenizer) -> None:
+    """In chats and in /v1/responses, as OpenAI's clients send answers back; the model is to see what it said."""
+    refusal: dict = {"type": "refusal", "refusal": "I won't"}
+    for other, parse_it in (("text", _chat), ("output_text", _response)):
+        said = [{"type": other, "text": "No:"}, refusal]
+        messages = parse_it([{"role": "assistant", "content": said}, {"role": "user", "content": "x"}]).messages
+        assert prompt_of(messages, tokenizer) == "[assistant:No:\nI won't][user:x]"
+        for wrong in ({"role": "user", "content": [refusal]}, {"role": "assistant", "content": [{**refusal, "refusal": 5}]},
+                      {"role": "assistant", "content": [{"type": "refusal"}]}):  # fmt: skip
+            with pytest.raises(ApiError, match=r"content\[0\]"):
+                parse_it([wrong])
+
+
+def _chat(messages: list[dict]) -> Request:
+    return parse(orjson.dumps({"messages": messages}), CHAT_FIELDS, RequestParameters())
+
+
+def _response(messages: list[dict]) -> Request:
+    return parse_response(orjson.dumps({"input": messages}), RequestParameters())
+
+
+def prompt_of(messages: list[dict] | None, tokenizer: Tokenizer) -> str:
+    dialect = ChatDialect(ChatTemplate(PLAIN, {}, 10_000), ModelOptions(), "")
+    return tokenizer.specials.unmark(dialect.prompt(Request(RequestParameters(), messages=messages), tokenizer.specials)[0])
 
 
 def test_special_tokens_of_parts_are_text(tokenizer: Tokenizer) -> None:

@@ -16,11 +16,16 @@ PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoi
 
 _ROLE = {"enum": list(ROLES)}
 _PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
+REFUSAL = {  # of an assistant's message
+    "type": "object",
+    "properties": {"type": {"enum": ["refusal"]}, "refusal": STRING},
+    "required": ["type", "refusal"],
+}
 _MESSAGE = {
     "type": "object",
     "properties": {
         "role": _ROLE,
-        "content": one_of(STRING, {"type": "array", "items": _PART}, NULL),
+        "content": one_of(STRING, {"type": "array", "items": one_of(_PART, REFUSAL)}, NULL),
         "name": one_of(STRING, NULL),
     },
     "required": ["role"],  # an assistant's with calls may have no content
@@ -58,6 +63,7 @@ def _content(where: str, value: Any, message: dict[str, Any]) -> str | list[dict
     if type(value) is list:
         parts = []
         for i, part in enumerate(value):
+            part = of_refusal(part, message.get("role"))
             if type(part) is not dict or part.get("type") != "text" or "text" not in part:
                 rule = "must be an object of type 'text' with a 'text'; other content is not supported."
                 raise bad_request(f"'{where}[{i}]' {rule}", f"{where}[{i}]", "unsupported_content")
@@ -65,6 +71,13 @@ def _content(where: str, value: Any, message: dict[str, Any]) -> str | list[dict
             parts.append({"type": "text", "text": text(f"{where}[{i}].text", part["text"])})
         return parts
     return text(where, value)
+
+
+def of_refusal(part: Any, role: Any) -> Any:
+    """A part of a message; of an assistant's that is a refusal, its text: the model is to see what it said."""
+    if role == "assistant" and type(part) is dict and part.get("type") == "refusal" and "refusal" in part:
+        return {**{key: entry for key, entry in part.items() if key != "refusal"}, "type": "text", "text": part["refusal"]}
+    return part
 
 
 def check_part(where: str, part: dict[str, Any], message: dict[str, Any], *more: str) -> None:

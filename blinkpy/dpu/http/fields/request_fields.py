@@ -89,7 +89,7 @@ _TIER_VALUES = "`priority`: latency-sensitive; `flex`: best effort; `auto`, `def
 _MESSAGES_VALUES = (
     f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
     'be a list of `{"type": "text", "text": ...}`; an assistant\'s may have `tool_calls` and `reasoning_content` '
-    "(or `thinking`), a tool's has `tool_call_id`"
+    '(or `thinking`), and parts `{"type": "refusal", "refusal": ...}`; a tool\'s has `tool_call_id`'
 )
 _CONTINUE_VALUES = "true: the answer goes on with the last message's text; not with `add_generation_prompt`"
 _PARSE_VALUES = "true: what is spelled like a special token is one, not text"

@@ -8,7 +8,7 @@ from blinkpy.dpu.http.fields.field import BOOLEAN, NULL, STRING, Field, one_of, 
 from blinkpy.dpu.http.fields.field_checks import boolean, limit, text, top_logprobs
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, GrammarField, TextFormat, text_format
 from blinkpy.dpu.http.fields.http_request import Message, Request
-from blinkpy.dpu.http.fields.prompt_checks import MAX_MESSAGES, ROLES, check_part
+from blinkpy.dpu.http.fields.prompt_checks import MAX_MESSAGES, REFUSAL, ROLES, check_part, of_refusal
 from blinkpy.dpu.http.fields.request_body import missing, read_request
 from blinkpy.dpu.http.fields.request_fields import CHAT_ONLY_FIELDS, COMMON_FIELDS
 from blinkpy.dpu.http.fields.tool_fields import (
@@ -35,7 +35,10 @@ NOT_HERE = frozenset({"max_tokens", "n", "stream_options"})  # of the common fie
 _PART = {"type": "object", "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": STRING}, "required": ["type", "text"]}
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": {"enum": list(SPEAKERS)}, "content": one_of(STRING, {"type": "array", "items": _PART})},
+    "properties": {
+        "role": {"enum": list(SPEAKERS)},
+        "content": one_of(STRING, {"type": "array", "items": one_of(_PART, REFUSAL)}),
+    },
     "required": ["role", "content"],
 }
 _OTHER_ITEM = {
@@ -111,6 +114,7 @@ def _message(where: str, value: Any) -> Message:
     parts = content if type(content) is list else [{"type": "text", "text": content}]
     for i, part in enumerate(parts):
         place = f"{where}.content[{i}]" if parts is content else f"{where}.content"
+        part = of_refusal(part, value["role"])
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise bad_request(f"'{place}' must be an object of type 'input_text' or 'output_text'.", place, "unsupported_content")
         check_part(place, part, value, "annotations", "logprobs")
@@ -170,7 +174,8 @@ def _text_options(name: str, value: Any) -> TextFormat:
 
 _INPUT_VALUES = (
     f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, `function_call_output` and '
-    '`reasoning`; content may be a list of `{"type": "input_text", "text": ...}`'
+    '`reasoning`; content may be a list of `{"type": "input_text", "text": ...}`, an '
+    'assistant\'s also of `{"type": "refusal", "refusal": ...}`'
 )
 _FORMAT_VALUES = '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '
 _FORMAT_VALUES += '`verbosity`: `"medium"`'
