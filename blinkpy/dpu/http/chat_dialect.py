@@ -54,7 +54,8 @@ class ChatDialect:
         """The prompt's text, as of chat_text, and what the answer may hold, None for content alone. Raises ApiError and
         ChatError."""
         if self.template is None:
-            raise bad_request("This model has no chat template; use /v1/completions, or start with --chat-template.", "messages")
+            message = "This model has no chat template; use /v1/completions, or start with --chat-template."
+            raise bad_request(message, request.conversation_field)
         shown = () if _choice(request).mode == "none" else request.tools
         template, probe = (self.template.with_tools, self._tools_probe) if shown else (self.template, self._probe)
         self._check(request, shown, probe)
@@ -150,10 +151,10 @@ class ChatDialect:
             raise bad_request(message, "tools", "unsupported_parameter")
         for i, given in enumerate(request.messages or ()):
             if "tool_calls" in given and not probe.takes_calls:
-                where = f"messages[{i}].tool_calls"
+                where = _place(request, i, "tool_calls")
                 raise bad_request("The chat template of this model takes no tool calls.", where, "unsupported_parameter")
             if given["role"] == "tool" and not probe.takes_results:
-                where = f"messages[{i}].role"
+                where = _place(request, i, "role")
                 raise bad_request("The chat template of this model takes no results of tools.", where, "unsupported_parameter")
 
     def _values(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
@@ -165,16 +166,16 @@ class ChatDialect:
             raise bad_request(message, f"chat_template_kwargs.{name}"[:200], "unsupported_parameter")
         if request.reasoning_effort is not None:
             if self._whole and request.reasoning_effort not in CHANNEL_EFFORTS:
-                message = f"'reasoning_effort' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
-                raise bad_request(message, "reasoning_effort", "invalid_value")
+                message = f"'{request.effort_field}' of this model must be one of {', '.join(CHANNEL_EFFORTS)}."
+                raise bad_request(message, request.effort_field, "invalid_value")
             silent = self.tags is None and not self._whole and not self._as_content
             if request.reasoning_effort == "none" and "reasoning_effort" not in known and silent:
                 return values  # it does not reason as it is
             if "reasoning_effort" not in known:
-                message = "The chat template of this model takes no 'reasoning_effort'."
-                raise bad_request(message, "reasoning_effort", "unsupported_parameter")
+                message = f"The chat template of this model takes no '{request.effort_field}'."
+                raise bad_request(message, request.effort_field, "unsupported_parameter")
             if "reasoning_effort" in values:
-                raise bad_request("'reasoning_effort' is given twice.", "reasoning_effort", "invalid_value")
+                raise bad_request(f"'{request.effort_field}' is given twice.", request.effort_field, "invalid_value")
             values["reasoning_effort"] = request.reasoning_effort
         return values
 
@@ -189,7 +190,12 @@ def _check_continued(request: Request) -> None:
     messages = request.messages or ()
     if messages and "tool_calls" in messages[-1]:
         message = "'continue_final_message' can't be used with a last message that has tool calls: they end its text."
-        raise bad_request(message, f"messages[{len(messages) - 1}].tool_calls", "invalid_value")
+        raise bad_request(message, _place(request, len(messages) - 1, "tool_calls"), "invalid_value")
+
+
+def _place(request: Request, index: int, field: str) -> str:
+    """Where a field of a message came from, for people."""
+    return f"messages[{index}].{field}" if request.conversation_field == "messages" else request.conversation_field
 
 
 def _choice(request: Request) -> ToolChoice:

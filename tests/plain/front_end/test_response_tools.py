@@ -253,6 +253,28 @@ def test_input_tokens_of_wrong_requests(hermes: Served, body: dict[str, Any]) ->
     assert one.json() == other.json()
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "Hi", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"input": "Hi", "max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"input": "Hi " * 20_000}, "input"),
+        ({"input": "x" * 500_000}, "input"),
+        ({"input": "Hi", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
+        (
+            {"input": "Hi", "tools": [{"type": "function", "name": "f", "strict": True, "parameters": {"if": {}}}]},
+            "tools[0].parameters",
+        ),
+    ],
+)
+def test_errors_name_fields_of_responses(hermes: Served, body: dict[str, Any], param: str) -> None:
+    """Also those that are found where chats have other fields."""
+    response = hermes.server.client.post("/v1/responses", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    for name in ("messages", "reasoning_effort", "max_tokens"):
+        assert f"'{name}" not in response.json()["error"]["message"]
+
+
 # ---- as agents ask ---------------------------------------------------------------------------------------------------------
 
 AGENTS: Any = {

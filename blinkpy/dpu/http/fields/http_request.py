@@ -40,6 +40,9 @@ class Request:
     add_generation_prompt: bool | None = None  # None: unless continue_final_message is set
     continue_final_message: bool = False
     request_id: str | None = None
+    conversation_field: str = "messages"  # the field that the messages came in, one for one or of other items
+    effort_field: str = "reasoning_effort"
+    limit_field: str = "max_tokens"
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
     text_format: TextFormat | None = None

@@ -91,12 +91,12 @@ def _check_scores(request: Request) -> None:
 def token_limit(request: Request, prompt_length: int, context: int) -> int:
     """max_tokens of a request, at least 1 for the engine; without one, what its prompt leaves of the context. Raises ApiError
     where that is too little."""
-    prompt = "messages" if request.messages is not None else "prompt"
+    prompt = request.conversation_field if request.messages is not None else "prompt"
     room = context - prompt_length
     limit = max(1, request.max_tokens) if request.max_tokens is not None else room
     if room < 1 or limit > room:
         asked = "" if request.max_tokens is None else f" and {request.max_tokens} in the completion"
-        at_fault = prompt if room < 1 or request.max_tokens is None else "max_tokens"
+        at_fault = prompt if room < 1 or request.max_tokens is None else request.limit_field
         message = f"This model's maximum context length is {context} tokens. However, you requested {prompt_length} tokens in"
         raise bad_request(f"{message} the prompt{asked}.", at_fault, "context_length_exceeded")
     if request.parameters.min_tokens > limit:

@@ -104,11 +104,11 @@ class RequestReader:
         try:
             text, request.expected = self.dialect.prompt(request, self.tokenizer.specials)
         except ChatError as error:
-            raise bad_request(f"{error}", "messages", "invalid_messages") from error
+            raise bad_request(f"{error}", request.conversation_field, "invalid_messages") from error
         except GrammarError as error:
             param, message = error.told("tools")
             raise bad_request(message, param, "invalid_grammar") from error
-        self._check_length(text, "messages", limits)
+        self._check_length(text, request.conversation_field, limits)
         return self.tokenizer.encode(text, request.add_special_tokens is True, parse_special=True)
 
     def _prompt(self, prompt: str | list[int], request: Request, limits: EngineLimits | None) -> Int32:
