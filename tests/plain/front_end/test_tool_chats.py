@@ -118,6 +118,12 @@ def test_a_conversation_with_results(hermes: Served) -> None:
     assert f"<|start|>assistant\n{CALL}<|end|>\n<|start|>user\n<tool_response>Sunny: 25°</tool_response>" in hermes.prompt()
 
 
+def test_the_limit_that_was_asked_for_is_named(hermes: Served) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        param, message = hermes.refused(**{name: 100_000})
+        assert (param, "100000" in message) == (name, True)
+
+
 def test_a_last_message_with_calls_is_not_continued(hermes: Served) -> None:
     """Its text ends before the calls, which the prompt would not have."""
     call = {"id": "c", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}

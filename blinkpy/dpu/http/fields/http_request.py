@@ -42,7 +42,7 @@ class Request:
     request_id: str | None = None
     conversation_field: str = "messages"  # the field that the messages came in, one for one or of other items
     effort_field: str = "reasoning_effort"
-    limit_field: str = "max_tokens"
+    limit_field: str = "max_tokens"  # or a newer name of it
     instructions: str | None = None  # of /v1/responses, as is metadata
     metadata: dict[str, Any] | None = None
     text_format: TextFormat | None = None

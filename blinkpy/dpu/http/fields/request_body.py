@@ -41,6 +41,8 @@ def read_fields(body: bytes | bytearray, fields: Mapping[str, Field]) -> tuple[d
                 other = next(one for one in content if one in fields and fields[one].attribute == attribute)
                 raise bad_request(f"'{other}' and '{name}' contradict each other.", name, "invalid_value")
             values[attribute] = checked
+            if attribute == "max_tokens":
+                values["limit_field"] = name
     return values, parameters
 
 

@@ -215,7 +215,7 @@ def parse_response(body: bytes | bytearray, defaults: RequestParameters) -> Requ
     request = read_request(body, RESPONSE_FIELDS, defaults)
     if request.messages is None:
         raise missing("input")
-    request.conversation_field, request.effort_field, request.limit_field = "input", "reasoning.effort", "max_output_tokens"
+    request.conversation_field, request.effort_field = "input", "reasoning.effort"
     if request.text_format is not None:
         request.grammar = _one_grammar(request)
     check_choice(request.tool_choice, request.tools)
