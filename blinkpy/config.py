@@ -228,7 +228,7 @@ class EngineOptions:
     grammar_slots: int = option(
         64, "different grammars and token rules at a time; workers have even shares (0: none)", low=0, high=4096
     )
-    grammar_kib: int = option(256, "largest grammar, as an automaton, or token rules, KiB", low=1, high=1 << 14)
+    grammar_kib: int = option(256, "largest token rules, and grammar as an automaton (256 at most), KiB", low=1, high=1 << 14)
     restart: bool = option(True, "start an engine that died again; off: the server ends with exit code 1", commands="serve")
     engine_hang_s: int = option(
         60,

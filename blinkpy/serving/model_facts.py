@@ -186,7 +186,7 @@ def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription
         facts.notes.append(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}: the rest is refused")
     facts.chat = {
         "template": template is not None,
-        "tool_call_parser": dialect.calls.name if dialect.calls else "none",
+        "tool_call_parser": dialect.call_format,
         "reasoning_parser": dialect.reasoning,
     }
     if template is None:

@@ -217,3 +217,11 @@ def test_nothing_heavy_is_imported() -> None:
     code = "import sys, blinkpy.serving.model_check_command as m; print({'torch', 'numba', 'triton', 'cuda'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_model_whose_template_takes_no_tools_writes_no_calls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a model of its family would write."""
+    assert look(capsys, "demo")[1]["chat"] == {"template": True, "tool_call_parser": "none", "reasoning_parser": "none"}
+    template = "{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>{% for one in messages %}{{ one.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    assert look(capsys, str(model))[1]["chat"]["tool_call_parser"] != "none"

@@ -50,6 +50,11 @@ class ChatDialect:
             return "none"
         return "channels" if self._whole else f"{self.tags.open}...{self.tags.close}" if self.tags else "none"
 
+    @property
+    def call_format(self) -> str:
+        """How the model writes tool calls, for people."""
+        return self.calls.name if self.calls and self._tools_probe.takes_tools else "none"
+
     def prompt(self, request: Request, specials: SpecialTokens) -> tuple[str, Expected | None]:
         """The prompt's text, as of chat_text, and what the answer may hold, None for content alone. Raises ApiError and
         ChatError."""
