@@ -302,5 +302,7 @@ def _batch(limits: Limits, state: Any) -> Wrong:
     full = {limits.tokens} | ({limits.mixed_tokens, limits.burst_step_tokens} if decodes else set())
     if suspended or state.counts[S.YIELDED_TURNS] > 0:
         full.update(range(limits.sensitive_step_tokens, limits.tokens))
+        if b.emits[decodes:rows][:1] == [1]:
+            full.update(range(decodes + limits.sensitive_step_tokens // 2, limits.tokens))
     if set(lacks) - ended - barred and tokens not in full:
         yield B.ROOM_LEFT, 0

@@ -324,6 +324,8 @@ SCHEDULER_BUGS = _bugs({
          "decoding + limits.sensitive_step_tokens", "limits.sensitive_step_tokens"),
         ("a small step is cut into as many groups as the largest",
          "groups_of_step(limits.step_groups, size, limits.tokens)", "limits.step_groups"),
+        ("a long prompt fills the step of those that end", "limits.sensitive_step_tokens // 2 - first", "limits.tokens - first"),
+        ("a latency-sensitive prompt alone has half a step", " and first > decode_rows:", ":"),
         ("best-effort prompts yield to nobody", "yields and sensitive_prompt_runs(state, lane, lanes)", "yields"),
         ("best-effort prompts fill a step beyond their share", "max(0, min(asked, room - before))", "asked"),
         ("each best-effort prompt has the share of all", "room -= total", "room -= 0"),

@@ -109,7 +109,9 @@ def check_room(limits, state, rows, tokens, decodes, yields):
     """Whether a prompt waits although the step has room, or best-effort ones have more than theirs. yields: these have none."""
     full = tokens == limits.tokens
     if state.suspended.counts[S.ROWS] > 0 or state.counts[S.YIELDED_TURNS] > 0:
+        first_ends = rows > decodes and state.batch.emits[decodes] != 0
         full = full or tokens >= limits.sensitive_step_tokens
+        full = full or (first_ends and tokens - decodes >= limits.sensitive_step_tokens // 2)
     if decodes > 0 and (tokens == limits.mixed_tokens or tokens == limits.burst_step_tokens):
         full = True
     _, waits = waiting_tokens(state, rows, False)

@@ -162,15 +162,17 @@ def list_prompts(state, running, yields, lane, lanes):
 @device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
     """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield, else as many
-    tokens as limits.best_effort_step_tokens leaves beside decodes. Returns (rows, tokens, emitting rows, context, rows of
-    best-effort prompts)."""
+    tokens as limits.best_effort_step_tokens leaves beside decodes. If they yield, a prompt that does not end behind others that
+    do goes to half of limits.sensitive_step_tokens: these, and who comes next, wait for a shorter step. Returns (rows, tokens,
+    emitting rows, context, rows of best-effort prompts)."""
     requests, batch, listed = state.requests, state.batch, state.scratch.page
     count = list_prompts(state, running, yields, lane, lanes)
     limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
-    wanted, ends = 0, 0  # ends: rows; above them those of best effort, and in the upper half those that emit
+    wanted, filled = 0, 0
+    ends = 0  # rows; above them those of best effort, and in the upper half those that emit
     for tile in strided(0, count, lanes):
         i = tile + lane
-        slot, missing, granted = 0, 0, 0
+        slot, missing, granted, chunk = 0, 0, 0, 0
         if i < count:
             slot = listed[i]
             missing = requests.length[slot] - requests.computed[slot]
@@ -186,6 +188,10 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         first = decode_rows + (before >> _COUNT_BITS)
         if own > 0 and first < budget:
             chunk = min(granted, budget - first)
+            if yields and chunk < missing and first > decode_rows:
+                chunk = min(chunk, decode_rows + limits.sensitive_step_tokens // 2 - first)
+        if chunk > 0:
+            filled += chunk
             after = requests.computed[slot] + chunk
             emits = 1 if chunk == missing else 0
             write_row(batch, decode_rows + (before & _COUNT_MASK), slot, first, after, emits)
@@ -195,7 +201,7 @@ def plan_chunks(limits, state, running, budget, yields, decode_rows, context, la
         wanted += total
     ends = block_sum(ends, lane, lanes)
     rows, flexible = decode_rows + (ends & _COUNT_MASK), ends >> _COUNT_BITS & _COUNT_MASK
-    tokens = min(budget, decode_rows + (wanted >> _COUNT_BITS))
+    tokens = decode_rows + block_sum(filled, lane, lanes)
     for row in range(decode_rows, rows):
         slot, first = batch.row_slots[row], batch.query_starts[row]
         past = batch.query_starts[row + 1] if row + 1 < rows else tokens

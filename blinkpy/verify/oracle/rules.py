@@ -696,7 +696,8 @@ class Oracle:
         self.rows = [Row(r, 1, True) for r in active if r.missing == 1]
         left, room, prompts = budget - len(self.rows), self._best_effort_room(), self._prompts()
         if self.suspended or (yields and not all(r.best_effort for r in prompts)):
-            prompts = sorted([r for r in prompts if not r.best_effort], key=Request.order)
+            self._plan_sensitive(left)
+            prompts = []
         for request in prompts:
             count = min(request.missing, left, room if request.best_effort else left)
             if count > 0:
@@ -713,6 +714,20 @@ class Oracle:
             for row in self.rows:
                 row.request.in_flight = True
         return bucket
+
+    def _plan_sensitive(self, left: int) -> None:
+        """R15: chunks of latency-sensitive prompts alone; the last one may be of a prompt that does not end."""
+        taken = 0
+        for request in sorted([r for r in self._prompts() if not r.best_effort], key=Request.order):
+            count = min(request.missing, left - taken)
+            ends = count == request.missing
+            if taken > 0 and not ends:
+                count = min(count, self.limits.sensitive_step_tokens // 2 - taken)
+            if count > 0:
+                self.rows.append(Row(request, count, ends))
+            if not ends:
+                return
+            taken += count
 
     def _groups(self, bucket: int) -> int:
         """R21: the groups of layers of a step that is cut."""

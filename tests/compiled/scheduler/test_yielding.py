@@ -60,16 +60,22 @@ def test_an_entry_of_who_is_preempted_is_free_in_the_next_turn() -> None:
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_has_begun_while_best_effort_is_there() -> None:
-    """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these."""
+    """Each step has sensitive_step_tokens for them beside who decodes, and the best rank has the first of these. What is behind
+    them of a long one goes to half of it: to 4 tokens."""
     case = make_case(short_prompts, sensitive_step_tokens=8, **ROOM | {"tokens": 24})
     case.submit(tokens(3), 30, best_effort=1)
     assert step(case) == {0: 3}
     case.submit(tokens(150, 1), 2)
     assert step(case) == {0: 1, 1: 8}
-    case.submit(tokens(5, 2), 2)
-    assert step(case) == {0: 1, 2: 5, 1: 3}
-    case.submit(tokens(20, 3), 2)
-    assert step(case) == {0: 1, 2: 1, 3: 8}, "the long one waits for the budget"
+    case.submit(tokens(3, 2), 2)
+    assert step(case) == {0: 1, 2: 3, 1: 1}
+    case.submit(tokens(5, 3), 2)
+    assert step(case) == {0: 1, 2: 1, 3: 5}
+    case.submit(tokens(20, 4), 2)
+    assert step(case) == {0: 1, 3: 1, 4: 8}, "the long one waits for the budget"
+    case.submit(tokens(4, 5), 2)
+    case.submit(tokens(4, 6), 2)
+    assert step(case) == {0: 1, 5: 4, 6: 4}, "who ends has all of it"
     case.finish()
 
 
