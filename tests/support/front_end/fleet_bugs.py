@@ -17,6 +17,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("scores of a prompt are counted twice", "            generation.scores.restart()\n", "            pass\n"),
         ("a prompt is scored again with its output",
          "flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,\n", "flags=sampling.flags,\n"),
+        ("text that may be the begin of a stop string is shown at a move", "    assert flight is not None\n",
+         "    assert flight is not None\n    generation._text += generation._stops.finish() if generation._stops else ''\n"),
     ],
     "fleet_link": [
         ("a score is taken for output",

@@ -31,6 +31,7 @@ PIECES = [b"", *(bytes([65 + i]) for i in range(12)), b"AB", b"BC", b"CAD"]
 VOCABULARY, STOP_ID, SLOTS = len(PIECES), 0, 6
 STEP_S = 0.01
 LABELS = 5  # of engines that come and go
+HALF_STOPS = ("><4", "><7", "><9")  # stop strings of which each token's text ends with a part
 
 
 class StormError(AssertionError):
@@ -212,21 +213,27 @@ class Client:
     def send(self) -> None:
         pass
 
+    def _stop(self, text: str, free: int) -> int:
+        """Where the output ends for a stop string, the longest of those that end first; -1 for none. free: characters of the
+        first min_tokens tokens, in which none ends it."""
+        ends = [(i + len(stop), i) for stop in self.stops for i in range(len(text)) if text.startswith(stop, i)]
+        return min((each for each in ends if each[0] > free), default=(0, -1))[1]
+
     def expected(self) -> tuple[str, list[float], str]:
         """Text, log probabilities and finish reason of an undisturbed run."""
         asked, sampling = self.asked, self.asked.sampling
         if sampling.seed is None:  # it was drawn once, for all engines
             sampling = sampling.changed(seed=self.generation.flight.sampling.seed)
         alone = Asked(asked.prompt, sampling, asked.grammar, asked.rules, scored=len(asked.prompt))
-        text, logprobs = "", list[float]()
+        text, logprobs, free = "", list[float](), 0
         while True:
             token, flags = alone.step()
             if alone.records:
                 logprobs.append(alone.records.popleft()[0][1])
             text += "" if flags & C.FINISH_MASK == C.FINISH_STOP else f"<{token}>"
-            found = [text.find(stop) for stop in self.stops if stop in text]
-            if found:
-                return text[: min(found)], logprobs, "stop"
+            free = len(text) if len(alone.made) <= sampling.min_tokens else free
+            if (end := self._stop(text, free)) >= 0:
+                return text[:end], logprobs, "stop"
             if flags & C.FINISH_MASK:
                 return text, logprobs, "length" if flags & C.FINISH_MASK == C.FINISH_LENGTH else "stop"
 
@@ -370,7 +377,7 @@ class Storm:
     def _submit(self) -> None:
         draw, module = self.draw, self.modules["generation"]
         prompt = np.array([draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 9))], np.int32)
-        stops = draw.choice(((), ("<3><4>", "<5>")))
+        stops = draw.choice(((), (), ("<3><4>", "<5>"), HALF_STOPS))
         rules = draw.choice(
             (
                 None,
@@ -390,7 +397,7 @@ class Storm:
         for choice, sampling in enumerate(base.variants(draw.choice((1, 1, 2, 4, 6)))):
             client = Client(Asked(prompt.tolist(), sampling, grammar, rules), stops)
             made = module.Generation(choice, len(prompt), Texts(), stops, self.now, client, sampling.logprobs, leader)
-            made.grammar, made.rules, made.scores = grammar, rules, scores
+            made.grammar, made.rules, made.scores, made.min_tokens = grammar, rules, scores, base.min_tokens
             if scores is not None and choice == 0:
                 made.scoring, sampling = True, self.modules["prompt_scores"].scoring_parameters(sampling)
             client.generation = made
