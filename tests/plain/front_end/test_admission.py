@@ -23,7 +23,7 @@ from support.waiting import wait_for
 from blinkpy.dpu.admission import admission
 from blinkpy.dpu.admission.fair_queue import Ticket
 from blinkpy.dpu.admission.keys_file import MOST_TENANTS
-from blinkpy.dpu.admission.tenant import NOBODY
+from blinkpy.dpu.admission.tenant import NOBODY, Tenant
 from blinkpy.dpu.admission.tenant_table import ROWS, TABLE_BYTES, TenantTable
 from blinkpy.dpu.api_errors import ApiError
 
@@ -192,12 +192,19 @@ async def test_a_request_of_many_slots_is_not_overtaken_for_ever(keys: Path) -> 
 
 
 @in_loop
-async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator) -> None:
+async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.random.Generator, monkeypatch) -> None:
     """Random entries, ends, clients that leave while they wait or have just been let in: all limits hold at every
     moment, tokens add up to what was served, and at the end everybody was served."""
     limits = {"a": {"requests": 5, "weight": 3}, "b": {"waiting_tokens": 300}, "c": {}}
     stage = Stage(write_keys(tmp_path / "keys.toml", **limits), slots=6, max_waiting_tokens=900)
     live, served, refused = list[Ticket](), dict.fromkeys(limits, 0), Counter[str | None]()
+    turns, charge = dict.fromkeys(limits, 0.0), stage.admission._queue.charge
+
+    def counting(tenant: Tenant, tokens: float) -> None:
+        turns[tenant.name] += tokens
+        charge(tenant, tokens)
+
+    monkeypatch.setattr(stage.admission._queue, "charge", counting)
     for _ in range(1500):
         for ticket in live:
             if rng.random() < 0.8:
@@ -240,7 +247,7 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
             stage.end(ticket)
     assert live == []
     assert (stage.free, stage.admission._reserved, stage.admission._queue.requests) == (6, 0, 0)
-    assert {name: stage.has(name, "tokens") for name in limits} == served
+    assert {name: stage.has(name, "tokens") for name in limits} == turns == served, "for limits, and for whose turn it is"
     assert set(refused) == {"waiting_tokens", "max_waiting_tokens"}
 
 
@@ -340,6 +347,22 @@ async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> Non
     assert stage.has("a", "tokens") == 10
     assert not stage.enter("a", prompt=90).inside
     stage.end(running)
+
+
+@in_loop
+async def test_a_changed_limit_of_tokens_begins_full_and_another_one_goes_on(tmp_path: Path) -> None:
+    """When the keys are read again: whatever the key took before."""
+    path = write_keys(tmp_path / "k", a={"tokens_per_minute": 100}, b={"tokens_per_minute": 100})
+    stage = Stage(path)
+    for name in "ab":
+        stage.end(stage.enter(name, prompt=500))
+        stage.refused(name, "tokens_per_minute")
+    write_keys(path, a={"tokens_per_minute": 90}, b={"tokens_per_minute": 100})
+    await stage.admission.reload()
+    stage.refused("b", "tokens_per_minute")
+    stage.end(stage.enter("a", prompt=89))
+    assert stage.enter("a", prompt=1).inside, "there was one token left"
+    stage.refused("a", "tokens_per_minute")
 
 
 @in_loop
