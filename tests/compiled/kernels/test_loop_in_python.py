@@ -1,0 +1,51 @@
+"""The control flow of the loop on the GPU, played in plain Python: see support.played_loop. What compiled kernels compute, and
+how their lanes work together, is not judged here."""
+
+import random
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed: the kernels can't be defined")
+
+from support.played_loop import NEVER, PlayedLoop
+
+from blinkpy.kernels.loop.loop_words import LOOP_RESULT, TIME_OVER
+from blinkpy.kv import state as S
+from blinkpy.scheduler.policies import SHIPPED, fcfs
+from blinkpy.verify.sim.simulation import Simulation
+from blinkpy.verify.sim.world import TICK_NS, make_world
+
+TURNS = 120
+LEAST = {"steps": 500, "groups": 300, "suspensions": 60, "copies": 60, "drained": 1, "stopped": 1}
+
+
+def test_the_loop_does_what_turns_do(seed: int) -> None:
+    """In worlds of the simulator, until enough of each happened: steps of all kinds, turns without one, copies of the state; and
+    the end by drain or stop."""
+    draw, seen = random.Random(seed), Counter[str]()
+    while any(seen[what] < least for what, least in LEAST.items()):
+        one, policy, records = draw.randrange(1 << 30), draw.choice(list(SHIPPED.values())), draw.random() < 0.5
+        world = make_world(one, TURNS, records=records)
+        if world.limits.step_groups == 1 and draw.random() < 0.9:
+            continue
+        with pytest.MonkeyPatch.context() as patch:
+            loop = PlayedLoop(patch, policy, copy_every=draw.choice((1, 64, 500)) if records else NEVER)
+            simulation = Simulation(one, TURNS, policy, scheduler=loop, world=world)
+            outcome = simulation.run()
+        assert not outcome.failure, outcome.failure
+        seen += Counter(steps=loop.steps, groups=loop.groups, copies=loop.copies)
+        seen += Counter(suspensions=simulation.counters()["suspensions"])
+        seen += Counter(drained=loop.words[LOOP_RESULT] == S.DRAINED, stopped=loop.words[LOOP_RESULT] == S.STOPPED)
+
+
+def test_the_loop_ends_when_its_time_is_over(seed: int) -> None:
+    """With the turn that finds it so, whatever that decided: no step follows."""
+    with pytest.MonkeyPatch.context() as patch:
+        loop = PlayedLoop(patch, fcfs, budget_ns=(budget := 30 * TICK_NS))
+        simulation = Simulation(seed, TURNS, scheduler=loop, world=make_world(seed, TURNS))
+        times = list[int]()
+        while not loop.words[LOOP_RESULT]:
+            assert simulation.advance()
+            times.append(int(simulation.world.sim.clock[0]))
+        assert loop.words[LOOP_RESULT] == TIME_OVER and times[-2] - times[0] <= budget < times[-1] - times[0]
