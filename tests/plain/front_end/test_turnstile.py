@@ -107,6 +107,22 @@ async def test_those_who_leave_the_line_take_nobody_s_place() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
+@in_loop
+async def test_it_opens_when_all_of_the_line_have_left() -> None:
+    """Nobody's turn comes then, of whom it could be told that the line is empty."""
+    turns = Turns()
+    turns.come(3 * MOST_BEGINS)
+    await turns.turn()
+    await turns.turn(2 * LAG_S)
+    assert turns.turnstile.closed
+    for task in (left := turns.tasks[2 * MOST_BEGINS :]):
+        task.cancel()
+    for _ in range(3):
+        await turns.turn(LAG_S)
+    assert (turns.turnstile.closed, turns.lag_s, len(turns.begun)) == (False, 0.0, 2 * MOST_BEGINS)
+    await asyncio.gather(*left, return_exceptions=True)
+
+
 # ---- a worker --------------------------------------------------------------------------------------------------------
 
 FLOOD, MORE = 200, 20
