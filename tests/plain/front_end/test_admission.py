@@ -345,6 +345,12 @@ async def test_a_prompt_that_was_not_served_costs_nothing(tmp_path: Path) -> Non
     stage.refused("a", "tokens_per_minute")
     stage.admission.leave(gone)
     assert stage.has("a", "tokens") == 10
+    left = stage.enter("a", prompt=90)
+    assert not left.inside and left.turn is not None
+    left.turn.cancel()  # its client is gone, and all that wait are refused before it is told so
+    stage.admission.refuse_all(ApiError(503, "gone"))
+    stage.admission.leave(left)
+    assert stage.has("a", "tokens") == 10
     assert not stage.enter("a", prompt=90).inside
     stage.end(running)
 

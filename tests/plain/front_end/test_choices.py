@@ -70,17 +70,22 @@ def test_streams_of_a_chat_have_a_role_and_an_end_each(server) -> None:
     assert usage["usage"]["completion_tokens"] == 8
 
 
-@pytest.mark.parametrize(("length", "at_once"), [(FACTS.page_size, 3), (FACTS.page_size + 1, 1)])
-def test_others_wait_for_the_first_token_where_a_page_can_be_shared(server, engine, pool, length, at_once) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "at_once"),
+    [(PROMPT[: FACTS.page_size], 3), (PROMPT[: FACTS.page_size + 1], 1), ([PROMPT, PROMPT[::-1]], 2), ([PROMPT[:1], PROMPT], 4)],
+)
+def test_others_wait_for_the_first_token_where_a_page_can_be_shared(server, engine, pool, prompt, at_once) -> None:
+    """Of their own prompt."""
     engine.hold = True
-    answer = pool.submit(server.complete, PROMPT[:length], n=3, max_tokens=2)
+    answer = pool.submit(server.complete, prompt, n=3, max_tokens=2)
     wait_for(lambda: len(engine.submitted) >= at_once)
     engine.pause()
     assert len(engine.submitted) == at_once
     assert server.engine_client.pair.in_flight == at_once
     engine.paused = engine.hold = False
-    assert len(answer.result(20).json()["choices"]) == 3
-    assert [request.prompt for request in engine.submitted] == [PROMPT[:length]] * 3
+    prompts = prompt if isinstance(prompt[0], list) else [prompt]
+    assert len(answer.result(20).json()["choices"]) == 3 * len(prompts)
+    assert sorted(request.prompt for request in engine.submitted) == sorted(prompts * 3)
 
 
 def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
@@ -130,6 +135,9 @@ def test_seeds_count_up_and_wrap_around(server, engine) -> None:
     assert [int(request.entry["seed"]) for request in engine.submitted] == [INT64_MAX - 1, INT64_MAX, INT64_RANGE[0]]
     server.complete(PROMPT, n=3, max_tokens=1)
     assert len({int(request.entry["seed"]) for request in engine.submitted[3:]}) == 3
+    server.complete([PROMPT, [7], [8]], n=2, max_tokens=1, seed=5)  # from the same one for each prompt
+    seeds = [(len(request.prompt), int(request.entry["seed"])) for request in engine.submitted[6:]]
+    assert sorted(seeds) == [(1, 5), (1, 5), (1, 6), (1, 6), (len(PROMPT), 5), (len(PROMPT), 6)]
 
 
 def test_best_of_returns_the_likeliest(server, engine) -> None:
