@@ -307,6 +307,26 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
             stage.link.submit(work)
 
 
+@pytest.mark.parametrize("error", [UNAVAILABLE, ValueError("it never fits")])
+def test_who_waits_for_a_leader_goes_with_a_request_that_is_refused(stage: Stage, error: Exception) -> None:
+    """Where the engine takes the first prompt of two, and not the second one. Who waits for others' leaders stays."""
+    first, behind, second, other = (Choice(stage.log, name) for name in ("first", "behind", "second", "other"))
+    behind.leader, other.leader = first, Choice(stage.log, "leader of others")
+    submit = stage.pair.submit
+
+    def refusing(prompt: Any, sampling: Any, owner: Any) -> Any:
+        if owner is second:
+            raise error
+        return submit(prompt, sampling, owner)
+
+    stage.pair.submit = refusing
+    stage.link._held = [(other, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
+    with pytest.raises((ApiError, ValueError)):
+        stage.link.submit([(choice, np.zeros(1, np.int32), None) for choice in (first, behind, second)])  # type: ignore[misc]
+    assert ("cancel", "first") in stage.log and not first.open
+    assert [choice for choice, _, _ in stage.link._held] == [other]
+
+
 def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     first, second = (Choice(stage.log, name) for name in "ab")
     submits = iter((first.request, UNAVAILABLE))

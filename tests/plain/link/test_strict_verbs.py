@@ -12,7 +12,7 @@ from support.front_end.strict_verbs import Trouble
 
 from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.engine.link import handshake_door, listen_rdma
-from blinkpy.queues.words import PAIR_ATTACHED
+from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
 from blinkpy.transport.contract import TransportError
 
 globals().update(
@@ -59,3 +59,30 @@ def test_who_is_attached_or_was_two_leases_ago_keeps_the_connection(monkeypatch:
             listener._free_gone()
             assert (pair in listener._grants) == kept
         assert len(strict_verbs.QP.all) == 1, "the front end's own"
+
+
+def test_who_comes_back_has_a_lease_to_claim_and_who_claims_nothing_gets_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile all pairs are in use, and a stranger asks. The clock is the test's, and so is what the engine granted."""
+    monkeypatch.setattr(handshake_door, "WATCH_S", 60.0)
+    with test_transport.weaving() as fabric, contextlib.ExitStack() as opened:
+        listener, lease_s = fabric.listener, fabric.engine.facts.lease_ms / 1000
+        clock, words = SimpleNamespace(now=1000.0), {PAIR_ATTACHED: 0, PAIR_EPOCH: 1}
+        clock.monotonic = lambda: clock.now
+        monkeypatch.setattr(listen_rdma, "time", clock)
+        monkeypatch.setattr(listener, "_word", lambda queue_pair, index: words.get(index, 0))
+
+        def ask(owner: int) -> int:
+            transport = opened.enter_context(contextlib.closing(attach_rdma(*listener.address, owner=owner)))
+            return int(transport.pair)
+
+        pairs = {owner: ask(owner) for owner in range(1, listener._layout.sizes.pairs + 1)}
+        for epoch, claimed in ((2, True), (2, False)):
+            clock.now, words[PAIR_EPOCH] = clock.now + 5 * lease_s, epoch
+            for grant in listener._grants.values():
+                grant.since = grant.since if grant.owner == 1 else clock.now
+            assert ask(1) == pairs[1]
+            if claimed:
+                with pytest.raises(TransportError, match="queue pairs are in use"):
+                    ask(99)
+            else:
+                assert ask(99) == pairs[1]

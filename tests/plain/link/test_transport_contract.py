@@ -344,6 +344,27 @@ def test_heads_wait_and_positions_are_read_before_room_seems_short(far: Linked, 
             used[kind] += 1 if kind == "sq" else count
 
 
+def test_what_is_used_while_words_of_the_pair_are_read_counts_anew(far: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may have read none of it when the card read the words, however late they come."""
+    transport = far.open()
+    card = card_of(transport)
+    far.view("pair")[:4] = 0, 0, EPOCH, 1
+    transport.write_word(W.FRONT_CLAIM, EPOCH)
+    for _ in range(3):
+        transport.read_engine()
+        transport.lost()
+    with monkeypatch.context() as later:
+        later.setattr(strict_verbs.CQ, "poll", lambda *most: (0, []))
+        transport.read_engine()
+        for index in range(9):  # more than a quarter of 32
+            transport.write_entry(index, bytes(256))
+        transport.read_engine()
+    transport.lost()
+    before = len(card.reads)
+    transport.read_pair()
+    assert len(card.reads) == before + 1
+
+
 @pytest.mark.parametrize(("ring", "step"), [(2, 1), (8, 1), (16, 2), (32, 4)])
 def test_heads_of_small_rings_go_out_in_time(verbs: None, seed: int, ring: int, step: int) -> None:
     linked = Linked("rdma", QueueSizes(1, 1, 2, ring, 16, 1), random.Random(seed))
