@@ -273,6 +273,27 @@ def test_without_any_engine_requests_are_refused_and_streams_end(folder: Path) -
             assert server.complete([7], max_tokens=1).status_code == 200
 
 
+def test_a_drain_waits_for_a_request_that_is_between_two_engines(folder: Path) -> None:
+    pauses = ["one"]
+    with (
+        PlaceEngine(pauses) as first,
+        PlaceEngine(pauses) as second,
+        ThreadPoolExecutor(1) as pool,
+        serving(first, folder, engine=both(first, second), shutdown_s=20) as server,
+    ):
+        wait_for(lambda: all(link.pair is not None for link in server.engine_client.links), 20)
+        begun = pool.submit(server.complete, [7, 8], max_tokens=60, ignore_eos=True)
+        wait_for(lambda: first.hold or second.hold, 20)
+        first.stop()
+        second.stop()
+        wait_for(lambda: server.engine_client._moving, 20)
+        server.server.should_exit = True
+        wait_for(lambda: server.server.app.draining, 20)
+        with PlaceEngine(pauses, name=first.segment_name):
+            answer = begun.result(20)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 60
+
+
 def test_the_placement_is_the_operators(folder: Path, tmp_path: Path) -> None:
     """A file of theirs is followed; one that raises for some requests is counted, and these are served elsewhere."""
     file = tmp_path / "last.py"
