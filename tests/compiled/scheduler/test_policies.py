@@ -15,7 +15,7 @@ from blinkpy.kernels.loop import loop_code
 from blinkpy.queues.words import ENGINE_POLICY_FAULT
 from blinkpy.scheduler import policies
 from blinkpy.scheduler.host_scheduler import compiled_turn
-from blinkpy.scheduler.policies import SHIPPED, RequestFields, guarded_policy, load_policy, read_policy
+from blinkpy.scheduler.policies import SHIPPED, RequestFields, fair, fcfs, guarded_policy, load_policy, read_policy
 from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.scheduler.policy_key import policy_digest
 from blinkpy.verify.policy_check.policy_calls import compile_for_gpu, compile_ranks
@@ -271,6 +271,13 @@ def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.Mon
         host.add(compiled_turn(policy)._cache._key)
         gpu.add(loop_code._cached_at("turn", policy, SimpleNamespace(key="kind"), 8, (9, 0)))
     assert (len(host), len(gpu), None in gpu) == (2, 2, False)
+
+
+def test_kept_code_is_of_the_very_kernel_table_and_gpu() -> None:
+    same = {"name": "turn", "policy": fcfs, "kind": SimpleNamespace(key="kind"), "words": 8, "capability": (9, 0)}
+    others = {"name": "overlap", "policy": fair, "kind": SimpleNamespace(key="k"), "words": 9, "capability": (10, 0)}
+    made = [loop_code._cached_at(**{**same, name: other}) for name, other in (*others.items(), ("words", 8), ("words", 8))]
+    assert None not in made and made[-1] == made[-2] and len(set(made)) == len(others) + 1
 
 
 def test_the_shipped_policies_differ() -> None:
