@@ -36,6 +36,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._places))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
+        ("who has lost an engine comes behind those who wait for a slot", "is None) - len(self._moving))", "is None))"),
         ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
         ("who finds no engine is forgotten",
          "engine is None:\n            return False\n", "engine is None:\n            return True\n"),

@@ -435,6 +435,9 @@ class Storm:
                 waits = moves_now and self.now - flight.paused_at + flight.paused_s > self.timeout_s + 0.1
                 self.require(not waits, "a choice waits for too long")
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
+        moving, ready = len(self.fleet._moving), [link for link in self.fleet.links if link.status() is None]
+        spare = sum(link.pair.free_slots for link in ready) - moving
+        self.require(self.fleet.room() <= max(0, spare), "others get the slots that choices without an engine wait for")
         self._check_links()
 
     def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
