@@ -274,6 +274,24 @@ def test_best_effort_that_outgrows_its_pages_preempts_its_own_and_one_alone_may_
     case.finish()
 
 
+@pytest.mark.parametrize(("pages", "enters"), [(22, True), (23, False)])
+def test_best_effort_keeps_a_page_for_each_of_it_that_runs_however_many_others_do(pages: int, enters: bool) -> None:
+    """It may have 40 pages, of which the one that runs has 17."""
+    sizes = {"pairs": 1, "slots": 12, "rows": 12, "tokens": 400, "pages": 160, "max_model_len": 120, "intake_entries": 16}
+    case = make_case(fcfs, 1, best_effort_pages=0.25, prefix_caching=False, **sizes)
+    for n in range(6):
+        case.submit(tokens(4, n), 9)
+    case.submit(tokens(66, 6), 9, best_effort=1)
+    for _ in range(2):  # behind the others
+        case.turn()
+        case.read(0)
+    assert held_by_best_effort(case) == 17
+    case.submit(tokens(4 * pages, 7), 9, best_effort=1)
+    case.turn()
+    assert (held_by_best_effort(case) == 17 + pages) == enters
+    case.finish()
+
+
 def test_pages_that_others_lack_are_none_of_best_effort() -> None:
     """The pool is too small. Best effort has less than its share of it, and the latest request gives way, as without classes."""
     sizes = {"pairs": 1, "slots": 8, "rows": 5, "tokens": 40, "pages": 10, "max_model_len": 32, "intake_entries": 8}

@@ -20,7 +20,12 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("text that may be the begin of a stop string is shown at a move", "    assert flight is not None\n",
          "    assert flight is not None\n    generation._text += generation._stops.finish() if generation._stops else ''\n"),
     ],
+    "prompt_scores": [
+        ("ranks of a prompt's tokens are counted twice", "del self.entries[1:], self.ranks[1:]", "del self.entries[1:]"),
+    ],
     "fleet_link": [
+        ("phases are counted from the last engine on",
+         "generation.submitted = before or generation.submitted", "generation.submitted += 0 * before"),
         ("a score is taken for output",
          "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),
         ("tokens stay outstanding in an engine that was lost",
@@ -36,6 +41,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._places))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
+        ("pauses of several moves do not add up", "flight.paused_s += pause_s", "flight.paused_s = pause_s"),
         ("who has lost an engine comes behind those who wait for a slot", "is None) - len(self._moving))", "is None))"),
         ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
         ("who finds no engine is forgotten",

@@ -202,6 +202,8 @@ class Client:
         self.homes = 0  # engines that had it
         self.gone = False
         self.generation: Any = None
+        self.submitted = 0.0  # the first time, s
+        self.paused_s, self.since = 0.0, -1.0  # without an engine: all pauses that have ended; since when, -1: it has one
 
     def on_text(self, generation: Any, text: str, logprobs: list[Any]) -> None:
         self.text += text
@@ -432,9 +434,15 @@ class Storm:
                 self.require(self._places(generation) == 1, f"a choice is at {self._places(generation)} places")
                 flight = generation.flight
                 moves_now = any(move.generation is generation for move in self.fleet._moving)
-                waits = moves_now and self.now - flight.paused_at + flight.paused_s > self.timeout_s + 0.1
-                self.require(not waits, "a choice waits for too long")
+                if moves_now and client.since < 0:
+                    client.since = flight.paused_at
+                elif not moves_now and client.since >= 0:
+                    client.paused_s, client.since = client.paused_s + self.now - STEP_S - client.since, -1.0
+                waits = client.paused_s + (self.now - client.since if moves_now else 0.0)
+                self.require(waits <= self.timeout_s + 0.1, "a choice waits for too long")
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
+            client.submitted = client.submitted or generation.submitted
+            self.require(generation.submitted == client.submitted, "phases are not counted from the first engine on")
         moving, ready = len(self.fleet._moving), [link for link in self.fleet.links if link.status() is None]
         spare = sum(link.pair.free_slots for link in ready) - moving
         self.require(self.fleet.room() <= max(0, spare), "others get the slots that choices without an engine wait for")
@@ -501,6 +509,7 @@ class Storm:
             if generation.scores is not None and generation.leader is None:  # who else shows them waits for the leader's
                 known = [entry.token for entry in generation.scores.entries]
                 self.require(known == client.asked.prompt, "the scores are not the prompt's")
+                self.require(len(generation.scores.ranks) == len(known), "a token has more or less than one rank")
             return
         allowed = generation.flight.moves >= self.limit or self.timeout_s < 1
         self.require(allowed, f"a choice ended without need: {generation.error.message}")

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from support.models import kernel_reference, triton_interpreter
-from support.models.kernel_cases.sampling_cases import PARAMETERS, PENALTIES, sampling_case
+from support.models.kernel_cases.sampling_cases import AT_THE_EDGE, PARAMETERS, PENALTIES, sampling_case
 from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
@@ -141,12 +141,13 @@ def test_penalties(rng: np.random.Generator, word: int) -> None:
     sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
 
 
+@pytest.mark.parametrize("least", [1000, AT_THE_EDGE])
 @pytest.mark.parametrize("word", [None, E.WORD_FREQUENCY_PENALTY])
-def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None) -> None:
+def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None, least: int) -> None:
     """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
     workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
     fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PENALTIES}
-    fixed |= {E.WORD_MIN_TOKENS: 1000, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
+    fixed |= {E.WORD_MIN_TOKENS: least, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
     sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
 
 

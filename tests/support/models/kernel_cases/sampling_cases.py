@@ -23,6 +23,7 @@ PARAMETERS = {
 }
 PENALTIES = (E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY)
 UNTOUCHED = 1e6
+AT_THE_EDGE = -1  # of min_tokens: as many as there are, or one more
 FILTERS = (E.WORD_TEMPERATURE, E.WORD_TOP_P, E.WORD_MIN_P)
 
 
@@ -31,8 +32,8 @@ def draw_requests(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
     """Arrays of a RequestView, and row_slots, emits and context_lengths [B] of rows over some of them; int32.
 
-    Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value); about one row in eight emits
-    nothing.
+    Every row with its own mixture of sampling parameters but for the `fixed` ones (word -> value; of min_tokens AT_THE_EDGE, too);
+    about one row in eight emits nothing.
     """
     slots = bucket + 2
     entry = E.neutral_entries(slots).view(np.int32).reshape(slots, E.SQ_ENTRY_WORDS)
@@ -63,6 +64,9 @@ def draw_requests(
     tokens = np.full((slots, history), vocabulary + 5, np.int32)  # past its length a history means nothing
     prompt_length = rng.integers(1, history // 2, slots).astype(np.int32)
     entry[:, E.WORD_OUTPUT_TOKENS] = rng.integers(0, prompt_length) * rng.integers(0, 2, slots)
+    if fixed.get(E.WORD_MIN_TOKENS) == AT_THE_EDGE:
+        generated = np.maximum(0, context[:rows] - prompt_length[row_slots[:rows]])
+        entry[row_slots[:rows], E.WORD_MIN_TOKENS] = generated + rng.integers(0, 2, rows)
     for row in range(rows):
         slot, known = row_slots[row], context[row]
         known = max(known, prompt_length[slot]) if entry[slot, E.WORD_FLAGS] & E.SUBMIT_SCORE_PROMPT else known
