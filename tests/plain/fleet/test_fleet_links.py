@@ -147,3 +147,15 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
     with pytest.raises(ApiError) as refused:
         fleet._placed([*work, work[0]])
     assert refused.value.status == 429
+
+
+@pytest.mark.parametrize(("expected", "told"), [((7, 3, 20), 3), ((7, None), 1), ((4,), 4), ((), 1)])
+def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[int | None, ...], told: int) -> None:
+    """None: nobody here starts that engine, so it may be there at once."""
+    starts: Any = [None if seconds is None else SimpleNamespace(retry_s=lambda s=seconds: s) for seconds in expected]
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+    fleet = Fleet([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)
+    assert fleet.unavailable("None serves.").retry_s == told
+    with pytest.raises(ApiError) as caught:
+        fleet.require()
+    assert (caught.value.status, caught.value.retry_s) == (503, told)

@@ -23,6 +23,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
     "prompt_scores": [
         ("ranks of a prompt's tokens are counted twice", "del self.entries[1:], self.ranks[1:]", "del self.entries[1:]"),
     ],
+    "generation": [("output counts as cached tokens of the prompt", "else min(cached, self.prompt_length)", "else cached")],
     "fleet_link": [
         ("phases are counted from the last engine on",
          "generation.submitted = before or generation.submitted", "generation.submitted += 0 * before"),

@@ -153,7 +153,7 @@ class ScriptedPair:
             raise self._errors.NoRoomError("the prompt arena is full")
         if sampling.seed is None:
             sampling = sampling.changed(seed=self._draw.getrandbits(62))
-        request = Asked(prompt.tolist(), sampling, grammar, rules, owner)
+        request = Asked(prompt.tolist(), sampling, grammar, rules, owner, cached_tokens=self._draw.randrange(len(prompt)))
         owner.sink.homes += 1
         self.requests.append(request)
         return request
@@ -441,6 +441,7 @@ class Storm:
                 waits = client.paused_s + (self.now - client.since if moves_now else 0.0)
                 self.require(waits <= self.timeout_s + 0.1, "a choice waits for too long")
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
+            self.require(generation.cached_tokens <= len(client.asked.prompt), "output counts as cached tokens of the prompt")
             client.submitted = client.submitted or generation.submitted
             self.require(generation.submitted == client.submitted, "phases are not counted from the first engine on")
         moving, ready = len(self.fleet._moving), [link for link in self.fleet.links if link.status() is None]
