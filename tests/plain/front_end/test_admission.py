@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -505,6 +506,26 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         assert len(engine.submitted) == SIZES.slots + 4
         server.idle()
         assert (admission._reserved, admission._queue.tokens) == (0, 0)
+
+
+def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, monkeypatch) -> None:
+    """Nobody waits for anything then who could be told, and nobody would cancel it."""
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
+        service = server.server.app.service
+        entered = service.enter
+
+        def leaving(*request: Any) -> Ticket:
+            ticket = entered(*request)
+            for connection in list(server.server.server_state.connections):
+                connection.transport.abort()
+                connection.gone = True  # as its protocol hears in this turn of the event loop
+            return ticket
+
+        monkeypatch.setattr(service, "enter", leaving)
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": [7], "max_tokens": 1}, headers=bearer("b"), timeout=20)
+        server.idle()
+        assert engine.submitted == [] and (service.admission._reserved, service.admission._queue.tokens) == (0, 0)
 
 
 def test_a_slot_that_a_cancel_gives_free_is_given_on_at_once(folder, keys, monkeypatch) -> None:

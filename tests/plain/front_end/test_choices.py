@@ -150,6 +150,9 @@ def test_best_of_returns_the_likeliest(server, engine) -> None:
     assert body["usage"]["completion_tokens"] == 4
     given = iter(logprobs)
     assert [choice["logprobs"] for choice in server.complete(PROMPT, best_of=4, max_tokens=1).json()["choices"]] == [None]
+    given = iter(logprobs)
+    assert len(server.complete([[7], [8]], best_of=2, max_tokens=1).json()["choices"]) == 2
+    assert {int(request.entry["logprobs"]) for request in engine.submitted} == {0}, "of each choice, to compare it"
 
 
 def test_likeliest_against_a_sort_by_hand() -> None:

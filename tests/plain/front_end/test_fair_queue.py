@@ -160,17 +160,18 @@ def test_classes_take_turns_within_a_bound(rng) -> None:
 
 
 def test_within_a_tenant_in_the_order_of_arrival_or_by_priority(rng) -> None:
-    priorities = rng.integers(-3, 4, 40).tolist()
+    """Of one class; latency-sensitive ones go first."""
+    priorities, classes = rng.integers(-3, 4, 40).tolist(), rng.choice(2, 40, p=(0.7, 0.3)).tolist()
     for by_priority in (False, True):
         queue, tenant = FairQueue(), Tenant("a", by_priority=by_priority)
-        for number, priority in enumerate(priorities):
-            queue.push(Ticket(tenant, 1, 2, 1, priority, number))
+        for number, (priority, best_effort) in enumerate(zip(priorities, classes, strict=True)):
+            queue.push(Ticket(tenant, 1, 2, 1, priority, number, best_effort=best_effort))
         seen = []
         while (ticket := queue.first(anybody)) is not None:
             queue.remove(ticket)
-            seen.append((ticket.priority, ticket.number))
-        expected = list(zip(priorities, range(40), strict=True))
-        assert seen == (sorted(expected) if by_priority else expected)
+            seen.append((ticket.best_effort, ticket.priority, ticket.number))
+        expected = list(zip(classes, priorities, range(40), strict=True))
+        assert seen == sorted(expected, key=None if by_priority else lambda one: (one[0], one[2]))
         assert (queue.tokens, queue.requests) == (0, 0)
 
 
