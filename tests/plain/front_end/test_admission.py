@@ -197,7 +197,8 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
     """Random entries, ends, clients that leave while they wait or have just been let in: all limits hold at every
     moment, tokens add up to what was served, and at the end everybody was served."""
     limits = {"a": {"requests": 5, "weight": 3}, "b": {"waiting_tokens": 300}, "c": {}}
-    stage = Stage(write_keys(tmp_path / "keys.toml", **limits), slots=6, max_waiting_tokens=900)
+    options = {"max_waiting_tokens": 900, "max_flex_requests": 5, "max_flex_waiting_tokens": 0}
+    stage = Stage(write_keys(tmp_path / "keys.toml", **limits), slots=6, **options)
     live, served, refused = list[Ticket](), dict.fromkeys(limits, 0), Counter[str | None]()
     turns, charge = dict.fromkeys(limits, 0.0), stage.admission._queue.charge
 
@@ -208,17 +209,19 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
     monkeypatch.setattr(stage.admission._queue, "charge", counting)
     for _ in range(1500):
         for ticket in live:
-            if rng.random() < 0.8:
+            if rng.random() < 0.6:
                 stage.submit(ticket)
         what = rng.random()
         if what < 0.55:
             prompt, slots = int(rng.integers(1, 50)), int(rng.choice([1, 1, 1, 2, 5]))
             try:
-                live.append(stage.enter(str(rng.choice(list(limits))), prompt, prompt + 20 * slots, slots))
+                live.append(stage.enter(str(rng.choice(list(limits))), prompt, prompt + 20 * slots, slots, int(rng.integers(2))))
             except ApiError as error:
                 refused[error.code] += 1
         elif live:
-            ticket = live.pop(int(rng.integers(len(live))))
+            let_in = [ticket for ticket in live if ticket.reserved]
+            ticket = let_in[0] if let_in and rng.random() < 0.3 else live[int(rng.integers(len(live)))]
+            live.remove(ticket)
             generated = int(rng.integers(0, 20 * ticket.slots))
             if ticket.generations:
                 served[ticket.tenant.name] += ticket.prompt_tokens + generated
@@ -232,6 +235,7 @@ async def test_storms_lose_nothing_and_keep_every_limit(tmp_path: Path, rng: np.
         assert tokens <= 900
         assert stage.admission._queue.tokens == tokens
         assert stage.admission._reserved == sum(ticket.reserved for ticket in live)
+        assert stage.admission._best_effort == sum(t.slots for t in live if t.best_effort and t.inside) <= 5
         assert 0 <= stage.free - stage.admission._reserved
         for name in limits:
             own = [ticket for ticket in live if ticket.tenant.name == name]
@@ -506,6 +510,16 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_queue(folder, keys) -> N
         assert len(engine.submitted) == SIZES.slots + 4
         server.idle()
         assert (admission._reserved, admission._queue.tokens) == (0, 0)
+
+
+def test_a_key_pays_each_prompt_once_and_each_output(folder, keys) -> None:
+    with FakeEngine() as engine, serving(engine, folder, api_keys=str(keys)) as server:
+        fields = {"prompt": [[7, 8], [7, 8, 9, 10]], "n": 3, "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"{server.url}/v1/completions", json=fields, headers=bearer("b"), timeout=20)
+        usage, admission = answer.json()["usage"], server.server.app.service.admission
+        server.idle()
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (6, 30)
+        assert admission.table.total(admission.tenants["b"].number, "tokens") == usage["total_tokens"]
 
 
 def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, monkeypatch) -> None:

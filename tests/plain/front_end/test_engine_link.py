@@ -1,5 +1,6 @@
 """The queue pair on an event loop, call by call: clock, timers, sleeps and queue pair are stand-ins that note what happens."""
 
+import asyncio
 import errno
 import random
 from collections import Counter
@@ -598,6 +599,12 @@ def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(stage: Stage) ->
     assert stage.link.readiness() == "The queue pair has had no heartbeat for half its lease."
     stage.pair.transport.read_engine_state = lambda: STATE_DRAINING
     assert stage.link.readiness() == "The engine is draining.", "what the engine says of itself comes first"
+
+
+def test_a_pair_that_was_just_attached_is_one_too(stage: Stage) -> None:
+    stage.link.pair, stage.link._connect = None, lambda: stage.pair
+    assert asyncio.run(stage.link._try_connect()) is stage.pair
+    assert stage.link.readiness() is None
 
 
 def test_each_heartbeat_that_the_keeper_gives_is_a_proof_of_life(driven: Stage) -> None:

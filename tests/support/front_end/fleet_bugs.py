@@ -43,6 +43,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
         ("pauses of several moves do not add up", "flight.paused_s += pause_s", "flight.paused_s = pause_s"),
+        ("who waits is refused when one engine of several is lost",
+         "        if self.pair is None:\n            self.on_failure", "        if True:\n            self.on_failure"),
         ("who has lost an engine comes behind those who wait for a slot", "is None) - len(self._moving))", "is None))"),
         ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
         ("who finds no engine is forgotten",

@@ -308,6 +308,7 @@ class Storm:
         vars(module)["Placement"] = Noting
         self._listed = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
         self.fleet = module.Fleet(self._listed, metrics, lambda: PIECES, self.limit, self.timeout_s)
+        self.fleet.on_failure = lambda error: self.require(self.fleet.pair is None, "who waits is refused beside an engine")
         watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())
         self._loop = SimpleNamespace(call_later=self._later)
         for part in (self.fleet, *self.fleet.links):
