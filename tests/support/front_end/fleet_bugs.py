@@ -42,6 +42,8 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._places))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
         ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
+        ("a move that its engine refuses counts as one",
+         "        except ApiError:  # lost at", "        except ApiError:\n            flight.moves += 1  # lost at"),
         ("pauses of several moves do not add up", "flight.paused_s += pause_s", "flight.paused_s = pause_s"),
         ("who waits is refused when one engine of several is lost",
          "        if self.pair is None:\n            self.on_failure", "        if True:\n            self.on_failure"),

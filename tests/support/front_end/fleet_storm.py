@@ -199,7 +199,7 @@ class Client:
     def __init__(self, asked: Asked, stops: tuple[str, ...]):
         self.asked, self.stops = asked, stops
         self.text, self.logprobs, self.ends = "", list[float](), 0
-        self.homes = 0  # engines that had it
+        self.homes = self.placed = 0  # engines that had it; links that took it, to be held or not
         self.gone = False
         self.generation: Any = None
         self.submitted = 0.0  # the first time, s
@@ -270,12 +270,20 @@ class Storm:
     def run(self, steps: int) -> "Storm":
         clock = SimpleNamespace(monotonic=lambda: self.now)
         drawing, fleet = SimpleNamespace(randbits=self.draw.getrandbits), self.modules["fleet.fleet"]
+        submit = fleet.FleetLink.submit
+
+        def counting(link: Any, work: list[Any]) -> None:
+            submit(link, work)
+            for generation, _, _ in work:
+                generation.sink.placed += 1
+
         with (
             patch.object(fleet, "time", clock),
             patch.object(self.modules["engine_link"], "time", clock),
             patch.object(self.modules["engine_link"], "asyncio", SimpleNamespace(get_running_loop=lambda: self._loop)),
             patch.object(fleet, "secrets", drawing),
             patch.object(fleet, "Placement", fleet.Placement),
+            patch.object(fleet.FleetLink, "submit", counting),
         ):
             self._open()
             for _ in range(steps):
@@ -443,6 +451,7 @@ class Storm:
                 self.require(waits <= self.timeout_s + 0.1, "a choice waits for too long")
             self.require(client.homes <= self.limit + 1, "a choice has moved too often")
             self.require(generation.cached_tokens <= len(client.asked.prompt), "output counts as cached tokens of the prompt")
+            self.require(generation.flight.moves == client.placed - 1, "moves are counted that were none")
             client.submitted = client.submitted or generation.submitted
             self.require(generation.submitted == client.submitted, "phases are not counted from the first engine on")
         moving, ready = len(self.fleet._moving), [link for link in self.fleet.links if link.status() is None]
