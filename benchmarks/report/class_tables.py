@@ -9,6 +9,12 @@ from benchmarks.report.part_tables import Document, Results
 from benchmarks.report.words import word
 
 PREFIX = "classes-"  # of the names of its results
+SIMULATED = "class_capacity"  # of those of benchmarks.tuning.class_capacity
+SIMULATED_TIMES = ("ttft_p50", "ttft_p90", "ttft_p99", "tpot_p50", "tpot_p99")
+SIMULATED_HEAD = (
+    *("arrivals", "loads", "classes", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p99"),
+    *("best effort's throughput", "turnaround"),
+)
 HEAD = (
     *("arrivals", "system", "told by", "TTFTs", "TTFT mean, ms", "p50", "p99", "TPOT p50, ms", "p99"),
     *("best effort's throughput", "turnaround", "within SLOs /s", "suspensions"),
@@ -18,6 +24,27 @@ HEAD = (
 def classes(results: Results) -> dict[str, Any]:
     """A table for each file: a row for each mix of arrivals, system and arm."""
     return {"models": [one_file(results.read(name)) for name in results.names if name.startswith(PREFIX)]}
+
+
+def simulated_classes(results: Results) -> dict[str, Any]:
+    """A row for each choice: means over the loads, which differ in their seed."""
+    rows = []
+    for name in results.names:
+        if name.startswith(SIMULATED):
+            file = results.read(name)
+            for choices in zip(*(load["choices"] for load in file["results"]["loads"]), strict=True):
+                of_loads = [str(len(choices)), options_of(choices[0]["name"])]
+                times = [np.mean([choice[key] for choice in choices]) for key in SIMULATED_TIMES]
+                ratios = [f"{np.mean([choice[key] for choice in choices]):.3g}" for key in ("throughput", "turnaround")]
+                rows.append([f"{file['arguments']['rate']:g}/s", *of_loads, *map(word, times), *ratios])
+    return {"head": SIMULATED_HEAD, "rows": rows}
+
+
+def options_of(choice: str) -> str:
+    """As `serve` has them, of OPTION=N,...; other names as they are."""
+    pairs = [word.split("=") for word in choice.split(",")]
+    given = [f"--{pair[0].replace('_', '-')} {pair[1]}" for pair in pairs if len(pair) == 2]
+    return f"`{' '.join(given)}`" if given else choice
 
 
 def one_file(file: Document) -> dict[str, Any]:

@@ -55,6 +55,7 @@ PARTS: dict[str, Callable[[Results], dict[str, Any]]] = {
     "alone": lambda results: serving_tables.alone(results.by_shape(ALONE)),
     "fewer_bits": lambda results: serving_tables.fewer_bits([results.by_shape(start) for start in FP8]),
     "classes": class_tables.classes,
+    "simulated_classes": class_tables.simulated_classes,
     "cut_steps": part_tables.cut_steps,
     "energy": lambda results: serving_tables.energy(results.by_shape(GRID)),
     "decode": part_tables.decode,

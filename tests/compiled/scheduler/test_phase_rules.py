@@ -219,6 +219,17 @@ def test_a_prompt_interrupts_where_its_pages_are_there_to_the_last_one(more: int
     assert can_interrupt(limits, state, 0, 1) == (more >= 0)
 
 
+@pytest.mark.parametrize("passed", [2, 3])
+def test_who_may_not_pass_best_effort_interrupts_nothing(passed: int) -> None:
+    """Slot 0 waits behind slot 1, of best effort, which three may pass."""
+    case = make_case(lanes=1, pairs=1, slots=4, yield_steps=3)
+    state, counts = case.state, case.state.counts
+    state.waiting[:2], state.requests.status[:2], state.requests.length[:2] = (1, 0), S.WAITING, 5
+    state.requests.entry[:2, E.WORD_BEST_EFFORT], state.pairs.unclaimed_entries[:] = (0, 1), 1
+    counts[[S.WAITING_COUNT, S.PASSED, S.INTERRUPTIONS]] = 2, passed, 5 - passed
+    assert can_interrupt(case.limits, as_memoryviews(state), 0, 1) == (passed < 3)
+
+
 def test_who_has_stalled_gives_way_although_no_page_is_free() -> None:
     """All pages are held by one whose reader is behind."""
     case = make_case(lanes=1, pairs=2, cq_entries=2, pages=6, prefix_caching=False)
