@@ -39,7 +39,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
     FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
     YIELDED_TURNS,  # turns in a row, this one too, in which best-effort prompts yield, see scheduler/yielding.py
-    PASSED,  # latency-sensitive requests that entered before a better-ranked best-effort one, since one of these entered
+    PASSED,  # latency-sensitive requests that entered before a better-ranked best-effort one, see scheduler/yielding.py
     INTERRUPTIONS,  # steps that have interrupted the last step that was cut
     INTERRUPTS,  # while a step is suspended, 1: the turn plans a step that interrupts it
 ) = range(19)

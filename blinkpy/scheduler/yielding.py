@@ -2,7 +2,7 @@
 
 Of limits.yield_steps + 1 turns in a row, one at least is as if there were no classes. Who decodes is left alone. A best-effort
 request that waits is passed, whatever its rank, by limits.yield_steps latency-sensitive ones at most, before one of its class
-enters.
+enters, or waits for its class alone.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided

@@ -78,6 +78,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
         "a best-effort prompt has a part although it yields",
     ),
     11: (
+        "best effort that waits for its class bars others",
         "token rules of a waiting request are written over",
         "a queue pair is lost between two groups of a step",
         "a stop ends the loop while a step is suspended",

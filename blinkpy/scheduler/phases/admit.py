@@ -56,8 +56,10 @@ def admit_in_order(limits, queues, state, waiting, budget, lane, lanes):
     while outcome != MUST_WAIT and position < waiting and left > 0:
         slot = state.waiting[position]
         best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        if state.pairs.unclaimed_entries[requests.pair[slot]] > 0 and (room > 0 or not best_effort):
-            outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
+        if state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
+            outcome = CLASS_WAITS
+            if room > 0 or not best_effort:
+                outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
             if outcome == CLASS_WAITS:
                 room = 0
             elif outcome == FITS_NOW:
@@ -66,8 +68,8 @@ def admit_in_order(limits, queues, state, waiting, budget, lane, lanes):
                 left -= min(missing, room) if best_effort else missing
                 room -= missing if best_effort else 0
                 admitted += 1
-                if best_effort and lane == 0:
-                    state.counts[S.PASSED] = 0
+            if best_effort and outcome != MUST_WAIT and lane == 0:
+                state.counts[S.PASSED] = 0
         position += 1
     return admitted
 

@@ -569,7 +569,7 @@ class Oracle:
                 return
             if self.pairs[request.pair].unclaimed > 0:
                 if request.best_effort and (room <= 0 or not self._best_effort_fits(request)):
-                    room = 0  # and with it all of best effort that waits behind it
+                    room = self.passed = 0  # and with it all of best effort that waits behind it
                     continue
                 if not self._starts(request):
                     return

@@ -175,6 +175,8 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
             fate = "it waits" if shown.started else "still waiting after"
             text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
+        if waits and worst.bounded:
+            text += f"; {YIELD_STEPS} of them pass it, whatever their rank, before one of its class enters"
         findings.append(Finding("fine" if worst.bounded else level, "classes", text))
     yields = yield_outcome(policy)
     text = f"a best-effort prompt among latency-sensitive ones without end yields in {yields.most_turns} turns in a row at most"

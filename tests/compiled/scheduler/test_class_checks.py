@@ -52,6 +52,12 @@ def test_a_policy_that_starves_a_class_and_turns_service_around_is_told() -> Non
     assert "not by weight" in unfair.text
 
 
+def test_who_passes_best_effort_is_told() -> None:
+    found = class_findings(fcfs, compile_ranks(fcfs), CheckOptions(policy="fcfs"))
+    assert [f"{YIELD_STEPS} of them pass it" in one.text for one in found] == [True, False, False]
+    assert [one.level for one in found] == ["fine"] * 3
+
+
 def test_fair_passes_and_others_are_told_what_they_do() -> None:
     requests = sample_requests(50, 1)
     good, other = (tenant_finding(policy, compile_ranks(policy), requests) for policy in (fair, fcfs))

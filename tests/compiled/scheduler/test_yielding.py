@@ -106,6 +106,20 @@ def test_best_effort_that_waits_is_passed_by_as_many_as_yield_steps(bound: int) 
     assert waits.ended
 
 
+def test_best_effort_that_waits_for_its_class_bars_nobody() -> None:
+    """It has its pages, so it is not others that keep it waiting."""
+    case = make_case(fcfs, 1, yield_steps=1, best_effort_pages=0.06, **ROOM | {"tokens": 64})
+    case.submit(tokens(20), 9, best_effort=1)
+    assert step(case) == {0: 20}
+    for n, best_effort in ((1, 1), (2, 0), (3, 0)):
+        case.submit(tokens(20, n), 9, best_effort=best_effort)
+    assert step(case) == {0: 1, 2: 20} and case.state.counts[S.PASSED] == 1
+    assert step(case) == {0: 1, 2: 1, 3: 20} and case.state.counts[S.PASSED] == 0
+    case.submit(tokens(20, 4), 9)
+    assert step(case) == {0: 1, 2: 1, 3: 1, 4: 20} and case.state.counts[S.YIELDED_TURNS] == 1
+    case.finish()
+
+
 def test_a_flood_of_latency_sensitive_requests_lets_best_effort_enter(rng: np.random.Generator) -> None:
     """One of it waits at all times, before all others by rank: it comes behind yield_steps of these at most. Rows are few."""
     bound, longest = int(rng.integers(1, 5)), int(rng.integers(4, 30))
