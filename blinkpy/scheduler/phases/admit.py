@@ -28,35 +28,25 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
 
     No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way. yields: see begin_yield.
+    behind are passed over, and those of them that run give way. Where best effort has its share of the step, or of the pages,
+    all of it is passed over: it waits for its own class alone. yields: see begin_yield; then the others alone enter, as far as
+    they may pass.
     """
-    counts = state.counts
+    requests, counts = state.requests, state.counts
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
-    if yields:
-        admitted = admit_sensitive(limits, queues, state, budget, lane, lanes)
-    else:
-        admitted = admit_in_order(limits, queues, state, waiting, budget, lane, lanes)
-    entering = counts[S.UNRANKED_COUNT]
-    if admitted > 0:
-        kept = keep_with_status(state.waiting, waiting + entering, state.requests.status, S.WAITING, lane, lanes)
-        if lane == 0:
-            counts[S.WAITING_COUNT] = kept - entering
-    barrier(lanes)
-
-
-@device
-def admit_in_order(limits, queues, state, waiting, budget, lane, lanes):
-    """Where best effort has its share of the step, or of the pages, all of it is passed over: it waits for its own class alone.
-    Returns how many were admitted."""
-    requests = state.requests
-    left, room = budget_left(limits, state, budget, lane, lanes)
-    admitted, position, outcome = 0, 0, NOT_YET
+    left, room = 1, 0  # of those who yield nobody enters; of the others see tokens_ahead
+    if not yields:
+        left, room = budget_left(limits, state, budget, lane, lanes)
+    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET
     while outcome != MUST_WAIT and position < waiting and left > 0:
-        slot = state.waiting[position]
-        best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
-        if state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
+        slot, passes = state.waiting[position], False
+        if yields:
+            slot, passes = next_to_pass(limits, state, passed, lane, lanes)
+            left = budget - tokens_ahead(state, slot, lane, lanes) if slot >= 0 else 0
+        if left > 0 and state.pairs.unclaimed_entries[requests.pair[slot]] > 0:
+            best_effort = requests.entry[slot, WORD_BEST_EFFORT] != 0
             outcome = CLASS_WAITS
             if room > 0 or not best_effort:
                 outcome = fits_after_preemption(limits, state, slot, best_effort, lane, lanes)
@@ -68,31 +58,18 @@ def admit_in_order(limits, queues, state, waiting, budget, lane, lanes):
                 left -= min(missing, room) if best_effort else missing
                 room -= missing if best_effort else 0
                 admitted += 1
-            if best_effort and outcome != MUST_WAIT and lane == 0:
-                state.counts[S.PASSED] = 0
+                passed += 1 if passes else 0
+            if best_effort and outcome != MUST_WAIT:
+                passed = 0
         position += 1
-    return admitted
-
-
-@device
-def admit_sensitive(limits, queues, state, budget, lane, lanes):
-    """Where best-effort requests yield: the others, as far as they may pass. Returns how many were admitted."""
-    admitted, passed = 0, state.counts[S.PASSED]
-    slot, passes = next_to_pass(limits, state, passed, lane, lanes)
-    while slot >= 0:
-        fits = budget > tokens_ahead(state, slot, lane, lanes)
-        if fits:
-            fits = fits_after_preemption(limits, state, slot, False, lane, lanes) == FITS_NOW
-        if fits:
-            start_request(limits, queues, state, slot, lane, lanes)
-            admitted += 1
-            passed += 1 if passes else 0
-            slot, passes = next_to_pass(limits, state, passed, lane, lanes)
-        else:
-            slot = -1
+    entering = counts[S.UNRANKED_COUNT]
+    if admitted > 0:
+        kept = keep_with_status(state.waiting, waiting + entering, requests.status, S.WAITING, lane, lanes)
+        if lane == 0:
+            counts[S.WAITING_COUNT] = kept - entering
     if lane == 0:
-        state.counts[S.PASSED] = passed
-    return admitted
+        counts[S.PASSED] = passed
+    barrier(lanes)
 
 
 @device
