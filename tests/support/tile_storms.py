@@ -189,10 +189,20 @@ class Seen:
 Twin = Callable[[Limits, Mirror], Callable[[int], int]]
 
 
-def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, twin: Twin, device: str, seconds: float) -> Seen:
-    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape and nothing is missing, or four
-    times as many, or the time is over. seconds: from the end of the first storm, which compiles; of this process on the CPU, so
-    that a loaded machine runs as many; of the clock on a GPU.
+def run_storms(
+    lanes: int,
+    seed: int,
+    steps: int,
+    turns: int,
+    policy: Policy,
+    twin: Twin,
+    device: str,
+    seconds: float,
+    enough: Callable[[], bool] = lambda: True,
+) -> Seen:
+    """Storms of all shapes in turn, each of `turns` turns, until there were `steps` of each shape, nothing is missing and it is
+    enough, or four times as many, or the time is over. seconds: from the end of the first storm, which compiles; of this process
+    on the CPU, so that a loaded machine runs as many; of the clock on a GPU.
 
     twin: of the limits and a mirror on the device, the turn of the other execution.
     """
@@ -202,7 +212,7 @@ def run_storms(lanes: int, seed: int, steps: int, turns: int, policy: Policy, tw
     for number, ending in enumerate(itertools.cycle(ENDINGS)):
         for chosen, odds in shapes:
             rounds = seen.steps / (steps * len(shapes))
-            if clock() > until or rounds >= 4 or (rounds >= 1 and not seen.missing(lanes)):
+            if clock() > until or rounds >= 4 or (rounds >= 1 and not seen.missing(lanes) and enough()):
                 return seen
             world_seed = 3 * seed + number  # so that the first world of each shape has a ring that is compacted often
             world = make_world(world_seed, turns, 16, chosen=chosen, odds=odds)

@@ -36,10 +36,10 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
         return
+    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, behind a barrier
     left, room = 1, 0  # of those who yield nobody enters; of the others see tokens_ahead
     if not yields:
         left, room = budget_left(limits, state, budget, lane, lanes)
-    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET
     while outcome != MUST_WAIT and position < waiting and left > 0:
         slot, passes = state.waiting[position], False
         if yields:
