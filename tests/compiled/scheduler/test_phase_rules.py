@@ -331,3 +331,18 @@ def test_records_of_a_cut_step_tell_its_group_and_whether_another_is_suspended()
         seen.add(told)
     assert seen >= {(0, 0, False), (0, 4, False), (1, 4, False), (0, 0, True)}
     case.finish()
+
+
+def test_best_effort_without_room_leaves_no_row_to_who_is_behind_it() -> None:
+    """The first of three prompts has all that best effort may have of the step; the third one is latency-sensitive."""
+    case = make_case(lanes=1, pairs=1, slots=4, rows=4, tokens=60, pages=80, max_model_len=64, yield_steps=0)
+    for n in range(3):
+        case.submit(tokens(15, n), 4)
+    case.turn()
+    state = case.state
+    state.requests.computed[:3], state.requests.entry[:2, E.WORD_BEST_EFFORT] = 0, 1
+    plan_batch(case.limits._replace(best_effort_step_tokens=12), as_memoryviews(state), 60, False, 0, 1)
+    batch = state.batch
+    slots = state.running[:3].tolist()
+    assert batch.counts[[S.ROWS, S.TOKENS]].tolist() == [2, 27]
+    assert batch.row_slots[:2].tolist() == [slots[0], slots[2]] and batch.query_starts[:3].tolist() == [0, 12, 27]
