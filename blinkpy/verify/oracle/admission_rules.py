@@ -1,0 +1,138 @@
+"""Who waits, who enters, and with which cached pages: rules R12, R13, R16 and R20."""
+
+from blinkpy.queues.hit_word import pack_hits
+from blinkpy.verify.oracle.objects import Request
+from blinkpy.verify.oracle.oracle_state import OracleState
+from blinkpy.verify.oracle.page_pool import Page
+from blinkpy.verify.oracle.room_rules import best_effort_room, preempt
+
+
+def begin_yield(state: OracleState) -> bool:
+    """R16: whether best-effort prompts yield to latency-sensitive ones in this turn."""
+    room = len(state.running) < state.limits.rows
+    urgent = any(not r.best_effort for r in state.prompts()) or (room and enters_next(state) is not None)
+    flexible = any(r.best_effort for r in state.running + state.waiting + state.unranked)
+    yields = urgent and flexible and state.yielded < state.limits.yield_steps
+    state.yielded = state.yielded + 1 if yields else 0
+    return yields
+
+
+def enters_next(state: OracleState) -> Request | None:
+    """R16: the latency-sensitive request that is admitted next while best-effort prompts yield."""
+    line = able_to_enter(state)
+    if state.passed >= state.limits.yield_steps:
+        line = line[:1]
+    return next((r for r in line if not r.best_effort), None)
+
+
+def able_to_enter(state: OracleState) -> list[Request]:
+    """Who waits, and has a free entry in its completion ring."""
+    return [r for r in state.waiting if state.pairs[r.pair].unclaimed > 0]
+
+
+def admit(state: OracleState, budget: int, yields: bool) -> None:
+    """R12: the best first, and nobody overtakes one that does not fit."""
+    if state.unranked:
+        return
+    if yields:
+        admit_sensitive(state, budget)
+        return
+    apart = [r for r in state.prompts() if r.best_effort]
+    left = budget - sum(r.missing for r in state.active() if r not in apart)
+    room = best_effort_room(state)
+    for missing in [r.missing for r in apart]:
+        left, room = left - min(missing, max(room, 0)), room - missing
+    for request in list(state.waiting):
+        if left <= 0:
+            return
+        if state.pairs[request.pair].unclaimed > 0:
+            if request.best_effort and (room <= 0 or not best_effort_fits(state, request)):
+                room = state.passed = 0  # and with it all of best effort that waits behind it
+                continue
+            if not starts_if_it_fits(state, request):
+                return
+            state.passed = 0 if request.best_effort else state.passed
+            left -= min(request.missing, room) if request.best_effort else request.missing
+            room -= request.missing * request.best_effort
+
+
+def admit_sensitive(state: OracleState, budget: int) -> None:
+    """R12, R16: while best-effort prompts yield; these wait, and are passed."""
+    while (request := enters_next(state)) and sum(r.missing for r in ahead(state, request)) < budget:
+        passes = able_to_enter(state)[0].best_effort
+        if not starts_if_it_fits(state, request):
+            return
+        state.passed += passes
+
+
+def starts_if_it_fits(state: OracleState, request: Request) -> bool:
+    """R12: whether a waiting request fits, if need be behind the preemption of those who stall; then it begins to run."""
+    while (hits := fits(state, request)) is None:
+        stalled = [r for r in state.running if r.stalled]
+        if not stalled:
+            return False
+        preempt(state, max(stalled, key=lambda r: r.arrival))
+    start(state, request, hits)
+    return True
+
+
+def fits(state: OracleState, request: Request) -> list[Page] | None:
+    """R12: the pages that are hits, if a waiting request fits; else None."""
+    available = state.pool.available - min(len(state.running), state.limits.pages // 8)
+    if len(state.running) == state.limits.rows or available <= 0:
+        return None
+    hits = hit_pages(state, request)
+    request.hit_tokens = len(hits) * state.limits.page_size
+    fresh = request.needs(state.limits.page_size) - len(hits)
+    return hits if fresh + sum(page.holders == 0 for page in hits) <= available else None
+
+
+def hit_pages(state: OracleState, request: Request) -> list[Page]:
+    """R13: the indexed pages with the request's first tokens."""
+    size, hits = state.limits.page_size, list[Page]()
+    most = min((len(request.tokens) - 1) // size, request.hashed) if request.cacheable else 0
+    for k in range(most):
+        place = hits[-1] if hits else None, request.salt, tuple(request.tokens[k * size : (k + 1) * size])
+        page = state.pool.index.get(place)
+        if page is None:
+            break
+        hits.append(page)
+    return hits
+
+
+def start(state: OracleState, request: Request, hits: list[Page]) -> None:
+    fresh = request.needs(state.limits.page_size) - len(hits)
+    for page in hits:
+        state.pool.share(page)
+    state.pool.evict(fresh)
+    request.pages = hits + [state.pool.take() for _ in range(fresh)]
+    request.computed, request.indexed = request.hit_tokens, len(hits)
+    request.canonical = hits[-1] if hits else None
+    state.waiting.remove(request)
+    state.running.append(request)
+    state.pairs[request.pair].unclaimed -= 1
+    state.clock = max(state.clock, request.service)
+    if not request.preemptions:
+        state.hit_words[request.slot] = pack_hits(request.request_id, len(hits), state.now_ns - request.arrival_us * 1000)
+    if request.cacheable:
+        state.counters["prefix_lookup_tokens"] += len(request.tokens)
+        state.counters["prefix_hit_tokens"] += request.hit_tokens
+
+
+def ahead(state: OracleState, request: Request) -> list[Request]:
+    """R12: whose tokens count before a latency-sensitive request that waits, when best-effort prompts yield."""
+    active = state.active()
+    return [r for r in active if r.missing == 1 or (not r.best_effort and r.order() < request.order())]
+
+
+def best_effort_fits(state: OracleState, request: Request) -> bool:
+    """R20: whether best effort may hold the pages of one more request; those of it that stall are preempted for it."""
+    most = state.limits.best_effort_pages
+    while most < state.limits.pages and (runs := [r for r in state.running if r.best_effort]):
+        held = sum(len(r.pages) for r in runs) + min(len(runs), most // 8)
+        if held + request.needs(state.limits.page_size) <= most:
+            return True
+        if not any(r.stalled for r in runs):
+            return False
+        preempt(state, max((r for r in runs if r.stalled), key=lambda r: r.arrival))
+    return True
