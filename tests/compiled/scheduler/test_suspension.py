@@ -212,6 +212,40 @@ def test_an_end_of_the_service_waits_for_a_suspended_step(command: int) -> None:
     assert bool(urgent.ended) == (command == COMMAND_DRAIN)
 
 
+def test_who_may_pass_nobody_any_more_interrupts_nothing() -> None:
+    """A best-effort request waits behind a long prompt and has been passed as often as may be: others wait for it, too."""
+    case = make_case(fcfs, 1, yield_steps=1, **CUT)
+    case.submit(tokens(90), 1, best_effort=1)
+    assert step(case) == (0, 4, {0: 24})
+    case.submit(tokens(9, 1), 1, best_effort=1)
+    case.submit(tokens(10, 2), 1)
+    assert step(case) == whole(r2=10)
+    assert case.state.counts[S.PASSED] == 1
+    assert [step(case)[:2] for _ in range(3)] == [(1, 4), (2, 4), (3, 4)]
+    assert step(case) == (0, 4, {0: 24})
+    assert (case.state.counts[S.PASSED], case.state.counts[S.INTERRUPTIONS]) == (1, 0)
+    case.submit(tokens(11, 3), 1)
+    assert [step(case)[:2] for _ in range(3)] == [(1, 4), (2, 4), (3, 4)]
+    assert case.counter("suspensions") == 1
+    case.finish()
+
+
+def test_a_request_in_the_first_slot_interrupts_like_any_other() -> None:
+    case = make_case(fcfs, 1, **CUT)
+    case.submit(tokens(3), 1)
+    case.submit(tokens(60, 1), 1, best_effort=1)
+    while case.clients[0].in_flight == 2:
+        step(case)
+    while step(case)[:2] != (0, 4):
+        pass
+    urgent = case.submit(tokens(5, 2), 1)
+    assert step(case) == whole(r2=5)
+    batch = case.state.batch
+    assert batch.row_slots[0] == 0 and case.state.requests.arrival[0] == 2
+    case.finish()
+    assert urgent.finish == FINISH_LENGTH
+
+
 def test_a_latency_sensitive_request_that_finds_no_pages_suspends_nothing() -> None:
     case = make_case(fcfs, 1, **CUT | {"pages": 14, "prefix_caching": False})
     case.submit(tokens(48), 2, best_effort=1)
