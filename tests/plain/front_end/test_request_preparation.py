@@ -264,10 +264,11 @@ def test_large_bodies_leave_the_event_loop_alone(engine, folder) -> None:
         assert server.complete([7], max_tokens=60).status_code == 200
         assert [code(answer.result(120)) for answer in answers] == [(400, "missing_required_parameter")] * 3
         assert engine.pairs[0].epoch == 1, "the lease held"
-        computed, alone = thread_seconds(server) - before, -time.thread_time()
-        orjson.loads(body)
-        alone += time.thread_time()
-        assert computed < alone, "one of them alone takes longer than all of them on the loop"
+        computed, parsed = thread_seconds(server) - before, -time.thread_time()
+        for _ in answers:
+            orjson.loads(body)
+        parsed += time.thread_time()
+        assert computed < parsed * 2 / 3, "what the loop takes to receive them is far less"
 
 
 def thread_seconds(server: RunningServer) -> float:
