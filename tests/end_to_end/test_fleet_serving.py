@@ -37,10 +37,10 @@ def test_engines_of_one_command_share_the_requests_and_come_back() -> None:
         assert len(server.segments()) == 2
         os.kill(server.child("engine"), signal.SIGKILL)
         assert [server.chat(seed=number) for number in range(2)] == texts
-        wait_for(lambda: "restart 1 in" in "".join(server.said), 20, lambda: "".join(server.said))
+        wait_for(lambda: "restart 1 in" in "".join(server.said), 60, lambda: "".join(server.said))
         wait_for(lambda: metric("each_engine_up") == [1, 1], START_S, "both engines again")
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
         assert not server.segments()
 
 

@@ -353,7 +353,7 @@ def test_a_dead_engine_is_an_error_at_once_and_close_cleans_up() -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="engine"):
         llm.generate("x")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30  # far below what a start may take
     llm.close()
     llm.close()
     assert not segment.exists()

@@ -23,7 +23,7 @@ def test_a_suspended_step_changes_no_token(rng: np.random.Generator, tmp_path: P
     engine = make_engine(config_for(tmp_path, **CPU, **CUT))
     with serving(engine) as client:
         words = engine.views.engine
-        suspension_case(rng, client, prompts, lambda: int(words[COUNTER["suspensions"]]), wanted=30, seconds=60)
+        suspension_case(rng, client, prompts, lambda: int(words[COUNTER["suspensions"]]), wanted=30, seconds=200)
         wait_for(lambda: words[GAUGE["pages_held"]] == 0)
 
 

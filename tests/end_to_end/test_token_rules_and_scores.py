@@ -22,7 +22,7 @@ NEW_TOKENS = 24
 def demo() -> Iterator[LLM]:
     """Few pages, so that prompts that are scored are preempted."""
     sizes = {"max_model_len": 256, "num_pages": 20, "slots": 12, "max_num_seqs": 8, "grammar_slots": 8}
-    with LLM("demo", device="cpu", dtype="float32", check_integrity="always", **sizes) as llm:
+    with LLM("demo", device="cpu", dtype="float32", check_integrity="always", batch_invariant=True, **sizes) as llm:
         yield llm
 
 
@@ -84,12 +84,13 @@ def test_outputs_under_rules_are_those_of_transformers_processors(demo: LLM, ref
     processors = LogitsProcessorList([NoBadWordsLogitsProcessor(banned)])
     processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()]))
     for prompt, output, before in zip(ids, demo.generate(ids, params), free, strict=True):
-        tokens = torch.tensor([prompt])
-        for _ in range(NEW_TOKENS):
-            with torch.no_grad():
-                scores = processors(tokens[:, len(prompt) :], reference(tokens).logits[:, -1])
-            tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], 1)
-        assert output.outputs[0].token_ids == tokens[0, len(prompt) :].tolist() != before
+        tokens = output.outputs[0].token_ids
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        for place, token in enumerate(tokens):  # each is the likeliest behind those before it, or as likely within rounding
+            (scores,) = processors(torch.tensor([tokens[:place]], dtype=torch.int64), logits[place : place + 1])
+            assert torch.isfinite(scores[token]) and scores[token] >= scores.max() - 1e-3
+        assert len(tokens) == NEW_TOKENS and tokens != before
 
 
 def test_only_allowed_tokens_come_also_under_a_grammar(demo: LLM, rng: np.random.Generator) -> None:

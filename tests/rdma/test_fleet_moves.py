@@ -119,7 +119,7 @@ class Fleet:
 
     def check_nothing_is_left(self) -> None:
         assert self.metric("moves_refused_total") in ([], [0])
-        wait_for(lambda: sum(self.metric("requests_in_flight")) == 0, 20, "all slots are free")
+        wait_for(lambda: sum(self.metric("requests_in_flight")) == 0, 100, "all slots are free")
 
 
 @contextlib.contextmanager
@@ -172,7 +172,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
         for ends in rng.permutation(["01", "0", "1"]).tolist():
             play_over_a_cut_wire(served, bodies, calm, [int(end) for end in ends], name, reason)
             wire.mend()
-            served.wait_until_up(1, 1, timeout_s=60)
+            served.wait_until_up(1, 1)
         moves, accepted = served.moves(), counter(name, "requests_accepted")
         assert served.play(bodies) == calm
         assert counter(name, "requests_accepted") > accepted, "the engine whose link was mended got nothing"
@@ -192,7 +192,7 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
         wire.cut(*ends)
         noticed = wait_for(
             lambda: any("queue pair lost" in line and reason in line for line in served.front.said[seen:]),
-            timeout_s=ENGINE_TIMEOUT_S + 20,
+            timeout_s=ENGINE_TIMEOUT_S + 100,
             what=lambda: f"{told} is noticed ({reason!r}); {served.said()}",
         )
         print(f"{told} was noticed after {noticed:.2f} s: {reason}")
@@ -202,8 +202,8 @@ def play_over_a_cut_wire(served: Fleet, bodies: list[Body], calm: list[Answer], 
     moves = served.moves()
     if len(ends) == 2:  # else the engine's old requests may still be there when the front end is back
         assert served.play(bodies) == calm, "with one engine"
-        wait_for(lambda: counter(name, "leases_expired") > expired, LEASE_S + 20, "the lease ends in the engine without a link")
+        wait_for(lambda: counter(name, "leases_expired") > expired, LEASE_S + 100, "the lease ends in the engine without a link")
         held = ("requests_running", "requests_waiting", "pages_held")
-        wait_for(lambda: not any(counter(name, what) for what in held), 20, "the engine without a link gives all back")
+        wait_for(lambda: not any(counter(name, what) for what in held), 100, "the engine without a link gives all back")
     assert (served.up(), served.moves()) == ([1, 0], moves)
     assert all(command.process.poll() is None for command in (served.front, *served.engines)), served.said()

@@ -18,7 +18,7 @@ from blinkpy.queues.words import COUNTER
 from blinkpy.transport.handshake import new_owner
 
 FRONT_ENDS, REQUESTS = 2, 5000
-LIMIT_S = 300.0  # a quiet machine takes a third of it
+LIMIT_S = 900.0  # a quiet machine takes a ninth of it
 CANCELLED = 0.15  # share of the requests
 OPTIONS = ("--device", "null", "--workers", str(FRONT_ENDS), "--slots", "128", "--cq-entries", "512", "--max-model-len", "512")
 
@@ -31,8 +31,8 @@ def expected(sampling: RequestParameters, prompt: int, vocab: int) -> list[int]:
 def front_end(address: str, seed: int, result: Any) -> None:
     """Send requests as fast as there is room, check each answer, and report (problems, cancelled, seconds)."""
     rng = np.random.default_rng(seed)
-    pair = QueuePair(attach_rdma(*split_address(address, "engine"), new_owner()), 20.0)
-    pair.attach(10)
+    pair = QueuePair(attach_rdma(*split_address(address, "engine"), new_owner()), 60.0)
+    pair.attach(60)
     vocab, problems, cancelled, sent = pair.facts.vocab_size, list[str](), 0, 0
     answers: dict[InFlightRequest, list[int]] = {}
     began = beaten = time.monotonic()
@@ -79,7 +79,7 @@ def front_end(address: str, seed: int, result: Any) -> None:
     pair.close()
 
 
-@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.timeout(LIMIT_S + 400)
 def test_nothing_is_lost_repeated_or_reordered(seed) -> None:
     context = multiprocessing.get_context("spawn")
     with engine(*OPTIONS) as (command, way):

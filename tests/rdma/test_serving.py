@@ -12,6 +12,7 @@ from support.commands import START_S, Command
 from support.front_end.completion_requests import requests, said
 from support.waiting import wait_for
 
+PATIENT = ("--engine-timeout-ms", "20000")  # a busy machine keeps an engine waiting
 pytestmark = pytest.mark.timeout(900)  # conditions have limits of their own; this one is for a machine that is busy
 
 
@@ -37,8 +38,8 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
     keyed = ("--link-key-file", str(tmp_path / "link.key"))
     (tmp_path / "link.key").write_text(secrets.token_hex(32))
     (tmp_path / "link.key").chmod(0o600)
-    options = ("--device", "null", "--lease-ms", "2000", "--null-step-us", "2000", *keyed)
-    fronts = ("--log-level", "warning", *keyed)
+    options = ("--device", "null", "--lease-ms", "5000", "--null-step-us", "20000", *keyed)
+    fronts = ("--log-level", "warning", *PATIENT, *keyed)
     with engine(*options, listen=address, wait=False) as (first, way), frontends(2, *way, *fronts) as both:
         wait_for(lambda: any(health(client) == 200 for _, client in both), START_S, "a front end with the pair")
         both.sort(key=lambda front: health(front[1]))
@@ -47,7 +48,7 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
         assert "all 1 queue pairs are in use" in client.get("/health").text
         assert served.post("/v1/completions", json=body).status_code == 200
         front.kill()
-        took = wait_for(lambda: health(client) == 200, 20, "the pair of the killed front end")
+        took = wait_for(lambda: health(client) == 200, START_S, "the pair of the killed front end")
         print(f"the pair of a killed front end was given again after {took:.1f} s")
         with client.stream("POST", "/v1/completions", json=body | {"max_tokens": 500, "stream": True}) as answer:
             lines = answer.iter_lines()
@@ -55,17 +56,17 @@ def test_front_ends_and_engines_come_and_go(tmp_path: Path) -> None:
             first.kill()
             rest = "".join(lines)
         assert '"error"' in rest, rest
-        wait_for(lambda: health(client) == 503, 10, "the loss of the engine")
+        wait_for(lambda: health(client) == 503, START_S, "the loss of the engine")
         assert client.post("/v1/completions", json=body).status_code == 503
         with engine(*options, listen=address):
-            wait_for(lambda: health(client) == 200, 20, "the new engine")
+            wait_for(lambda: health(client) == 200, START_S, "the new engine")
             assert client.post("/v1/completions", json=body).status_code == 200
 
 
 def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
     name, address = f"test-{secrets.token_hex(4)}", free_address()
-    options = ("--name", name, "--device", "null", "--lease-ms", "1000", "--null-step-us", "5000")
-    with engine(*options, listen=address, wait=False) as (_, way), frontends(1, *way) as ((front, client),):
+    options = ("--name", name, "--device", "null", "--lease-ms", "4000", "--null-step-us", "20000")
+    with engine(*options, listen=address, wait=False) as (_, way), frontends(1, *way, *PATIENT) as ((front, client),):
         wait_for(lambda: health(client) == 200, START_S, "the engine")
         before = counter(name, "leases_expired")
         body = {"model": "demo", "prompt": "fog", "max_tokens": 400, "stream": True}
@@ -73,16 +74,16 @@ def test_a_stopped_front_end_loses_its_lease_and_comes_back() -> None:
             lines = answer.iter_lines()
             next(lines)
             front.send(signal.SIGSTOP)
-            wait_for(lambda: counter(name, "leases_expired") > before, 30, "the end of the lease")
+            wait_for(lambda: counter(name, "leases_expired") > before, START_S, "the end of the lease")
             front.send(signal.SIGCONT)
             assert '"error"' in "".join(lines)
-        wait_for(lambda: health(client) == 200, 20, "the front end is back")
+        wait_for(lambda: health(client) == 200, START_S, "the front end is back")
         assert client.post("/v1/completions", json=body | {"max_tokens": 3, "stream": False}).status_code == 200
 
 
 def test_doctor_finds_this_machine_ready() -> None:
     command = Command("doctor")
-    assert command.wait(60) == 0
+    assert command.wait(START_S) == 0
     said = "".join(command.said)
     assert "RDMA port" in said
     assert "RoCE v2" in said

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 START_S = 400.0  # the emulation is slow, and a busy machine makes it slower
@@ -62,7 +62,7 @@ class Command:
         """A signal to it and all that it started."""
         os.killpg(self.process.pid, number)
 
-    def end(self, timeout_s: float = 20.0) -> int:
+    def end(self, timeout_s: float = BUSY_S) -> int:
         """End it in order; the exit code."""
         self.process.terminate()
         try:

@@ -12,22 +12,34 @@ from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MA
 from blinkpy.queues.request_parameters import RequestParameters
 
 LONGEST, OUTPUT = 120, 6
+CLEAR = 1e-3  # between two logits: many times what sums in another order differ by
 CUT: dict[str, Any] = {"step_groups": 5, "cut_step_tokens": 16, "suspend_steps": 2, "enable_prefix_caching": False}
 
 
 class Prompts:
-    """Prompts of both classes, and what a model of transformers says to them."""
+    """Prompts of both classes, and what a model of transformers says to them: nowhere but for rounding."""
 
     def __init__(self, rng: np.random.Generator, model: Any, vocabulary: int):
         lengths = {1: rng.integers(LONGEST // 2, LONGEST, 8), 0: rng.integers(1, 12, 8)}  # by class: 1 is of best effort
-        self.of = {tier: [rng.integers(6, vocabulary, int(n)).astype(np.int32) for n in lengths[tier]] for tier in lengths}
-        self.wanted = {tier: [greedy(model, prompt) for prompt in prompts] for tier, prompts in self.of.items()}
+        self.of: dict[int, list[np.ndarray]] = {tier: [] for tier in lengths}
+        self.wanted: dict[int, list[list[int]]] = {tier: [] for tier in lengths}
+        for tier, own in lengths.items():
+            for length in own:
+                answer = None
+                while answer is None:
+                    prompt = rng.integers(6, vocabulary, int(length)).astype(np.int32)
+                    answer = clear_answer(model, prompt)
+                self.of[tier].append(prompt)
+                self.wanted[tier].append(answer)
 
 
-def greedy(model: Any, prompt: np.ndarray) -> list[int]:
+def clear_answer(model: Any, prompt: np.ndarray) -> list[int] | None:
+    """The likeliest tokens behind a prompt; None where one of them is nearly as likely as another, and rounding decides."""
     ids = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     with torch.inference_mode():
-        return model.generate(ids, max_new_tokens=OUTPUT, do_sample=False)[0, len(prompt) :].tolist()
+        both = model.generate(ids, max_new_tokens=OUTPUT, do_sample=False)
+        best = model(both[:, :-1]).logits[0, len(prompt) - 1 :].float().topk(2).values
+    return both[0, len(prompt) :].tolist() if (best[:, 0] - best[:, 1]).min() > CLEAR else None
 
 
 def suspension_case(

@@ -53,4 +53,4 @@ def serving(*arguments: str) -> Iterator[Server]:
         server.connect()
         yield server
     finally:
-        server.end(30)
+        server.end()

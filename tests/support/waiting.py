@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable
 
+BUSY_S = 60.0  # a machine may be busy; who waits for what comes loses nothing by it
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0, what: Callable[[], str] | str = "it") -> float:
+
+def wait_for(condition: Callable[[], object], timeout_s: float = BUSY_S, what: Callable[[], str] | str = "it") -> float:
     """Seconds until the condition held. Raises AssertionError when it does not in time."""
     began = time.monotonic()
     while not condition():

@@ -107,7 +107,7 @@ def _failure(schedule: Callable[..., int]) -> Failure:
 def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_path: Path) -> None:
     failure = _failure(broken)
     assert simulate(failure.seed, 300, scheduler=broken).failure == failure
-    scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", seconds=10, scheduler=broken)
+    scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", seconds=200, scheduler=broken)
     assert 1 <= len(scenario.keep) <= 20
     path = tmp_path / "found" / "scenario.json"
     scenario.save(path)

@@ -568,7 +568,7 @@ def test_a_drain_answers_those_who_wait_at_once(folder, keys) -> None:
         waits = pool.submit(complete, server, "b")
         soon(lambda: server.server.app.service.admission._waiting)
         server.server.should_exit = True
-        answer = waits.result(30)
+        answer = waits.result(60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
         assert answer.headers["retry-after"] == "1"
         engine.hold = False
@@ -604,7 +604,7 @@ def test_the_wait_for_a_slot_is_queue_time_and_is_logged_with_the_tenant(folder,
         assert sorted(one["tenant"] for one in fields) == ["a"] * SIZES.slots + ["b"]
         (waited,) = (one for one in fields if one["tenant"] == "b")
         assert 200 <= waited["queue_ms"] <= waited["ms"]
-        assert all(one["queue_ms"] < 200 for one in fields if one["tenant"] == "a"), "the engine says 0"
+        assert all(one["ms"] - one["queue_ms"] >= 200 for one in fields if one["tenant"] == "a"), "the engine says 0"
         assert "key-of" not in json.dumps(fields)
 
 

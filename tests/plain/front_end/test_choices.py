@@ -84,7 +84,7 @@ def test_others_wait_for_the_first_token_where_a_page_can_be_shared(server, engi
     assert server.engine_client.pair.in_flight == at_once
     engine.paused = engine.hold = False
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
-    assert len(answer.result(20).json()["choices"]) == 3 * len(prompts)
+    assert len(answer.result(60).json()["choices"]) == 3 * len(prompts)
     assert sorted(request.prompt for request in engine.submitted) == sorted(prompts * 3)
 
 
@@ -96,8 +96,8 @@ def test_slots_are_kept_for_those_that_wait(server, engine, pool) -> None:
     wait_for(lambda: server.server.app.service.admission._waiting)
     assert len(engine.submitted) == 1
     engine.hold = False
-    assert len(answer.result(20).json()["choices"]) == engine.sizes.slots
-    assert later.result(20).status_code == 200
+    assert len(answer.result(60).json()["choices"]) == engine.sizes.slots
+    assert later.result(60).status_code == 200
     assert engine.submitted[-1].prompt == [7]
 
 
@@ -125,7 +125,7 @@ def test_an_engine_that_dies_fails_those_that_wait(server, engine, pool) -> None
     answer = pool.submit(server.complete, PROMPT, n=3, max_tokens=1)
     wait_for(lambda: engine.submitted)
     engine.paused = True
-    assert answer.result(20).status_code == 503
+    assert answer.result(60).status_code == 503
     engine.paused = engine.hold = False
     wait_for(lambda: server.engine_client.status() is None)
 

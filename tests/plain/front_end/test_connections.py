@@ -66,8 +66,11 @@ def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
         wait_for(lambda: state.connections)
         (served,) = state.connections
         for count in range(1, 1000):  # until the kernel's buffers are full
-            sock.sendall(GET.replace(b"/health", b"/openapi.json"))
-            wait_for(lambda count=count: state.total_requests == count or served.flow.write_paused)
+            with contextlib.suppress(ConnectionError):  # on a busy machine it may be over by then
+                sock.sendall(GET.replace(b"/health", b"/openapi.json"))
+            wait_for(
+                lambda count=count: state.total_requests == count or served.flow.write_paused or served not in state.connections
+            )
             if state.total_requests < count:
                 break
         wait_for(lambda: served not in state.connections)
@@ -97,7 +100,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
 
         def stop() -> None:
             stopped.set()
-            assert all_wait.wait(10)
+            assert all_wait.wait(60)
             look()
 
         def look() -> None:
@@ -106,7 +109,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
                 loop.call_soon(look)
 
         loop.call_soon_threadsafe(stop)
-        assert stopped.wait(10)
+        assert stopped.wait(60)
         for _ in range(count):
             stack.enter_context(connect(server))
         all_wait.set()
@@ -115,12 +118,13 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
 
 
 def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
-    engine.step_s = 0.02
+    engine.step_s = 0.05
     with serving(engine, folder, max_connections=2) as server, contextlib.ExitStack() as stack:
         streams = [stack.enter_context(connect(server)) for _ in range(2)]
         for sock in streams:
             sock.sendall(completion_bytes(prompt=[7, 8], max_tokens=100, stream=True))
-            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            assert sock.recv(1).startswith(b"H")
+            engine.hold = sock is streams[-1]  # as long as this takes
         assert code(server.complete([7], max_tokens=1)) == (503, "too_many_connections")
         assert server.client.get("/health").status_code == 200
         many = [stack.enter_context(connect(server)) for _ in range(connection.SPARE_CONNECTIONS + 10)]
@@ -128,6 +132,7 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
             with contextlib.suppress(OSError):
                 sock.sendall(GET[:-2])
         wait_for(lambda: len(server.server.server_state.connections) <= 2 + connection.SPARE_CONNECTIONS)
+        engine.hold, engine.step_s = False, 0.005
         for sock in streams:
             assert rest_of_stream(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -246,7 +251,7 @@ def test_a_link_that_fails_ends_the_worker_and_says_so(engine, folder, caplog) -
                 answer = pool.submit(server.complete, [7], max_tokens=100)
                 wait_for(lambda: server.engine_client.pair.in_flight == 1)
                 setattr(server.engine_client.pair, method, lambda *_: 1 // 0)
-                assert answer.result(20).status_code == 503
+                assert answer.result(60).status_code == 503
             wait_for(lambda: server.server.should_exit)
             assert server.server.failed
             engine.hold = False

@@ -91,7 +91,7 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
         front_end(engine, folder, *options) as command,
         contextlib.ExitStack() as stack,
     ):
-        wait_for(lambda: all(pair.attached for pair in engine.pairs), 20)
+        wait_for(lambda: all(pair.attached for pair in engine.pairs))
         running = stack.enter_context(stream(command.port, 60))
         engine.hold, busy = True, engine.submitted[0].pair  # as long as this takes
         old = [stack.enter_context(socket.create_connection(("127.0.0.1", command.port), timeout=10)) for _ in range(20)]
@@ -110,13 +110,13 @@ def test_sigterm_answers_all_that_is_new_while_requests_finish(folder) -> None:
         assert engine.pairs[busy].requests, "the stream is still running"
         engine.hold, engine.step_s = False, 0.005
         assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert command.wait(20) == 0
+        assert command.wait(60) == 0
 
 
 def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
     """The stream is told, the engine gets the queue pair back, and the exit code is 0."""
     with FakeEngine(step_s=0.5) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
-        wait_for(lambda: engine.pairs[0].attached, 20)
+        wait_for(lambda: engine.pairs[0].attached)
         with stream(command.port, 120) as running:
             command.process.send_signal(signal.SIGTERM)
             # Two signals that nobody has handled yet are one.
@@ -124,23 +124,23 @@ def test_a_second_signal_ends_at_once_and_in_order(folder) -> None:
             assert running.recv(1000), "the first one lets it go on"
             command.process.send_signal(signal.SIGTERM)
             assert b'"shutting_down"' in rest(running)
-        assert command.wait(10) == 0
+        assert command.wait(60) == 0
         wait_for(lambda: not engine.pairs[0].requests and engine.cancels == 1)
 
 
 def test_ctrl_c_at_a_terminal_counts_once(folder) -> None:
     """It reaches workers and supervisor, which tells the workers once more."""
     with FakeEngine(step_s=0.02) as engine, front_end(engine, folder, "--shutdown-s", "600") as command:
-        wait_for(lambda: engine.pairs[0].attached, 20)
+        wait_for(lambda: engine.pairs[0].attached)
         with stream(command.port, 60) as running:
             command.send(signal.SIGINT)
             assert rest(running).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        assert command.wait(20) == 0
+        assert command.wait(60) == 0
 
 
 def test_sighup_ends_nothing(folder) -> None:
     with FakeEngine() as engine, front_end(engine, folder) as command:
-        wait_for(lambda: engine.pairs[0].attached, 20)
+        wait_for(lambda: engine.pairs[0].attached)
         for _ in range(3):
             command.send(signal.SIGHUP)
             time.sleep(0.1)
@@ -209,12 +209,12 @@ def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch)
         supervisor = Supervisor(config, folder, lambda host, port: ready.set())
         code = pool.submit(supervisor.run)
         try:
-            assert ready.wait(20)
+            assert ready.wait(60)
             for _ in range(7):
                 victim = supervisor.workers[0].pid
                 os.kill(victim, signal.SIGKILL)
-                wait_for(lambda victim=victim: supervisor.workers[0].pid not in (0, victim), 20)
-            wait_for(lambda: supervisor.workers[0].ready, 20)
+                wait_for(lambda victim=victim: supervisor.workers[0].pid not in (0, victim))
+            wait_for(lambda: supervisor.workers[0].ready)
             answer = httpx.post(
                 f"http://127.0.0.1:{supervisor.port}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=20
             )
@@ -266,7 +266,8 @@ def test_health_proves_that_the_queue_pair_lives(folder, monkeypatch) -> None:
         assert server.client.get("/health").status_code == 200
         monkeypatch.setattr("blinkpy.dpu.engine_link.CHECK_S", 1000.0)
         pair.facts = pair.facts._replace(lease_ms=1 << 40)
-        time.sleep(0.2)  # it falls asleep
+        began = time.monotonic()
+        wait_for(lambda: server.engine_client._checked > began)  # and falls asleep behind that
         pair.facts = pair.facts._replace(lease_ms=100)
         wait_for(lambda: server.client.get("/health").status_code == 503)
         assert "heartbeat" in server.client.get("/health").json()["error"]["message"]
@@ -294,9 +295,10 @@ def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> N
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         connections = server.server.server_state.connections
-        wait_for(lambda: any(one.transport.is_closing() for one in connections))
-        wait_for(lambda: not connections)
-        assert 'refused_close_timeout_s_total{worker="0"} 1' in server.client.get("/metrics").text
+        told = 'refused_close_timeout_s_total{worker="0"} 1'
+        wait_for(lambda: told in server.client.get("/metrics").text)
+        ours = sock.getsockname()
+        wait_for(lambda: all(one.client != ours for one in list(connections)))
 
 
 def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
@@ -313,7 +315,7 @@ def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, 
         wait_for(lambda: 'unread_given_up_total{worker="0"} 0' not in server.client.get("/metrics").text)
         assert room.used <= room.limit
         assert server.complete([7], max_tokens=1).status_code == 200
-        wait_for(lambda: room.used == 0, 10)
+        wait_for(lambda: room.used == 0)
         assert 'refused_send_timeout_s_total{worker="0"} 0' not in server.client.get("/metrics").text
         for sock in socks:
             sock.close()
@@ -336,7 +338,7 @@ def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:
         with serving(engine, folder, shutdown_s=0, max_body_bytes=1 << 24) as server, ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.complete, secrets.token_urlsafe(6 << 20))
             queue = server.server.app.service._queue
-            wait_for(lambda: queue.waiting == 1, 20)
+            wait_for(lambda: queue.waiting == 1)
             server.server.should_exit = True
-            refused = answer.result(20)
+            refused = answer.result(60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")

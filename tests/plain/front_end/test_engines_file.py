@@ -43,7 +43,7 @@ def engines_of(server: RunningServer) -> list[str]:
 
 def wait_engines(server: RunningServer, *engines: FakeEngine) -> None:
     names = sorted(one.segment_name for one in engines)
-    wait_for(lambda: engines_of(server) == names, 20, lambda: f"{names}, not {engines_of(server)}")
+    wait_for(lambda: engines_of(server) == names, 60, lambda: f"{names}, not {engines_of(server)}")
 
 
 @pytest.fixture
@@ -62,17 +62,17 @@ def test_engines_come_and_go(folder: Path, file: Path, first: FakeEngine) -> Non
         wait_engines(server, first)
         first.hold = True
         begun = pool.submit(server.complete, [7, 8], max_tokens=20, ignore_eos=True)
-        wait_for(lambda: len(first.submitted) == 1, 20)
+        wait_for(lambda: len(first.submitted) == 1)
         write(file, second)
         wait_engines(server, second)
         assert [server.complete([9], max_tokens=1).status_code for _ in range(3)] == [200] * 3
         assert (len(first.submitted), len(second.submitted)) == (1, 3), "an engine that leaves gets nothing new"
         assert not begun.done()
         first.hold = False
-        answer = begun.result(20).json()
+        answer = begun.result(60).json()
         assert answer["usage"]["completion_tokens"] == 20, "what it had in flight has ended there"
         assert 'moves_total{worker="0"} 0\n' in server.client.get("/metrics").text
-        wait_for(lambda: first.segment_name not in server.client.get("/metrics").text, 20)
+        wait_for(lambda: first.segment_name not in server.client.get("/metrics").text)
         write(file, first, second)
         wait_engines(server, first, second)
         assert len(server.engine_client._places) == 2, "places are used again"
@@ -88,13 +88,13 @@ def test_what_a_leaving_engine_loses_goes_on_elsewhere(folder: Path, file: Path,
         wait_engines(server, first)
         first.hold = True
         begun = pool.submit(server.complete, [7, 8], max_tokens=20, ignore_eos=True)
-        wait_for(lambda: len(first.submitted) == 1, 20)
+        wait_for(lambda: len(first.submitted) == 1)
         write(file, second)
         wait_engines(server, second)
         first.stop()
-        assert begun.result(20).json()["usage"]["completion_tokens"] == 20
+        assert begun.result(60).json()["usage"]["completion_tokens"] == 20
         assert len(second.submitted) == 1
-        wait_for(lambda: len(server.engine_client.links) == 1, 20)
+        wait_for(lambda: len(server.engine_client.links) == 1)
 
 
 def test_without_engines_requests_get_503_until_one_comes(folder: Path, file: Path, first: FakeEngine) -> None:
@@ -123,7 +123,7 @@ def test_a_wrong_list_changes_nothing(
             file.unlink()
         else:
             file.write_text(bad)
-        wait_for(lambda: "the engines stay as they were" in caplog.text, 20)
+        wait_for(lambda: "the engines stay as they were" in caplog.text)
         assert server.complete([7], max_tokens=1).status_code == 200
         write(file)
         wait_engines(server)
@@ -141,7 +141,7 @@ def test_an_engine_that_comes_later_must_be_the_same(
         wait_engines(server, first)
         write(file, first, other)
         named = f"{other.segment_name} is refused: it differs from engine {first.segment_name} in context (64, not 128)"
-        wait_for(lambda: named in caplog.text, 20)
+        wait_for(lambda: named in caplog.text)
         assert engines_of(server) == [first.segment_name]
 
 
@@ -161,7 +161,7 @@ def test_engines_may_come_and_go_at_any_moment(folder: Path, file: Path, seed: i
                 write(file, *listed)
                 answers += [pool.submit(server.complete, [7, 8], max_tokens=draw.randint(1, 40)) for _ in range(6)]
                 wait_engines(server, *listed)
-            assert [answer.result(30).status_code for answer in answers] == [200] * len(answers)
+            assert [answer.result(60).status_code for answer in answers] == [200] * len(answers)
             assert sum(len(engine.submitted) for engine in engines[1:]) > 0
     finally:
         for engine in engines:

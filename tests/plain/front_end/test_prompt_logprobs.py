@@ -166,7 +166,7 @@ def test_long_answers_are_written_one_by_one_and_nobody_waits_for_them(served: S
         inside += 1
         most = max(most, inside)
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         inside -= 1
         return body(sink)
 
@@ -175,11 +175,11 @@ def test_long_answers_are_written_one_by_one_and_nobody_waits_for_them(served: S
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(served.ask, prompt=[7], max_tokens=1, logprobs=1, echo=True) for _ in range(4)]
         try:
-            assert begun.wait(20)
+            assert begun.wait(60)
             assert served.client.get("/livez").status_code == 200
         finally:
             go.set()
-        assert all(answer.result(20)["usage"]["completion_tokens"] == 1 for answer in answers)
+        assert all(answer.result(60)["usage"]["completion_tokens"] == 1 for answer in answers)
     assert most == 1
 
 

@@ -115,7 +115,7 @@ def test_rules_that_leave_no_token_are_the_requests_fault(
         wait_for(lambda: bool(engine.pairs[0].requests))
         slot, _ = engine.pairs[0].requests.popitem()
         engine.pairs[0].owed.append((slot, 0, FINISH_ERROR))
-        error = answer.result(5).json()["error"]
+        error = answer.result(60).json()["error"]
     engine.hold = False
     assert (answer.result().status_code, error["param"]) == (status, at_fault)
     assert error["code"] == ("engine_error" if at_fault is None else "no_token_left")

@@ -245,7 +245,7 @@ def test_a_grammar_that_an_entry_names_is_not_written_over(engine, pair_and_writ
     with pytest.raises(NoRoomError, match="the grammar arena is full"):
         submit(pair, second)
     engine.consume_nothing = False
-    wait_for(lambda: len(engine.submitted) == 1, 10)
+    wait_for(lambda: len(engine.submitted) == 1)
     drain(pair)
     submit(pair, second)
     drain(pair)

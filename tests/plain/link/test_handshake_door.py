@@ -248,7 +248,7 @@ def test_a_watch_that_fails_ends_nothing(opening: Callable[..., Opened], monkeyp
     monkeypatch.setattr(handshake_door, "WATCH_S", 0.01)
     opened = opening()
     opened.failing = True
-    wait_for(lambda: opened.looks > 2, 10, "looks at the queue pairs")
+    wait_for(lambda: opened.looks > 2, 60, "looks at the queue pairs")
     assert introduce(*opened.address, hello(), 2.0).pair == 7
 
 

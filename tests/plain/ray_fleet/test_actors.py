@@ -79,7 +79,7 @@ def test_who_waits_for_a_lost_engine_can_be_told_to_end() -> None:
         with pytest.raises(TimeoutError):
             start.result(0.3)
         actor.end()
-        assert start.result(5) == Started(problem="it was told to end")
+        assert start.result(60) == Started(problem="it was told to end")
     path.unlink()
 
 
@@ -97,9 +97,9 @@ def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pyte
     monkeypatch.setattr(actor, "_wait_for_address", actor._tick)
     with ThreadPoolExecutor() as pool:
         start = pool.submit(actor.start, [])
-        assert writes.wait(5)
+        assert writes.wait(60)
         actor.end()
-        assert start.result(5) == Started(problem="it was told to end")
+        assert start.result(60) == Started(problem="it was told to end")
     assert not list(temporary.iterdir())
 
 

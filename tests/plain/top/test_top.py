@@ -70,7 +70,7 @@ def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen, int]]:
     with subprocess.Popen([*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         try:
             yield process, ours
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             assert termios.tcgetattr(theirs)[3] & (termios.ECHO | termios.ICANON) == termios.ECHO | termios.ICANON
         finally:
             process.kill()

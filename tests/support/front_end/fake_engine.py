@@ -87,7 +87,7 @@ class FakeEngine(threading.Thread):
         self.reject = self.hit_pages = self.waited_ns = 0
         self.script: list[int] = []
         self.stalls = self.fences = self.cancels = 0
-        self._stop_asked = threading.Event()
+        self._stop_asked, self._turn = threading.Event(), threading.RLock()
         self.state(W.STATE_READY)
 
     def state(self, state: int) -> None:
@@ -97,7 +97,8 @@ class FakeEngine(threading.Thread):
     def pause(self) -> None:
         """Nothing moves from now on, until `paused` is False."""
         self.paused = True
-        time.sleep(0.01)  # a step that had begun
+        with self._turn:  # a step that had begun
+            pass
 
     def stop(self) -> None:
         """End the thread and remove the segment."""
@@ -117,8 +118,9 @@ class FakeEngine(threading.Thread):
     def run(self) -> None:
         following = time.monotonic()
         while not self._stop_asked.is_set():
-            if not self.paused:
-                self._step()
+            with self._turn:
+                if not self.paused:
+                    self._step()
             following = max(following + self.step_s, time.monotonic())
             time.sleep(max(0.0, following - time.monotonic()))
 
@@ -129,8 +131,7 @@ class FakeEngine(threading.Thread):
             if not pair.attached:
                 continue
             self._cancel(index, pair)
-            if not self.consume_nothing:
-                self._take_in(index, pair)
+            self._take_in(index, pair)
             self._generate(index, pair)
 
     # ---- ownership
@@ -138,11 +139,12 @@ class FakeEngine(threading.Thread):
     def fence(self, index: int) -> None:
         """End the epoch of a pair, as an expired lease does."""
         pair = self.pairs[index]
-        self.views.pair[index, W.PAIR_ATTACHED] = 0
-        pair.attached = False
-        pair.requests.clear()
-        pair.owed.clear()
-        self.fences += 1
+        with self._turn:  # between two steps, whoever does it
+            self.views.pair[index, W.PAIR_ATTACHED] = 0
+            pair.attached = False
+            pair.requests.clear()
+            pair.owed.clear()
+            self.fences += 1
 
     def _lease(self, index: int, pair: Pair) -> None:
         front, words = self.views.front[index], self.views.pair[index]
@@ -166,7 +168,7 @@ class FakeEngine(threading.Thread):
     def _take_in(self, index: int, pair: Pair) -> None:
         views, size = self.views, self.sizes.sq_entries
         doorbell = int(views.front[index, W.FRONT_DOORBELL])
-        if doorbell >> W.EPOCH_SHIFT != pair.epoch:
+        if doorbell >> W.EPOCH_SHIFT != pair.epoch or self.consume_nothing:  # asked behind the doorbell: what is rung later waits
             return
         waiting = ((doorbell & W.POSITION_MASK) - pair.sq_head) & W.POSITION_MASK
         assert waiting <= size, f"doorbell {waiting} entries ahead"

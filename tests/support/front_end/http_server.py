@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 from support.front_end.fake_engine import FakeEngine
-from support.waiting import wait_for
+from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.supervisor import listen
@@ -26,7 +26,7 @@ class RunningServer:
     def __init__(self, server: Server, port: int):
         self.server, self.port = server, port
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=BUSY_S)
         self.engine_client = server.app.service.engine
 
     def chat(self, content: str = "Hello", **fields: object) -> httpx.Response:
@@ -93,12 +93,12 @@ def serving(
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()
     try:
-        wait_for(lambda: server.started, 10)
+        wait_for(lambda: server.started)
         if wait_ready:
             running.ready()
         yield running
     finally:
         running.client.close()
         server.should_exit = True
-        thread.join(15)
+        thread.join(BUSY_S)
         assert not thread.is_alive(), "the server did not end"

@@ -18,7 +18,7 @@ class Victim(threading.Thread):
         super().__init__(daemon=True)
         self.text, self.events, self._left = "", 0, False
         self._sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-        self._sock.sendall(completion_bytes(prompt=[70, 71, 72], max_tokens=60_000, stream=True))
+        self._sock.sendall(completion_bytes(prompt=[70, 71, 72], max_tokens=1_000_000, stream=True))
 
     def run(self) -> None:
         with self._sock, self._sock.makefile("rb") as lines:
@@ -38,7 +38,7 @@ class Victim(threading.Thread):
 @contextmanager
 def attacked(folder, **limits: object) -> Iterator[tuple[RunningServer, Victim]]:
     """A server with these limits, and a victim that must have got all of its text in the end."""
-    facts = FACTS._replace(max_model_len=1 << 16, num_pages=1 << 16)
+    facts = FACTS._replace(max_model_len=1 << 20, num_pages=1 << 20)
     with FakeEngine(facts=facts, step_s=0.001) as engine, serving(engine, folder, **limits) as server:
         victim = Victim(server)
         victim.start()

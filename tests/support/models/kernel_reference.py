@@ -179,7 +179,8 @@ def penalize(
 def sample_span(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, number: float, slack: float
 ) -> np.ndarray:
-    """The tokens that numbers within `slack` of the uniform number choose: what a sum in float32 may round to."""
+    """The tokens that numbers within `slack` of the uniform number choose, with top_p and min_p that are off by as large a share
+    or not: what sums in float32 may round to."""
     if temperature <= 0:
         return np.array([logits.argmax()])
     # Distances from the best in float32, as stored in candidates' keys: what is equal there is ordered by token id.
@@ -188,13 +189,16 @@ def sample_span(
     order = order[np.isfinite(distance[order])]
     weight = np.exp(-distance[order].astype(np.float64))
     weight = weight[:top_k] if top_k > 0 else weight
-    kept = weight >= min_p
-    if top_p < 1:
-        kept &= np.cumsum(weight) - weight < top_p * weight.sum()
-    kept[0] = True
-    mass = np.cumsum(weight[kept])
-    first, last = (min(int((mass <= u * mass[-1]).sum()), len(mass) - 1) for u in (number - slack, number + slack))
-    return order[kept.nonzero()[0]][first : last + 1]
+    chosen = set[int]()
+    for more in {-slack, slack}:
+        kept = weight >= min_p * (1 - more)
+        if top_p < 1:
+            kept &= np.cumsum(weight) - weight < top_p * (1 + more) * weight.sum()
+        kept[0] = True
+        mass = np.cumsum(weight[kept])
+        first, last = (min(int((mass <= u * mass[-1]).sum()), len(mass) - 1) for u in (number - slack, number + slack))
+        chosen |= set(order[kept.nonzero()[0]][first : last + 1].tolist())
+    return np.array(sorted(chosen))
 
 
 def top_logprobs(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -83,10 +83,11 @@ def scores(arrays: dict[str, np.ndarray], slot: int, length: int) -> bool:
 
 def sampling_case(
     rng: np.random.Generator, device: str, *, rows: int, bucket: int, vocabulary: int, spread: float, ties: bool = False,
-    workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 0.0,
+    workspace: SamplingWorkspace, history: int = 40, mismatches: int = 0, slack: float = 1e-5,
     fixed: dict[int, float] | None = None, variant: str = "",
 ) -> None:  # fmt: skip
-    """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones."""
+    """Tokens and log probabilities against the CPU sampler. spread: of the logits; ties: many equal ones. slack: of numbers and
+    bounds, on whose other side a sum in float32 may be."""
     logits = rng.standard_normal((bucket, vocabulary)).astype(np.float32) * spread
     if ties:
         logits = np.round(logits)
