@@ -403,7 +403,7 @@ def test_answers_have_openais_shape() -> None:
     answer = Answer(True, 'mo"del', spell)
     whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))
     assert (whole["object"], whole["model"]) == ("chat.completion", 'mo"del')
-    message = {"role": "assistant", "content": "Hi\n"}
+    message = {"role": "assistant", "content": "Hi\n", "refusal": None}
     assert whole["choices"][0] == {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert whole["usage"] == usage | NO_DETAILS

@@ -84,7 +84,8 @@ _STOP_VALUES = (
 _STOP_IDS_VALUES = f"up to {STOP_IDS} ids of the vocabulary, with the model's end-of-sequence ids"
 _LIMIT_VALUES = "at least 1; prompt and output have to fit into the context"
 _USAGE_VALUES = (
-    "`include_usage`: a last event with token counts; `continuous_usage_stats`: counts in each event; with `stream` only"
+    "`include_usage`: a last event with token counts, null in the others; `continuous_usage_stats`: counts in each event; with "
+    "`stream` only"
 )
 _TIER_VALUES = "`priority`: latency-sensitive; `flex`: best effort; `auto`, `default`: the key's, else `priority`"
 _MESSAGES_VALUES = (
