@@ -335,6 +335,8 @@ class LLM:
                 raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
+            if any(token >= self._pair.facts.vocab_size for token in params.stop_token_ids):
+                raise ValueError(f"stop_token_ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
             rules = params.token_rules(self._pair.facts.vocab_size, partial(self.tokenizer.encode, add_special_tokens=False))
             self._pair.require_room(params.grammar, rules)

@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
     ):
         options = app.options
         service = app.service
-        room = ConnectionRoom(options, body_room(options), service.metrics, service.turnstile, app.cross_origin)
+        room = ConnectionRoom(options, body_room(options), service.metrics, service.turnstile, app.cross_origin, access.root_path)
         config = uvicorn.Config(
             app,
             http=partial(Connection, room=room),  # type: ignore[arg-type]

@@ -111,6 +111,7 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
         ([[1] * 100_000], {}, "prompt 0: it has 100000 tokens"),
         (["x"], {"max_tokens": 1 << 30}, "prompt 0: max_tokens is"),
         (["x"], {"stop_token_ids": range(9)}, "stop token ids"),
+        (["x"], {"stop_token_ids": [1, 1 << 30]}, "prompt 0: stop_token_ids are not within 0 to"),
         ([{"prompt": "x", "cache_salt": "y"}], {}, "not ['prompt', 'cache_salt']"),
         ([{}], {}, "'prompt' or 'prompt_token_ids' alone"),
         (["x\ud800"], {}, "surrogates not allowed"),

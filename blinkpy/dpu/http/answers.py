@@ -71,16 +71,24 @@ def likeliest(choices: Sequence[Choice], generated: int, n: int) -> list[Choice]
 
 class Answer:
     """The envelope of one request's answer. chat: of /v1/chat/completions, otherwise of /v1/completions. spell: needed for
-    answers with log probabilities. request_id: the client's own. service_tier: what it names; None: nothing."""
+    answers with log probabilities. request_id: the client's own. service_tier: what it names; None: nothing. null_usage: events
+    have the field of the last one, which alone has token counts."""
 
     def __init__(
-        self, chat: bool, model: str, spell: TokenSpeller, request_id: str | None = None, service_tier: str | None = None
+        self,
+        chat: bool,
+        model: str,
+        spell: TokenSpeller,
+        request_id: str | None = None,
+        service_tier: str | None = None,
+        null_usage: bool = False,
     ):
         self.chat, self._spell = chat, spell
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or secrets.token_hex(12)}"
         self._model, self._created = model, int(time.time())
         self._tier = {} if service_tier is None else {"service_tier": service_tier}
-        self._envelope = self._head("chat.completion.chunk" if chat else "text_completion")
+        self._last_envelope = self._head("chat.completion.chunk" if chat else "text_completion")
+        self._envelope = self._last_envelope + (b'"usage":null,' if null_usage else b"")
         self._heads: dict[int, bytes] = {}
         self._end = b'},"logprobs":%b,"finish_reason":null}]}\n\n' if chat else b',"logprobs":%b,"finish_reason":null}]}\n\n'
         self._plain_end = self._end % b"null"
@@ -132,11 +140,11 @@ class Answer:
 
     def usage_event(self, usage: Usage) -> bytes:
         """The event with the token counts; it has no choices."""
-        return b'data: %b"choices":[],"usage":%b}\n\n' % (self._envelope, orjson.dumps(usage.table()))
+        return b'data: %b"choices":[],"usage":%b}\n\n' % (self._last_envelope, orjson.dumps(usage.table()))
 
-    def with_usage(self, event: bytes, usage: Usage) -> bytes:
-        """An event with the token counts so far."""
-        return b'%b,"usage":%b}\n\n' % (event[:-3], orjson.dumps(usage.table()))
+    def with_usage(self, events: bytes, usage: Usage) -> bytes:
+        """Events, each with the token counts so far."""
+        return events.replace(b"}\n\n", b',"usage":%b}\n\n' % orjson.dumps(usage.table()))
 
     def end(self, usage: Usage, with_usage: bool) -> bytes:
         """What a stream ends with."""
@@ -147,7 +155,8 @@ class Answer:
         return b"data: %b\n\n" % error.body()
 
     def _entry(self, choice: Choice) -> dict[str, Any]:
-        content = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        content = {"message": message} if self.chat else {"text": choice.text}
         logprobs = self._all_logprobs(choice.logprobs)
         scores = {} if self.chat else self._prompt_logprobs(choice)
         return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **scores}

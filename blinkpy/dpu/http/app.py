@@ -22,7 +22,7 @@ from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
 from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_head import KEPT_SLASH
+from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.watch.access_log import AccessLog
@@ -105,12 +105,10 @@ class App:
             await exchange.answer_error(ApiError(500, "Internal server error.", code="internal_error"))
 
     async def _route(self, exchange: Exchange) -> None:
-        path = exchange.path
-        if self._root and (path + "/").startswith(self._root + "/"):  # a proxy may have left it, or taken it off
-            path = path.removeprefix(self._root)
-            if not path:
-                await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
-                return
+        path = path_below(exchange.path, self._root)
+        if not path:
+            await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
+            return
         preflight = exchange.method == "OPTIONS" and self.cross_origin.preflight(exchange.method, exchange.headers)
         if preflight:
             await exchange.answer(200, TEXT, b"", *preflight)

@@ -22,7 +22,8 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.cross_origin import CrossOrigin
-from blinkpy.dpu.http.fields.request_head import check_head, check_protocol
+from blinkpy.dpu.http.endpoints import POSTED_PATHS
+from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within, path_below, path_of
 from blinkpy.dpu.http.held_writes import HeldWrites
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.request_id import HEADER, request_id_of
@@ -60,8 +61,8 @@ class ConnectionRoom:
 
     options: max_connections are served, and a few more are kept, so that they hear why they are not. bodies, unread, answers:
     bytes of bodies that arrive, of answers that clients leave unread, and of whole answers that are being generated. turnstile:
-    while it is closed, requests that ask for work are refused by their headers. leaving: each connection ends with its next
-    answer, which tells so."""
+    while it is closed, requests that ask for work are refused by their headers. root: --root-path. leaving: each connection ends
+    with its next answer, which tells so."""
 
     def __init__(
         self,
@@ -70,7 +71,9 @@ class ConnectionRoom:
         metrics: Metrics,
         turnstile: Turnstile | None = None,
         cross_origin: CrossOrigin | None = None,
+        root: str = "",
     ):
+        self.root = root
         self.turnstile = turnstile or Turnstile(options.max_lag_ms / 1000, metrics)
         self.cross_origin = cross_origin or CrossOrigin(AccessOptions())
         self.options, self.metrics = options, metrics
@@ -109,6 +112,9 @@ class Connection(HttpToolsProtocol):
         self._refusal: ApiError | None = None  # why the parser was told to stop
         self._data = b""  # that the parser looks at
         self._first_line: bytearray | None = None  # as far as it has come, and more; None: behind another request in a piece
+        self._last_line = bytearray()  # in that case, and while headers go on, of the pieces before: perhaps the first one
+        self._others: set[tuple[bytes, bytes]] | None = None  # others_within that and the piece, once they are asked for
+        self._is_other = False  # that was seen in a piece before
         self._between = True  # requests
         self._in_headers = True
         self._header_bytes = 0
@@ -147,7 +153,7 @@ class Connection(HttpToolsProtocol):
         complete = self._complete
         self._framing_bytes += len(data)
         self._chunks_left += 1
-        self._data = data
+        self._data, self._others = data, None
         if self._between:
             self._first_line = bytearray()
         if self._first_line is not None and b"\n" not in self._first_line.lstrip(b"\r\n"):
@@ -166,10 +172,28 @@ class Connection(HttpToolsProtocol):
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
+        if self._first_line is None and not self._between:
+            self._look_for_others(data)
         if self._header_bytes > most:
             self._refuse(_too_large("headers", most))
         elif self._header_bytes and self._header_timer is None:
             self._expect_headers()
+
+    def _look_for_others(self, data: bytes) -> None:
+        """Note whether a request that has begun behind another one in a piece is of another protocol, as long as its first line
+        is there. data: a piece behind which its headers go on."""
+        if b"\n" not in data:
+            self._last_line += data
+            return
+        self._data = data
+        self._is_other = self._may_be_other()
+        self._last_line[:] = data[data.rindex(b"\n") + 1 :]
+
+    def _may_be_other(self) -> bool:
+        """Whether the request is of another protocol, as far as it is known where it begins."""
+        if self._others is None:
+            self._others = others_within(bytes(self._last_line) + self._data)
+        return self._is_other or (self.parser.get_method(), self.url) in self._others
 
     def on_message_begin(self) -> None:
         most = self.options.max_pipelined
@@ -192,21 +216,25 @@ class Connection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         try:
             check_head(version, self.parser.get_method(), self.url, self.headers)
-            if self._first_line is not None:  # else it is not known where it begins: what a body ends with may look like one
+            if self._first_line is not None:
                 check_protocol(bytes(self._first_line))
+            elif self._may_be_other():
+                raise not_http()
         except ApiError as error:
             self._refusal = error
             raise
         if version == "1.0":
             self.expect_100_continue = False  # it does not know that status
         self._in_headers, self._first_line = False, None
+        self._last_line.clear()
+        self._is_other = False
         self._framing_bytes = 0
         self._chunks_left = self.options.max_body_chunks
         self.room.waiting.pop(self, None)
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if self.room.turnstile.closed and self.parser.get_method() == b"POST" and not self._cycles:
+        if self.room.turnstile.closed and not self._cycles and self._asks_for_work():
             self._turn_away(version)
             return
         super().on_headers_complete()
@@ -214,6 +242,13 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self.cycle.transport = cast(asyncio.Transport, self.held)
         self._cycles.append(self.cycle)
+
+    def _asks_for_work(self) -> bool:
+        """Whether the request is a POST, but for one that is answered as a GET: probes must not fail by load."""
+        if self.parser.get_method() != b"POST":
+            return False
+        path = path_of(httptools.parse_url(self.url).path)
+        return path_below(path, self.room.root) not in POSTED_PATHS
 
     def _turn_away(self, version: str) -> None:
         """Answer a request by its headers alone; its body is read and dropped."""

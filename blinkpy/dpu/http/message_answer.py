@@ -85,8 +85,9 @@ class MessageAnswer(Answer):
         include_reasoning: bool,
         request_id: str | None = None,
         service_tier: str | None = None,
+        null_usage: bool = False,
     ):
-        super().__init__(True, model, spell, request_id, service_tier)
+        super().__init__(True, model, spell, request_id, service_tier, null_usage)
         self._expected, self._include_reasoning = expected, include_reasoning
         self._messages: dict[int, _Message] = {}
 
@@ -122,7 +123,7 @@ class MessageAnswer(Answer):
         parts = message.whole(choice.text)
         for call in parts.get("tool_calls", ()):
             del call["index"]
-        content = {"role": "assistant", "content": None, **parts}
+        content = {"role": "assistant", "content": None, "refusal": None, **parts}
         reason = message.finish_reason(choice.finish_reason)
         logprobs = self._all_logprobs(choice.logprobs)
         return {"index": choice.index, "message": content, "logprobs": logprobs, "finish_reason": reason}

@@ -158,9 +158,9 @@ class ResponseAnswer:
         status = self._status()
         return self._event(f"response.{status}", {"response": self._response(status, usage)})
 
-    def with_usage(self, event: bytes, usage: Usage) -> bytes:
-        """The event as it is: counts come at the end."""
-        return event
+    def with_usage(self, events: bytes, usage: Usage) -> bytes:
+        """The events as they are: counts come at the end."""
+        return events
 
     def error_event(self, error: ApiError) -> bytes:
         """The event of an error in a stream."""

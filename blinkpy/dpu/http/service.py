@@ -123,10 +123,11 @@ class Service:
         spell = self.tokenizer.spell
         if chat is None:
             return ResponseAnswer(request, self.model, spell)
-        tier = request.service_tier
+        usage = request.stream_usage
+        shared = (request.request_id, request.service_tier, usage.at_end and not usage.with_each_event)
         if request.expected is not None:
-            return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, request.request_id, tier)
-        return Answer(chat, self.model, spell, request.request_id, tier)
+            return MessageAnswer(self.model, spell, request.expected, request.include_reasoning, *shared)
+        return Answer(chat, self.model, spell, *shared)
 
     def enter(self, request: Request, prompts: list[Int32], tenant: Tenant) -> Ticket:
         """The request's place in the queue for slots, as that of a tenant: see Admission.enter. Raises ApiError."""

@@ -299,6 +299,49 @@ def test_tools_and_calls() -> None:
     assert result == {"role": "tool", "content": "5", "tool_call_id": "c"}
 
 
+@pytest.mark.parametrize(
+    ("written", "rule"),
+    [
+        ("18446744073709551616", "0 to 2147483647, not 1.8446744073709552e+19"),  # a float to the parser
+        ("-1e300", "0 to 2147483647, not -1e+300"),
+        ("18446744073709551615", "0 to 2147483647, not 18446744073709551615"),
+        ("-1", "0 to 2147483647, not -1"),
+        ("1.0", "an integer, not 1.0"),
+        ("1e3", "an integer, not 1000.0"),
+        ("-0.0", "an integer, not -0.0"),
+        ("true", "an integer, not a boolean"),
+        ('"1"', "an integer, not a string"),
+    ],
+)
+def test_what_an_integer_may_be_is_told(written: str, rule: str) -> None:
+    """Its range, for any number that is beyond it, however large."""
+    assert refused(b'{"prompt": "x", "min_tokens": %b}' % written.encode(), COMPLETION_FIELDS).message == (
+        f"'min_tokens' must be {rule}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("seed", -(2**63), 2**63 - 1), ("priority", -(2**31), 2**31 - 1), ("max_tokens", 1, 2**31 - 1), ("n", 1, 128),
+        ("best_of", 1, 128), ("top_k", -1, 2**31 - 1), ("logprobs", 0, 20), ("prompt_logprobs", 0, 20),
+    ],
+)  # fmt: skip
+def test_huge_integers_are_told_their_range(name: str, low: int, high: int) -> None:
+    for value in (2**63, 2**64, 10**40, -(2**63) - 1, -(2**64)):
+        error = refused(json.dumps({"prompt": "x", name: value}).encode(), COMPLETION_FIELDS)
+        assert (error.param, error.code) == (name, "invalid_value") and f"must be {low} to {high}, not " in error.message
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
+def test_what_is_no_token_id_is_shown(name: str) -> None:
+    for value, shown in ((2**31, "2147483648"), (2**64, "1.8446744073709552e+19"), (-1, "-1"), (1.0, "1.0"), ("a", "a string")):
+        error = refused(json.dumps({"prompt": "x", name: [1, value]}).encode(), COMPLETION_FIELDS)
+        assert error.param == name and error.message.endswith(f"token ids, 0 to 2147483647, without {shown}.")
+    error = refused(json.dumps({"prompt": [1, 2**64]}).encode(), COMPLETION_FIELDS)
+    assert error.param == "prompt" and error.message.endswith("not an array with 1.8446744073709552e+19.")
+
+
 def test_missing_parameters() -> None:
     assert refused(b"{}").code == "missing_required_parameter"
     assert refused(b"{}", COMPLETION_FIELDS).param == "prompt"
@@ -360,7 +403,7 @@ def test_answers_have_openais_shape() -> None:
     answer = Answer(True, 'mo"del', spell)
     whole = orjson.loads(answer.whole([Choice(0, "Hi\n", "stop"), Choice(1, "", "length")], Usage(3, 4)))
     assert (whole["object"], whole["model"]) == ("chat.completion", 'mo"del')
-    message = {"role": "assistant", "content": "Hi\n"}
+    message = {"role": "assistant", "content": "Hi\n", "refusal": None}
     assert whole["choices"][0] == {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert whole["usage"] == usage | NO_DETAILS

@@ -16,7 +16,7 @@ from support.front_end.victim import Victim, attacked
 from support.waiting import wait_for
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.fields.request_head import check_head, path_of
+from blinkpy.dpu.http.fields.request_head import check_head, others_within, path_of
 
 EVENTS = 3  # that the neighbour gets beside each case, at least
 LARGEST = 50_000  # bytes of a body
@@ -81,6 +81,24 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
         f"protocol {bad!r}": (get(version=bad, method=method), *REFUSED)
         for method, bad in ((b"GET", b"RTSP/1.0"), (b"GET", b"RTSP/1.1"), (b"OPTIONS", b"RTSP/1.0"), (b"SOURCE", b"ICE/1.0"))
     },
+    **{
+        f"another protocol behind a good request: {name}": (before + get(version=version, method=method) + after, *REFUSED)
+        for name, before, method, version, after in (
+            ("RTSP", get(), b"GET", b"RTSP/1.0", b""),
+            ("ICE", get(), b"SOURCE", b"ICE/1.0", b""),
+            ("a method of RTSP", get(), b"DESCRIBE", b"RTSP/1.0", b""),
+            ("spaces", get(), b"GET  ", b" RTSP/1.1", b""),
+            ("a body", post(LENGTH, BODY), b"OPTIONS", b"RTSP/1.0", b""),
+            ("chunks", chunk(b"1e\r\n"), b"POST", b"RTSP/1.1", b""),
+            ("an offer", get(headers=b"host: x\r\n" + OFFER), b"GET", b"RTSP/1.1", b""),
+            ("and before one", get(), b"GET", b"RTSP/1.1", get()),
+        )
+    },
+    "the name of another protocol behind a good request": (
+        get() + get(b"/livez?a=GET", b"host: x\r\nx: GET /livez RTSP/1.1\r\ny: POST /livez?a=GET RTSP/1.1\r\n"),
+        [200, 200],
+        OPEN,
+    ),
     "another protocol behind empty lines": (b"\r\n\r\n" + get(version=b"RTSP/1.1"), *REFUSED),
     "the name of another protocol": (get(b"/livez?a=GET", b"host: x\r\nx: GET /livez?a=GET RTSP/1.1\r\n"), *SERVED),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", *REFUSED),
@@ -224,6 +242,34 @@ def test_a_body_may_wait_until_it_is_expected(served) -> None:
         wait_for(lambda: victim.events >= begin + EVENTS)
         sock.sendall(BODY)
         assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("served_before", [get(), post(LENGTH, BODY), chunk(b"1e\r\n")])
+def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random.Generator, served_before: bytes) -> None:
+    """The first cut is within it, so that the piece holds what is before, and not where it begins."""
+    server, _ = served
+    for version, status in ((b"RTSP/1.1", 400), (b"HTTP/1.1", 200)):
+        whole = served_before + get(b"/version?a", b"host: x\r\nx: RTSP/1.1\r\n", version=version)
+        first = int(rng.integers(len(served_before) + 1, len(whole)))
+        cuts = sorted({0, first, *rng.integers(first, len(whole), int(rng.integers(0, 8))).tolist(), len(whole)})
+        answers = b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start, end in itertools.pairwise(cuts):
+                sock.sendall(whole[start:end])
+                time.sleep(0.005)
+            while not re.search(rb"HTTP/1\.1 400|HTTP/1\.1 200.*HTTP/1\.1 200.*version", answers, re.DOTALL):
+                piece = sock.recv(65536)
+                assert piece, (cuts, answers)
+                answers += piece
+        assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", answers)][-1] == status, cuts
+
+
+def test_where_other_protocols_may_be() -> None:
+    """Found in any bytes, as fast as they are read: otherwise this would take minutes."""
+    for unit in (b" ", b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" RTSP/1.0\n", b"GET a", b"GET  RTSP/1.0\r\n"):
+        assert len(others_within(b"GET " + unit * ((1 << 20) // len(unit)) + b" RTSP/1.0\n")) <= 3
+    assert others_within(b"xGET /a RTSP/1.0\r\nPOST  /b   ICE/2.0\nGET /c RTSP/1.0 \r\n") == {(b"GET", b"/a"), (b"POST", b"/b")}
 
 
 def test_another_protocol_in_pieces(served, rng: np.random.Generator) -> None:

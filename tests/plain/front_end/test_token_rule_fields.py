@@ -94,6 +94,22 @@ def test_what_is_refused(served: tuple[FakeEngine, httpx.Client], fields: dict[s
     assert answer.status_code == 400 and answer.json()["error"]["param"] == at_fault, answer.text
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens"])
+def test_stop_ids_are_of_the_vocabulary(served: tuple[FakeEngine, httpx.Client], path: str) -> None:
+    """None else ever comes, so that they would be without effect; vLLM refuses them, too."""
+    body: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    }
+    fields = body.get(path, {"input": "x"})
+    assert served[1].post(path, json={**fields, "stop_token_ids": [599]}).status_code == 200
+    answer = served[1].post(path, json={**fields, "stop_token_ids": [599, 600]})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("stop_token_ids", "invalid_value")
+    assert "'stop_token_ids'" in error["message"] and "600 tokens" in error["message"]
+
+
 @pytest.mark.parametrize("served", [2], indirect=True)
 @pytest.mark.parametrize(
     ("fields", "status", "at_fault"),

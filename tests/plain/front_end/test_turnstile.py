@@ -211,6 +211,18 @@ def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder
         assert late[0].recv(65536).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    "target", [b"/ping", b"/ping?a=/v1", b"/llm/ping", b"http://x/ping", b"/%70ing", b"/v1/models", b"/pings", b"/ping/", b"/llm"]
+)
+def test_a_probe_that_is_posted_is_not_refused_for_load(folder, target: bytes) -> None:
+    """Whoever asks with GET is answered, and whoever may ask the same with POST, too."""
+    options = {"max_lag_ms": 400, "root_path": "/llm"}
+    with FakeEngine() as engine, serving(engine, folder, **options) as server:
+        server.server.app.service.turnstile.closed = True
+        answer = server.raw(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}" % target)
+        assert answer.startswith(b"HTTP/1.1 %d" % (503 if target in (b"/v1/models", b"/pings", b"/ping/", b"/llm") else 200))
+
+
 def test_a_stream_keeps_its_pace_beside_requests_that_wait(folder, monkeypatch) -> None:
     with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
         stream, *flood = connected(stack, server, FLOOD)

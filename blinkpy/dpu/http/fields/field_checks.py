@@ -11,7 +11,7 @@ from blinkpy.dpu.generation import MAX_CHOICES
 from blinkpy.dpu.http.fields import value_checks
 from blinkpy.dpu.http.fields.field import BOOLEAN, NULL, STRING, Check, one_of, takes
 from blinkpy.dpu.http.fields.http_request import StreamUsage
-from blinkpy.dpu.http.fields.value_checks import typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import integer, token_ids, typed, unsupported
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETER, Parameter
 from blinkpy.queues.submission import STOP_IDS
@@ -23,15 +23,14 @@ _STOP = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 def scalar(parameter: Parameter) -> Check:
     """The check of a field with the type and bounds of a parameter. Returns what the engine gets."""
     low, high = parameter.bounds
-    bounds = f"{low:g} to {high:g}" if parameter.is_float else f"{low} to {high}"
-    if parameter.above_low:
-        bounds = f"above {low:g} and at most {high:g}"
-    kinds = (float, int) if parameter.is_float else (int,)
+    bounds = f"above {low:g} and at most {high:g}" if parameter.above_low else f"{low:g} to {high:g}"
     least = "exclusiveMinimum" if parameter.above_low else "minimum"
 
     @takes(**{"type": "number" if parameter.is_float else "integer", least: low, "maximum": high})
     def check(name: str, value: Any) -> Any:
-        if not parameter.in_bounds(typed(name, value, *kinds)):
+        if not parameter.is_float:
+            integer(name, value, int(low), int(high))
+        elif not parameter.in_bounds(typed(name, value, float, int)):
             raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
         return parameter.from_request(value)
 
@@ -54,9 +53,7 @@ def limit_or_none(name: str, value: Any) -> int:
 
 @takes(type="integer", minimum=1, maximum=MAX_CHOICES)
 def choices(name: str, value: Any) -> int:
-    if not 1 <= typed(name, value, int) <= MAX_CHOICES:
-        raise bad_request(f"'{name}' must be 1 to {MAX_CHOICES}, not {value}.", name, "invalid_value")
-    return int(value)
+    return integer(name, value, 1, MAX_CHOICES)
 
 
 @takes(**one_of({"type": "string"} | _STOP, {"type": "array", "items": {"type": "string"} | _STOP, "maxItems": MAX_STOPS}))
@@ -77,13 +74,8 @@ def ids(**more: int) -> Mapping[str, Any]:
 
 @takes(**ids(maxItems=STOP_IDS))
 def stop_ids(name: str, value: Any) -> tuple[int, ...]:
-    if type(value) is not list or not all(type(token) is int for token in value):
-        raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
-    if len(value) > STOP_IDS:
+    if len(token_ids(name, value)) > STOP_IDS:
         raise bad_request(f"'{name}' can hold at most {STOP_IDS} token ids, not {len(value)}.", name, "invalid_value")
-    for token in value:
-        if not 0 <= token <= INT32_MAX:
-            raise bad_request(f"'{name}' must be 0 to {INT32_MAX}, not {token}.", name, "invalid_value")
     return tuple(dict.fromkeys(value))
 
 

@@ -6,7 +6,7 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.field import NULL, STRING, one_of, takes
 from blinkpy.dpu.http.fields.http_request import Message
 from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, tool_message_fields
-from blinkpy.dpu.http.fields.value_checks import says_nothing, text, typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import says_nothing, shown, text, typed, unsupported
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
@@ -101,7 +101,9 @@ def prompts(name: str, value: Any) -> list[str | list[int]]:
         raise bad_request(f"'{name}' can hold at most {MAX_PROMPTS} prompts, not {len(several)}.", name, "invalid_value")
     for prompt in several:
         if type(prompt) is list and not set(map(type, prompt)) <= {int}:
-            raise bad_request(f"'{name}' must be text, or an array of token ids, or an array of those.", name, "invalid_type")
+            wrong = shown(next(token for token in prompt if type(token) is not int))
+            message = f"'{name}' must be text, or an array of token ids, or an array of those, not an array with {wrong}."
+            raise bad_request(message, name, "invalid_type")
         if prompt == []:
             raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
         if type(prompt) is not list:

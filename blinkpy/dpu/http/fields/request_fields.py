@@ -81,9 +81,11 @@ _ECHO_LIMIT_VALUES = "at least 1, with `echo` 0; prompt and output have to fit i
 _STOP_VALUES = (
     f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each; they end nothing before `min_tokens`"
 )
+_STOP_IDS_VALUES = f"up to {STOP_IDS} ids of the vocabulary, with the model's end-of-sequence ids"
 _LIMIT_VALUES = "at least 1; prompt and output have to fit into the context"
 _USAGE_VALUES = (
-    "`include_usage`: a last event with token counts; `continuous_usage_stats`: counts in each event; with `stream` only"
+    "`include_usage`: a last event with token counts, null in the others; `continuous_usage_stats`: counts in each event; with "
+    "`stream` only"
 )
 _TIER_VALUES = "`priority`: latency-sensitive; `flex`: best effort; `auto`, `default`: the key's, else `priority`"
 _MESSAGES_VALUES = (
@@ -122,7 +124,7 @@ COMMON_FIELDS = {
     "max_tokens": Field("max_tokens", limit, _LIMIT_VALUES, "the rest of the context"),
     **{p.name: _parameter_field(p) for p in PARAMETERS if p.http == "both"},
     "stop": Field("stop", stop_texts, _STOP_VALUES, "none"),
-    "stop_token_ids": Field("stop_ids", stop_ids, f"up to {STOP_IDS} ids, with the model's end-of-sequence ids", "none"),
+    "stop_token_ids": Field("stop_ids", stop_ids, _STOP_IDS_VALUES, "none"),
     "ignore_eos": Field("ignore_eos", boolean, "true: end-of-sequence ids don't end the output", "false"),
     "service_tier": Field("service_tier", service_tier, _TIER_VALUES, "`auto`"),
     "stream": Field("stream", boolean, "true: server-sent events", "false"),

@@ -14,6 +14,12 @@ SLASH = re.compile(rb"%2f", re.IGNORECASE)
 KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
 # Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
 SINGLE = (b"authorization", b"content-type", b"origin")
+# What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.
+OTHER_PROTOCOL = re.compile(rb"(?:RTSP|ICE)/[0-9]\.[0-9]\r?\n")
+OTHER_METHODS = (
+    b"OPTIONS", b"DESCRIBE", b"ANNOUNCE", b"SETUP", b"PLAY", b"PAUSE", b"TEARDOWN", b"GET_PARAMETER", b"SET_PARAMETER",
+    b"REDIRECT", b"RECORD", b"FLUSH", b"GET", b"POST", b"SOURCE",
+)  # fmt: skip
 
 
 def _invalid(message: str) -> ApiError:
@@ -44,9 +50,38 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
 def check_protocol(head: bytes) -> None:
     """Raise ApiError for a request of RTSP or ICE, which the parser takes, too. head: a request from its first line on."""
     if b" HTTP/" not in head.lstrip(b"\r\n").partition(b"\n")[0]:
-        raise _invalid("The protocol must be HTTP.")
+        raise not_http()
+
+
+def not_http() -> ApiError:
+    """The error for a request of RTSP or ICE."""
+    return _invalid("The protocol must be HTTP.")
+
+
+def others_within(data: bytes) -> set[tuple[bytes, bytes]]:
+    """Methods and targets of what may be requests of RTSP and ICE in bytes where it is not known where requests begin. The time
+    is that of reading the bytes once or twice, whatever they are."""
+    found = set()
+    for match in OTHER_PROTOCOL.finditer(data):
+        end = _before_spaces(data, match.start())
+        start = data.rfind(b" ", 0, end) + 1 if end < match.start() else 0
+        if start:
+            method_end = _before_spaces(data, start)
+            found |= {(method, data[start:end]) for method in OTHER_METHODS if data.endswith(method, 0, method_end)}
+    return found
+
+
+def _before_spaces(data: bytes, end: int) -> int:
+    while end and data[end - 1] == ord(" "):
+        end -= 1
+    return end
 
 
 def path_of(raw: bytes) -> str:
     """The decoded path. An escaped slash separates nothing: it stays KEPT_SLASH. raw: ASCII."""
     return unquote(SLASH.sub(b"%252F", raw).decode("ascii"))
+
+
+def path_below(path: str, root: str) -> str:
+    """A path without that below which a proxy shows the server, which the proxy may have left, or taken off."""
+    return path.removeprefix(root) if root and (path + "/").startswith(root + "/") else path

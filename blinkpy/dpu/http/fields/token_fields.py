@@ -8,7 +8,7 @@ from blinkpy.dpu.http.fields.field_checks import boolean, text
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_body import missing, read_fields
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
-from blinkpy.dpu.http.fields.value_checks import typed
+from blinkpy.dpu.http.fields.value_checks import token_ids
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 
 _REFUSED = ("chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tools")
@@ -21,9 +21,7 @@ def _prompt(name: str, value: Any) -> list[str]:
 
 @takes(type="array", items={"type": "integer", "minimum": 0, "maximum": INT32_MAX})
 def _tokens(name: str, value: Any) -> list[int]:
-    if not set(map(type, typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
-        raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
-    return list(value)
+    return token_ids(name, value)
 
 
 TOKENIZE_FIELDS = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
-from blinkpy.dpu.http.fields.value_checks import text, typed
+from blinkpy.dpu.http.fields.value_checks import text, token_ids, typed
 from blinkpy.queues.request_parameters import INT32_MAX
 from blinkpy.queues.token_rules import HIGHEST_BIAS, MOST_BIASES
 
@@ -32,9 +32,7 @@ def logit_bias(name: str, value: Any) -> dict[int, float]:
 
 def allowed_token_ids(name: str, value: Any) -> tuple[int, ...]:
     """Token ids, one at least."""
-    if not set(map(type, typed(name, value, list))) <= {int} or not all(0 <= token <= INT32_MAX for token in value):
-        raise bad_request(f"'{name}' must be an array of token ids.", name, "invalid_type")
-    if not value:  # what a client computed, perhaps: all tokens are the opposite of none
+    if not token_ids(name, value):  # what a client computed, perhaps: all tokens are the opposite of none
         raise bad_request(f"'{name}' must not be empty.", name, "invalid_value")
     return tuple(dict.fromkeys(value))
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.queues.request_parameters import INT32_MAX
 
 KINDS = {
     dict: "an object",
@@ -18,9 +19,31 @@ KINDS = {
 def typed(name: str, value: Any, *kinds: type) -> Any:
     """The value, if it is of one of these very types: bool is an int to Python, and not to JSON."""
     if type(value) not in kinds:
-        given = KINDS.get(type(value), type(value).__name__)
+        given = shown(value) if kinds == (int,) else KINDS[type(value)]
         raise bad_request(f"'{name}' must be {KINDS[kinds[0]]}, not {given}.", name, "invalid_type")
     return value
+
+
+def shown(value: Any) -> str:
+    """What stands in place of an integer: a number as it is, since people take 1.0 for one, and anything else by its kind."""
+    return repr(value) if type(value) in (int, float) else KINDS[type(value)]
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """An integer within bounds of 64 bits. One that these don't hold comes from the parser as a float."""
+    beyond = type(value) is float and abs(value) >= 2.0**63
+    if beyond or not low <= typed(name, value, int) <= high:
+        raise bad_request(f"'{name}' must be {low} to {high}, not {value}.", name, "invalid_value")
+    return int(value)
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """An array of token ids, of any vocabulary."""
+    if set(map(type, typed(name, value, list))) <= {int} and (not value or (min(value) >= 0 and max(value) <= INT32_MAX)):
+        return list(value)
+    wrong = next(token for token in value if type(token) is not int or not 0 <= token <= INT32_MAX)
+    code = "invalid_value" if type(wrong) in (int, float) else "invalid_type"
+    raise bad_request(f"'{name}' must be an array of token ids, 0 to {INT32_MAX}, without {shown(wrong)}.", name, code)
 
 
 def says_nothing(value: Any) -> bool:

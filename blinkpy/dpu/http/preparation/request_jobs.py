@@ -4,7 +4,7 @@ JOBS has a job for each kind of request. They take no part in an event loop: a w
 process of its own, by the length of the body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,11 +89,13 @@ class RequestReader:
         return Echo(given if isinstance(given, str) else "".join(pieces) + detokenizer.finish(), offsets)
 
     def token_rules(self, request: Request, limits: EngineLimits) -> TokenRules | None:
-        """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have."""
+        """What the request says of single tokens. Raises ApiError with status 400 for tokens that the model does not have, those
+        that are to end it, too."""
+        check_tokens(request.stop_ids, limits.vocabulary, "stop_token_ids")
         if not (request.logit_bias or request.allowed_token_ids or request.bad_words):
             return None
-        check_tokens(list(request.logit_bias), limits.vocabulary, "logit_bias")
-        check_tokens(list(request.allowed_token_ids), limits.vocabulary, "allowed_token_ids")
+        check_tokens(request.logit_bias, limits.vocabulary, "logit_bias")
+        check_tokens(request.allowed_token_ids, limits.vocabulary, "allowed_token_ids")
         try:
             banned = banned_sequences(request.bad_words, partial(self.tokenizer.encode, add_special_tokens=False))
         except ValueError as error:
@@ -132,11 +134,11 @@ class RequestReader:
             raise bad_request(message, param, "context_length_exceeded")
 
 
-def check_tokens(tokens: list[int], vocabulary: int, param: str) -> None:
+def check_tokens(tokens: Iterable[int], vocabulary: int, param: str) -> None:
     """Raise ApiError with status 400 for a token id that the model does not have."""
     for token in tokens:
         if not 0 <= token < vocabulary:
-            message = f"Token id {token} is outside the vocabulary of {vocabulary} tokens."
+            message = f"Token id {token} of '{param}' is outside the vocabulary of {vocabulary} tokens."
             raise bad_request(message, param, "invalid_value")
 
 
