@@ -88,7 +88,9 @@ def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
 def test_a_policy_that_faults_leaves_the_same_state_everywhere(seed: int) -> None:
     """In several lanes, too, and as the rules have it: ranks, the counter, and the fault that is published."""
     policy, faults = read_policy(f"{FAULTING}:rank"), 0
-    for number in range(4):
+    for number in range(80):  # in one world of seven nobody meets a fault
+        if number >= 4 and faults > 0:
+            break
         runs = storms(("python", "overlapped", *(("njit",) if number == 0 else ())), seed + number, 60, policy)
         agree(runs)
         judged = Simulation(seed + number, 60, policy, lanes=3, scheduler=make_turn(policy), checks="python", oracle=True)
@@ -133,7 +135,7 @@ def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str
     def few() -> dict[str, int]:
         return {site: most for site, most in tiles.items() if most < 2}
 
-    seen = run_storms(4, seed, 300, 100, fcfs, twin, "cpu", seconds=60, enough=lambda: not few())
+    seen = run_storms(4, seed, 300, 100, fcfs, twin, "cpu", seconds=200, enough=lambda: not few())
     print(f"{seen.steps} steps; {dict(seen.most)}; {dict(seen.happened)}")
     assert not seen.missing(4)
     assert not few()
@@ -165,7 +167,9 @@ def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
     """Against the same rule in NumPy, in states of random storms. Who waits counts, with a rank or, preempted, without one."""
     sizes = case_sizes(slots=6, rows=4, tokens=20, mixed_step_tokens=8, burst_step_tokens=14, burst_tokens=24, pages=40)
     seen, draw = {8: 0, 14: 0, 20: 0}, random.Random(seed)
-    for number in range(24):
+    for number in range(200):
+        if number >= 24 and min(seen.values()) > 15:
+            break
         (storm,) = storms(("general",), seed + number, 60, fcfs, chosen=sizes)
         limits, state = storm.world.limits, storm.world.state
         for _ in range(60):

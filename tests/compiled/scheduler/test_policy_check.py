@@ -173,7 +173,7 @@ def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
 
 
 def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(rng: np.random.Generator) -> None:
-    requests = made_workload(300, rng)
+    requests = made_workload(500, rng)
     tight = ServerModel(16, 64, 16, 40, step_us=1000, row_us=10, token_us=10)
     fair, short = simulate(fcfs, tight, requests), simulate(shortest_first, tight, requests)
     for outcome in (fair, short):

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from support.commands import Command
-from support.front_end.fake_engine import FakeEngine
+from support.front_end.fake_engine import FACTS, FakeEngine
 from support.front_end.http_server import RunningServer, completion_bytes, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
@@ -223,8 +223,13 @@ def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:
         descriptors.allowed_connections(500)
 
 
-def test_more_idle_connections_than_descriptors_hinder_nobody(engine, folder) -> None:
+def test_more_idle_connections_than_descriptors_hinder_nobody(folder) -> None:
     """A worker with 300 descriptors and 500 connections that say nothing: health, requests and heartbeats go on."""
+    with FakeEngine(facts=FACTS._replace(lease_ms=6000)) as engine:
+        hinder_nobody(engine, folder)
+
+
+def hinder_nobody(engine: FakeEngine, folder) -> None:
     options = ("--name", engine.segment_name, "--model", str(folder), "--port", "0")
     command = Command("frontend", *options, descriptors=300)
     try:

@@ -29,6 +29,7 @@ from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.processes import STEADY_S
 from blinkpy.queues.layout import QueueSizes
 
+PATIENT = ("--engine-timeout-ms", "60000")  # a busy machine keeps an engine waiting
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -42,7 +43,7 @@ class FrontEnd(Command):
     """`blinkpy frontend` with workers, for an engine in this process."""
 
     def __init__(self, engine: FakeEngine, folder: Path, *more: str) -> None:
-        super().__init__("frontend", "--name", engine.segment_name, "--model", str(folder), "--port", "0", *more)
+        super().__init__("frontend", "--name", engine.segment_name, "--model", str(folder), "--port", "0", *PATIENT, *more)
         self.port = int(self.find(URL)[1])
         self.url = f"http://127.0.0.1:{self.port}"
 

@@ -88,7 +88,7 @@ def test_engine_that_comes_late(folder) -> None:
 @pytest.mark.parametrize("how", ["paused", "faulted", "killed by the host's account", "gone"])
 def test_engine_that_is_lost(folder, how) -> None:
     """Streams get an error event long before their own limits, whole answers a 503; with a new engine all is well again."""
-    quick = {"engine_timeout_ms": 400}
+    quick = {"engine_timeout_ms": 2000 if how == "paused" else 60_000}
     with FakeEngine(step_s=0.02) as engine, serving(engine, folder, **quick) as server, ThreadPoolExecutor(1) as pool:
         stream = Stream(server)
         engine.hold = True
@@ -229,6 +229,7 @@ def test_workers_share_metrics() -> None:
 def supervised(folder: Path, name: str) -> Iterator[Supervisor]:
     """A supervisor with two workers, on a thread."""
     options = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 2, "log_level": "error"}
+    options["engine_timeout_ms"] = 60_000
     ready = threading.Event()
     supervisor = Supervisor(Config().with_options({"name": name, **options}), folder, lambda host, port: ready.set())
     with ThreadPoolExecutor(1) as pool:

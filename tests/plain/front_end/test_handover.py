@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(engine: FakeEngine, door: Path, **more: Any) -> Config:
     values = {"served_model_name": "tiny", "workers": 2, "port": 0, "shutdown_s": 1, "log_level": "error", "keep_alive_s": 1}
+    values["engine_timeout_ms"] = 60_000
     return Config().with_options({"name": engine.segment_name, "handover": str(door), **values, **more})
 
 

@@ -331,7 +331,8 @@ def test_workers_of_a_server_have_one_salt_for_a_tenant(tmp_path) -> None:
 @contextlib.contextmanager
 def front_end(engine: FakeEngine, folder: Path, *more: str) -> Iterator[tuple[Command, str]]:
     """`blinkpy frontend`, and its address."""
-    command = Command("frontend", "--name", engine.segment_name, "--model", str(folder), "--port", "0", *more)
+    patient = ("--engine-timeout-ms", str(int(PATIENCE_S * 1000)))
+    command = Command("frontend", "--name", engine.segment_name, "--model", str(folder), "--port", "0", *patient, *more)
     try:
         yield command, f"http://127.0.0.1:{command.find(URL)[1]}"
     finally:

@@ -34,7 +34,7 @@ FACTS = EngineFacts(
     page_size=4,
     num_pages=64,
     max_num_seqs=8,
-    lease_ms=6000,
+    lease_ms=60_000,  # a busy machine keeps a front end waiting
 )
 
 

@@ -83,7 +83,8 @@ def serving(
     """A worker for an engine, or for one with that name, until the end of the block. send_buffer: of the server's
     sockets, in bytes, 0 for what the kernel gives. options: by their flat names."""
     name = engine if isinstance(engine, str) else engine.segment_name
-    values = {"name": name, "served_model_name": MODEL, "shutdown_s": 1, "log_level": "error", **options}
+    values = {"name": name, "served_model_name": MODEL, "shutdown_s": 1, "log_level": "error", "engine_timeout_ms": 60_000}
+    values |= options
     config = Config().with_options(values)
     (sock,) = listen("127.0.0.1", 0, 1)
     if send_buffer:
