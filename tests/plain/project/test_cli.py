@@ -133,6 +133,14 @@ WRONG = {
     "the other half's memory": (("frontend", "--queue-memory", "host"), "--queue-memory"),
     "transport of a server in one piece": (("serve", "--transport", "rdma"), "--transport"),
     "engine's device without rdma": (("engine", "--rdma-device", "mlx5_0"), "--rdma-device needs --transport rdma"),
+    "a name that is a path": (("serve", "--name", "a/b"), "name must be 1 to 100 letters, digits,"),
+    "a name that is too long": (("engine", "--name", "x" * 101), "name must be 1 to 100 letters, digits,"),
+    "a name that is empty": (("frontend", "--name", ""), "name must be 1 to 100 letters, digits,"),
+    "a name of a recording": (("record", "../a"), "name must be 1 to 100 letters, digits,"),
+    "an empty key": (("serve", "--api-key", ""), "api_key is empty"),
+    "no file of keys": (("frontend", "--api-keys", ""), "api_keys is empty"),
+    "a key with a line end": (("serve", "--api-key", "secret\n"), "api_key must be visible ASCII characters"),
+    "a deep list": (("serve", "--allowed-origins", "[" * 100_000), "allowed_origins is no JSON list"),
     "an engine at no address": (("frontend", "--transport", "rdma", "--engine", "here"), "engine must be HOST:PORT, not 'here'"),
 }
 
