@@ -1,5 +1,6 @@
 """Checks of single values of a request's body, whatever the field."""
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
@@ -14,6 +15,10 @@ KINDS = {
     float: "a number",
     type(None): "null",
 }
+
+
+# Of a text among the parts of a message or of a call's output. Prefixes are cached without being told.
+PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
 
 
 def typed(name: str, value: Any, *kinds: type) -> Any:
@@ -54,6 +59,13 @@ def says_nothing(value: Any) -> bool:
 def unsupported(name: str) -> ApiError:
     """The error for a field that is not known."""
     return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")
+
+
+def only_known(where: str, value: Mapping[str, Any], known: Container[str]) -> None:
+    """Raise ApiError for a field that is not known, unless it says nothing."""
+    for key, entry in value.items():
+        if key not in known and not says_nothing(entry):
+            raise unsupported(f"{where}.{key}")
 
 
 def text(name: str, value: Any) -> str:
