@@ -105,6 +105,17 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\\xe9\\udcff"), ("utf-8:strict", "é\\udcff")])
+def test_a_name_that_the_output_can_t_show_is_no_error(tmp_path: Path, encoding: str, shown: str) -> None:
+    folder = tmp_path / "é\udcff"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    command = [sys.executable, "-m", "blinkpy", "check-model", str(folder)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    assert done.returncode == 1 and done.stderr == b""
+    assert shown in done.stdout.decode()
+
+
 WRONG = {
     "no command": (("--",), "COMMAND"),
     "unknown command": (("fly",), "'fly'"),
