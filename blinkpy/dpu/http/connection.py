@@ -250,22 +250,28 @@ class Connection(HttpToolsProtocol):
         path = path_of(httptools.parse_url(self.url).path)
         return path_below(path, self.room.root) not in POSTED_PATHS
 
+    def _write_error(self, error: ApiError, ends: bool, *more: tuple[bytes, bytes]) -> None:
+        """Answer the request whose headers come, or have come last, without its task. ends: the connection does, too."""
+        request_id, _ = request_id_of([] if self._between else self.headers)
+        body = error.body()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (HEADER, request_id.encode()),
+            *([(b"retry-after", b"%d" % error.retry_s)] if error.status == 503 else []),
+            *more,
+            *([(b"connection", b"close")] if ends else []),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        self.transport.write(b"%b%b\r\n%b" % (status.encode(), lines, body))
+
     def _turn_away(self, version: str) -> None:
         """Answer a request by its headers alone; its body is read and dropped."""
         error, room = _overloaded(), self.room
         ends = version == "1.0" or not self.parser.should_keep_alive() or self.expect_100_continue or room.leaving
-        request_id, _ = request_id_of(self.headers)
-        body = error.body()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"retry-after", b"%d" % error.retry_s),
-            (HEADER, request_id.encode()),
-            *room.cross_origin.headers(self.headers),
-            *([(b"connection", b"close")] if ends else []),
-        ]
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"HTTP/1.1 503 Service Unavailable\r\n%b\r\n%b" % (lines, body))
+        self._write_error(error, ends, *room.cross_origin.headers(self.headers))
         room.metrics.response(error.status)
         room.metrics.refused("max_lag_ms")
         if self.cycle is None:
@@ -413,10 +419,7 @@ class Connection(HttpToolsProtocol):
             self.room.metrics.refused(error.limit)
         if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
             self._disconnect()
-            body = error.body()
-            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+            self._write_error(error, True)
             self.room.metrics.response(error.status)
         self.transport.close()
 

@@ -378,7 +378,7 @@ def test_parts_of_reasoning_are_texts() -> None:
         for key in ("content", "summary"):
             with pytest.raises(ApiError):
                 parse_response(orjson.dumps({"input": [{"type": "reasoning", key: [part]}]}), DEFAULTS)
-    item = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA", "status": None}
+    item: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA", "status": None}
     assert parse_response(orjson.dumps({"input": [item]}), DEFAULTS).messages == [
         {"role": "assistant", "content": "", "reasoning_content": ""}
     ]

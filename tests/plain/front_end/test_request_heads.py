@@ -265,6 +265,25 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
         assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", answers)][-1] == status, cuts
 
 
+@pytest.mark.parametrize(
+    ("sent", "known"),
+    [
+        (get(headers=b"host: x\r\nx-request-id: a-1\r\nhost: y\r\n"), True),
+        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n" + b"a: b\r\n" * 200), True),
+        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n") + b"\0", False),  # what is behind it is no request
+        (b"\0", False),
+    ],
+)
+def test_what_is_no_http_is_answered_as_the_rest(served, sent: bytes, known: bool) -> None:
+    """With a date and a request id, the client's where it has come."""
+    server, _ = served
+    answer = server.raw(sent)
+    head = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")[0].lower()
+    assert re.match(rb"http/1\.1 4\d\d ", head) and b"\r\ndate: " in head and b"\r\nconnection: close" in head
+    (request_id,) = re.findall(rb"\r\nx-request-id: (\S+)", head)
+    assert (request_id == b"a-1") == known
+
+
 def test_where_other_protocols_may_be() -> None:
     """Found in any bytes, as fast as they are read: otherwise this would take minutes."""
     for unit in (b" ", b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" RTSP/1.0\n", b"GET a", b"GET  RTSP/1.0\r\n"):
