@@ -24,14 +24,19 @@ PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoi
 def typed(name: str, value: Any, *kinds: type) -> Any:
     """The value, if it is of one of these very types: bool is an int to Python, and not to JSON."""
     if type(value) not in kinds:
-        given = shown(value) if kinds == (int,) else KINDS[type(value)]
+        given = shown(value) if kinds == (int,) else kind_of(value)
         raise bad_request(f"'{name}' must be {KINDS[kinds[0]]}, not {given}.", name, "invalid_type")
     return value
 
 
 def shown(value: Any) -> str:
     """What stands in place of an integer: a number as it is, since people take 1.0 for one, and anything else by its kind."""
-    return repr(value) if type(value) in (int, float) else KINDS[type(value)]
+    return repr(value) if type(value) in (int, float) else kind_of(value)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for people; of JSON, but for those of `LLM`."""
+    return KINDS.get(type(value), type(value).__name__)
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
