@@ -159,8 +159,11 @@ class Connection(HttpToolsProtocol):
         if self._first_line is not None and b"\n" not in self._first_line.lstrip(b"\r\n"):
             self._first_line += data[: self.options.max_header_bytes]
         super().data_received(data)
-        self._data = b""
-        if self.transport.is_closing():
+        closing = self.transport.is_closing()
+        if self._first_line is None and self._in_headers and not self._between and not closing:
+            self._look_for_others(data)
+        self._data, self._others = b"", None  # they may be large
+        if closing:
             return
         most = self.options.max_header_bytes
         if not self._in_headers:
@@ -172,8 +175,6 @@ class Connection(HttpToolsProtocol):
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
-        if self._first_line is None and not self._between:
-            self._look_for_others(data)
         if self._header_bytes > most:
             self._refuse(_too_large("headers", most))
         elif self._header_bytes and self._header_timer is None:
@@ -186,7 +187,10 @@ class Connection(HttpToolsProtocol):
             self._last_line += data
             return
         self._data = data
-        self._is_other = self._may_be_other()
+        try:
+            self._is_other = self._may_be_other()
+        except ApiError:
+            self._is_other = True
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:

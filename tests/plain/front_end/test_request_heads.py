@@ -92,6 +92,7 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
             ("chunks", chunk(b"1e\r\n"), b"POST", b"RTSP/1.1", b""),
             ("an offer", get(headers=b"host: x\r\n" + OFFER), b"GET", b"RTSP/1.1", b""),
             ("and before one", get(), b"GET", b"RTSP/1.1", get()),
+            ("among many", get() + b"\r\n", b"GET", b"RTSP/1.1", get() + b"GET / RTSP/1.1\r\n" * 100),
         )
     },
     "the name of another protocol behind a good request": (
@@ -286,8 +287,12 @@ def test_what_is_no_http_is_answered_as_the_rest(served, sent: bytes, known: boo
 
 def test_where_other_protocols_may_be() -> None:
     """Found in any bytes, as fast as they are read: otherwise this would take minutes."""
-    for unit in (b" ", b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" RTSP/1.0\n", b"GET a", b"GET  RTSP/1.0\r\n"):
-        assert len(others_within(b"GET " + unit * ((1 << 20) // len(unit)) + b" RTSP/1.0\n")) <= 3
+    for unit in (b" ", b"RTSP/1.0 ", b"GET / RTSP/1.0", b"GET a", b"RTSP/1.0\r\r\n"):
+        assert len(others_within(b"GET " + unit * ((1 << 22) // len(unit)) + b" RTSP/1.0\n")) <= 1
+    for unit in (b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" ICE/1.0\r\n"):
+        assert len(others_within(b"GET " + unit * 64)) <= 2
+        with pytest.raises(ApiError, match="must be HTTP"):
+            others_within(b"GET " + unit * 65)
     assert others_within(b"xGET /a RTSP/1.0\r\nPOST  /b   ICE/2.0\nGET /c RTSP/1.0 \r\n") == {(b"GET", b"/a"), (b"POST", b"/b")}
 
 
