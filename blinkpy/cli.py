@@ -6,6 +6,7 @@ named by --config, the default. Errors are one line. Exit codes: 0 fine, 1 a fai
 
 import argparse
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -200,6 +201,8 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Without one, show the commands."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal can't show ends nothing
     try:
         try:
             return run(sys.argv[1:] if argv is None else argv)

@@ -32,6 +32,8 @@ MOST_GROUPS = 255
 """Groups of layers of a step that is cut: a record has a byte for them."""
 MOST_ENGINES = 64
 """Engines behind one front end."""
+ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Of an engine, and of its segment below /dev/shm."""
 NO_HITS = "window rings keep no page of a prompt's start"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
@@ -407,6 +409,7 @@ class Config:
         values = as_table(self)
         for _, item in options():
             check_value(item, values[item.name])
+        check_engine_name(self.engine.name)
         for name in ("page_size", "cq_entries", "sq_entries"):
             value = values[name]
             if value & (value - 1):
@@ -481,11 +484,20 @@ def check_value(item: dataclasses.Field[Any], value: Any) -> None:
     accepted = (int, float) if wanted is float else (wanted,)
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"{item.name} must be {wanted.__name__}, not {type(value).__name__} ({value!r})")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{item.name} contains a NUL character")
     low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         raise ConfigError(f"{item.name} must be {low} to {high}, not {value}")
     if choices and value not in choices:
         raise ConfigError(f"{item.name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_engine_name(name: str) -> None:
+    """Raise ConfigError for a name of an engine that no segment can have."""
+    if not ENGINE_NAME.fullmatch(name):
+        rule = "1 to 100 letters, digits, '.', '_' and '-', the first one a letter or a digit"
+        raise ConfigError(f"name must be {rule}, not {name!r}")
 
 
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
@@ -563,6 +575,9 @@ def check_asked(values: Mapping[str, Any]) -> None:
     """Raise ConfigError where options that somebody set, by flat name, exclude each other, though a default gives way."""
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
+    for name in ("api_key", "api_keys"):  # of a variable that is not set, perhaps: everybody would be let in
+        if values.get(name) == "":
+            raise ConfigError(f"{name} is empty: leave it out where no key is needed")
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:
@@ -583,7 +598,7 @@ def listed(text: str, name: str) -> list[str]:
         return [entry.strip() for entry in text.split(",") if entry.strip()]
     try:
         entries = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is no JSON list: {error}") from error
     if not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(f"{name} must be a list of strings, not {text}")

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -206,7 +207,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         parse_special: bool = False,
@@ -223,7 +224,7 @@ class LLM:
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         encode = partial(self.tokenizer.encode, parse_special=parse_special)
-        ids = [encode(p) if isinstance(p, str) else np.array([*map(_bounded, p)], np.int32) for p in given]
+        ids = [encode(p) if isinstance(p, str) else np.array([_bounded(int(t)) for t in p], np.int32) for p in given]
         return self._run(texts, ids, self._each(sampling_params, len(ids)), use_tqdm)
 
     def chat(
@@ -241,14 +242,20 @@ class LLM:
         """Answer a conversation, or each of several: lists of {"role", "content"}, and of what else OpenAI's messages have.
         tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: as in docs/api.md and
         docs/tools.md. Each output has its `message`. As generate() otherwise."""
-        several: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        one = isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence)  # what is no list is told as such
+        several: Any = [messages] if one or (messages and isinstance(messages[0], Mapping)) else messages
         try:
+            flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+            for name, flag in flags.items():
+                if flag is not None:
+                    CHAT_FIELDS[name].check(name, flag)
             fields: dict[str, Any] = {
-                "tools": tool_fields.tools("tools", [dict(tool) for tool in tools or ()]),
+                "tools": tool_fields.tools("tools", [] if tools is None else _as_dicts(tools)),
                 "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
-                "template_values": tool_fields.template_values("chat_template_kwargs", dict(chat_template_kwargs or {})),
-                "add_generation_prompt": add_generation_prompt,
-                "continue_final_message": continue_final_message,
+                "template_values": tool_fields.template_values(
+                    "chat_template_kwargs", {} if chat_template_kwargs is None else _as_dict(chat_template_kwargs)
+                ),
+                **flags,
             }
             tool_fields.check_choice(fields["tool_choice"], fields["tools"])
             requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
@@ -273,8 +280,12 @@ class LLM:
 
     def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
-        chosen = self.default_sampling_params() if params is None else params
-        each = [chosen] * count if isinstance(chosen, SamplingParams) else list(chosen)
+        chosen: Any = self.default_sampling_params() if params is None else params
+        several = [chosen] if isinstance(chosen, SamplingParams) or not isinstance(chosen, Iterable) else list(chosen)
+        wrong = next((one for one in several if not isinstance(one, SamplingParams)), None)
+        if wrong is not None or None in several:
+            raise ValueError(f"sampling_params must be SamplingParams, or one for each prompt, not {wrong!r}")
+        each = [chosen] * count if several[:1] == [chosen] else several
         if len(each) != count:
             raise ValueError(f"{count} prompts with {len(each)} sampling parameters")
         return each
@@ -388,7 +399,7 @@ def _end_engine(child: Child, segment: str) -> None:
 
 def _checked(conversation: Conversation) -> list[dict[str, Any]]:
     """Messages as the server checks them. Raises ApiError."""
-    return list(CHAT_FIELDS["messages"].check("messages", [dict(message) for message in conversation]))
+    return list(CHAT_FIELDS["messages"].check("messages", _as_dicts(conversation)))
 
 
 def _bounded(token: int) -> int:
@@ -396,20 +407,48 @@ def _bounded(token: int) -> int:
     return min(max(token, -1), INT32_MAX)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Plain]:
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Plain]:
     """One prompt or several, as several. Raises ValueError for what is none."""
-    if isinstance(prompts, (str, Mapping)) or (prompts and all(isinstance(item, int) for item in prompts)):
-        return [_plain(prompts)]  # type: ignore[arg-type]
-    return [_plain(prompt) for prompt in prompts]  # type: ignore[arg-type]
+    if isinstance(prompts, (str, Mapping)):
+        return [_plain(prompts)]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise ValueError(f"prompts are texts, token ids, dicts or a list of these, not {type(prompts).__name__}")
+    several: list[Any] = list(prompts)
+    return [several] if several and all(map(_is_id, several)) else [_plain(prompt) for prompt in several]
 
 
 def _plain(prompt: Prompt) -> Plain:
     """A text or token ids, out of an object that has nothing else. Raises ValueError."""
+    kind = "a text or token ids"
     if isinstance(prompt, Mapping):
         if list(prompt) not in (["prompt"], ["prompt_token_ids"]):
             raise ValueError(f"a prompt that is a dict has 'prompt' or 'prompt_token_ids' alone, not {[*prompt]}")
-        prompt = next(iter(prompt.values()))
-    return _encodable(prompt) if isinstance(prompt, str) else prompt
+        ((name, prompt),) = prompt.items()
+        kind = "a text" if name == "prompt" else "token ids"
+    if isinstance(prompt, str) and kind != "token ids":
+        return _encodable(prompt)
+    if kind == "a text" or not isinstance(prompt, Iterable) or isinstance(prompt, (str, bytes)):
+        raise ValueError(f"a prompt is {kind}, not {type(prompt).__name__}")
+    ids: list[Any] = list(prompt)
+    wrong = next((token for token in ids if not _is_id(token)), None)
+    if wrong is not None:
+        raise ValueError(f"a prompt has token ids, not {wrong!r}")
+    return ids
+
+
+def _is_id(token: Any) -> bool:
+    """Whether it is an integer, of Python or NumPy; bool is none."""
+    return isinstance(token, Integral) and not isinstance(token, bool)
+
+
+def _as_dict(value: Any) -> Any:
+    """A mapping as JSON's parser gives it; anything else as it is, for a check to refuse."""
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _as_dicts(values: Any) -> Any:
+    """A list of them."""
+    return [_as_dict(value) for value in values] if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 def _encodable(text: str) -> str:

@@ -1,8 +1,8 @@
 """How `LLM` generates: vLLM's names for the parameters of a request."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, make_dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from blinkpy.dpu.banned_words import MOST_BAD_WORDS, banned_sequences
@@ -13,7 +13,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
-from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.token_rules import HIGHEST_BIAS, TokenRules
 
 OFFLINE = tuple(p for p in PARAMETERS if p.offline)
 
@@ -26,8 +26,8 @@ def _type(is_float: bool, optional: bool) -> Any:
 _FIELDS: list[Any] = [(p.name, _type(p.is_float, p.optional), field(default=p.default)) for p in OFFLINE]
 _OWN: list[Any] = [
     ("n", int, field(default=1)),
-    ("stop", str | Sequence[str], field(default=())),
-    ("stop_token_ids", Sequence[int], field(default=())),
+    ("stop", str | Sequence[str] | None, field(default=())),
+    ("stop_token_ids", Sequence[int] | None, field(default=())),
     ("ignore_eos", bool, field(default=False)),
     ("grammar", ByteAutomaton | None, field(default=None)),
     ("prompt_logprobs", int | None, field(default=None)),
@@ -36,6 +36,25 @@ _OWN: list[Any] = [
     ("bad_words", Sequence[str] | None, field(default=None)),
 ]
 _Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace={"__post_init__": lambda self: None})
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Whether it is a number of a kind of `numbers`, such as NumPy's; bool is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _are(values: Any, fine: Callable[[Any], Any]) -> bool:
+    """Whether it has values that are, and is no text, which would be its characters."""
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping) and all(map(fine, values))
+
+
+def _is_token(value: Any) -> bool:
+    return _is_number(value, Integral) and 0 <= value <= INT32_MAX
+
+
+def _id_of(token: Any) -> Any:
+    """A token id, which JSON has as text, and so may vLLM."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdecimal() else token
 
 
 class SamplingParams(_Values):
@@ -55,25 +74,44 @@ class SamplingParams(_Values):
             value = getattr(self, parameter.name)
             if value is None and parameter.optional:
                 continue
-            fine = isinstance(value, (int, float) if parameter.is_float else int) and not isinstance(value, bool)
-            if not fine or not parameter.in_bounds(value):
-                raise ValueError(f"{parameter.name} is {value!r}")
-        if type(self.n) is not int or not 1 <= self.n <= MAX_CHOICES:
+            if not _is_number(value, Real if parameter.is_float else Integral) or not parameter.in_bounds(value):
+                kind = "" if parameter.is_float else "an integer of "
+                raise ValueError(f"{parameter.name} must be {kind}{parameter.bounds_text}, not {value!r}")
+        if not _is_number(self.n, Integral) or not 1 <= self.n <= MAX_CHOICES:
             raise ValueError(f"n must be 1 to {MAX_CHOICES}, not {self.n!r}")
-        if self.prompt_logprobs is not None and not (
-            type(self.prompt_logprobs) is int and 0 <= self.prompt_logprobs <= TOP_LOGPROBS
-        ):
-            raise ValueError(f"prompt_logprobs must be 0 to {TOP_LOGPROBS}, not {self.prompt_logprobs!r}")
-        words = self.bad_words or ()
-        if isinstance(words, str) or len(words) > MOST_BAD_WORDS or not all(word.strip() for word in words):
+        scores = self.prompt_logprobs
+        if scores is not None and not (_is_number(scores, Integral) and 0 <= scores <= TOP_LOGPROBS):
+            raise ValueError(f"prompt_logprobs must be 0 to {TOP_LOGPROBS}, not {scores!r}")
+        if type(self.ignore_eos) is not bool:
+            raise ValueError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        if not isinstance(self.grammar, ByteAutomaton | None):
+            raise ValueError(f"grammar must be a ByteAutomaton, not {self.grammar!r}")
+        self._check_tokens()
+        words = () if self.bad_words is None else self.bad_words
+        if not _are(words, lambda word: isinstance(word, str) and word.strip()) or len(words) > MOST_BAD_WORDS:
             raise ValueError(f"bad_words must be at most {MOST_BAD_WORDS} texts that are not spaces alone, not {words!r}")
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids must not be empty")
-        stops = self.stops()
-        if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        stops = self.stops() if isinstance(self.stop, str | Sequence) else self.stop
+        if not _are(stops, lambda stop: isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_LENGTH) or len(stops) > MAX_STOPS:
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
-        if not all(isinstance(token, Integral) and 0 <= int(token) <= INT32_MAX for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
+
+    def _check_tokens(self) -> None:
+        """The fields that have token ids. Those of others than sequences, such as an array's, become a tuple."""
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is not None and not _are(value, _is_token):
+                raise ValueError(f"{name} must be token ids, not {value!r}")
+            if value is not None:
+                object.__setattr__(self, name, tuple(map(int, value)))
+        for name in ("stop", "stop_token_ids"):  # None is vLLM's default
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
+        if self.allowed_token_ids == ():
+            raise ValueError("allowed_token_ids must not be empty")
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping) or not all(_is_token(_id_of(token)) for token in biases):
+            raise ValueError(f"logit_bias must be a dict by token ids, not {biases!r}")
+        if not all(_is_number(bias, Real) and abs(bias) <= HIGHEST_BIAS for bias in biases.values()):
+            raise ValueError(f"logit_bias must have biases of {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g}, not {biases!r}")
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -84,7 +122,7 @@ class SamplingParams(_Values):
         if not self.logit_bias and self.allowed_token_ids is None and not self.bad_words:
             return None
         banned = banned_sequences(self.bad_words or (), encode)
-        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}  # JSON has them as text, and so may vLLM
+        biases = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
         return TokenRules(vocab_size, biases, self.allowed_token_ids, banned)
 
     def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
@@ -96,6 +134,10 @@ class SamplingParams(_Values):
             raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, and max_tokens {self.max_tokens}")
-        values = {p.name: p.from_request(getattr(self, p.name)) for p in OFFLINE}
-        values["max_tokens"] = room if self.max_tokens is None else self.max_tokens
+        given = {p: getattr(self, p.name) for p in OFFLINE}
+        values = {
+            p.name: p.from_request(None if value is None else float(value) if p.is_float else int(value))
+            for p, value in given.items()
+        }
+        values["max_tokens"] = room if self.max_tokens is None else values["max_tokens"]
         return RequestParameters(**values, stop_ids=ids)

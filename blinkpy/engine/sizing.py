@@ -70,6 +70,8 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     asked = config.model.max_model_len
     if asked > context_limit:
         raise ConfigError(f"max_model_len {asked} is beyond the model's context of {context_limit} tokens")
+    if asked == 1:
+        raise ConfigError("max_model_len must be 2 at least: a token of a prompt, and one of its output")
     num_pages = config.cache.num_pages or cache_bytes // page_bytes
     # Left open, the context is what both the model and the cache allow; asked for, it must fit.
     max_model_len = asked or min(context_limit, num_pages * page_size)

@@ -52,6 +52,12 @@ class Parameter(NamedTuple):
         return self.dtype == "f4"
 
     @property
+    def bounds_text(self) -> str:
+        """What the APIs take, for people."""
+        low, high = (f"{bound:g}" if self.is_float else str(bound) for bound in self.bounds)
+        return f"above {low} and at most {high}" if self.above_low else f"{low} to {high}"
+
+    @property
     def optional(self) -> bool:
         """Whether absent is a value of its own in SamplingParams."""
         return self.default is None or self.name == "max_tokens"

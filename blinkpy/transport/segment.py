@@ -16,25 +16,24 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import struct
 import time
 from pathlib import Path
 
+from blinkpy.config import ENGINE_NAME
 from blinkpy.queues.header import EngineFacts, write_header
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import EngineViews, engine_views
 from blinkpy.transport.contract import TransportError
 
 FOLDER = Path("/dev/shm")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 RETRY_S = 0.02
 CLOSED = -1  # in place of a file descriptor
 
 
 def segment_path(name: str) -> Path:
     """File of the segment with a name. Raises TransportError for a name that could leave the folder."""
-    if not NAME.fullmatch(name):
+    if not ENGINE_NAME.fullmatch(name):
         raise TransportError(f"a segment name is 1 to 100 letters, digits, '.', '_' and '-', not {name!r}")
     return FOLDER / f"blinkpy.{name}"
 

@@ -122,12 +122,57 @@ def test_a_wrong_prompt_is_told_before_anything_runs(null: LLM, prompt: list[Any
         null.generate(prompt, SamplingParams(**options))
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        5, None, b"x", [b"x"], ["a", 5], [None], [[1, "a"]], [[1.5]], [True], [[True]], [["a"]],
+        {"prompt": 5}, {"prompt": [1]}, {"prompt_token_ids": "1"}, {"prompt_token_ids": [1.0]},
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt_is_told(null: LLM, prompts: Any) -> None:
+    """And not taken for token ids."""
+    with pytest.raises(ValueError, match="prompt"):
+        null.generate(prompts, SamplingParams(max_tokens=1))
+
+
+def test_prompts_may_come_from_anything_that_gives_them(null: LLM) -> None:
+    params, ids = SamplingParams(max_tokens=1), np.array([5, 6])
+    for several in (["a", "b"], ("a", "b"), iter(["a", "b"]), ({"prompt": text} for text in "ab")):
+        assert len(null.generate(several, params)) == 2
+    for one in (ids, [ids], [np.int64(5), 6], range(5, 7), {"prompt_token_ids": ids}):
+        assert [done.prompt_token_ids for done in null.generate(one, params)] == [[5, 6]]  # type: ignore[arg-type]
+    for wrong in (5, "x", [None], SamplingParams, [params, 5]):
+        with pytest.raises(ValueError, match="sampling_params must be"):
+            null.generate("a", wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "reason"),
+    [
+        ("hi", {}, "'messages' must be an array"),
+        (None, {}, "'messages' must be an array"),
+        ({"role": "user", "content": "x"}, {}, "'messages' must be an array"),
+        ([{"role": "user", "content": "x"}, 5], {}, "'messages[1]' must be an object"),
+        ([{"role": "user", "content": "x"}, {1}], {}, "'messages[1]' must be an object, not set"),
+        ([{"role": "user", "content": "x"}], {"tools": "x"}, "'tools' must be an array"),
+        ([{"role": "user", "content": "x"}], {"tools": [5]}, "'tools[0]' must be an object"),
+        ([{"role": "user", "content": "x"}], {"chat_template_kwargs": 5}, "'chat_template_kwargs' must be an object"),
+        ([{"role": "user", "content": "x"}], {"add_generation_prompt": "no"}, "'add_generation_prompt' must be a boolean"),
+        ([{"role": "user", "content": "x"}], {"continue_final_message": 1}, "'continue_final_message' must be a boolean"),
+    ],
+)
+def test_what_is_no_chat_is_told(null: LLM, messages: Any, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        null.chat(messages, SamplingParams(max_tokens=1), **options)
+
+
 def test_options_are_the_engines_alone() -> None:
     for name in ("host", "workers", "max_batch"):
         with pytest.raises(ConfigError, match=f"unknown option '{name}' of LLM"):
             LLM("demo", **{name: 1})
-    with pytest.raises(ConfigError, match="max_model_len"):
-        LLM("demo", device="null", max_model_len=1 << 22)
+    for length, reason in ((1 << 22, "beyond the model's context"), (1, "must be 2 at least")):
+        with pytest.raises(ConfigError, match=f"max_model_len.*{reason}"):
+            LLM("demo", device="null", max_model_len=length)
 
 
 def test_the_demonstration_model_writes_text_and_greedy_repeats_itself(demo: LLM) -> None:

@@ -30,6 +30,7 @@ ONE_KEY = "default"  # the tenant of --api-key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEY = re.compile(r"[!-~]{1,512}")
+_ONE_KEY = re.compile(r"[!-~]+(?: +[!-~]+)*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -63,6 +64,8 @@ def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: byt
             except ConfigError as error:
                 raise ConfigError(f"{path}: {name}: {error}") from None
     if api_key:
+        if not _ONE_KEY.fullmatch(api_key):  # a line end behind it, perhaps: no client could send it
+            raise ConfigError("api_key must be visible ASCII characters, with spaces between them or none")
         # Alone, it needs no salt: there is nobody to guess at.
         salt = _salt(ONE_KEY, secret) if path and not share_prefixes else b""
         digest = hashlib.sha256(api_key.encode()).digest()

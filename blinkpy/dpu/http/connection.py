@@ -159,8 +159,11 @@ class Connection(HttpToolsProtocol):
         if self._first_line is not None and b"\n" not in self._first_line.lstrip(b"\r\n"):
             self._first_line += data[: self.options.max_header_bytes]
         super().data_received(data)
-        self._data = b""
-        if self.transport.is_closing():
+        closing = self.transport.is_closing()
+        if self._first_line is None and self._in_headers and not self._between and not closing:
+            self._look_for_others(data)
+        self._data, self._others = b"", None  # they may be large
+        if closing:
             return
         most = self.options.max_header_bytes
         if not self._in_headers:
@@ -172,8 +175,6 @@ class Connection(HttpToolsProtocol):
         # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
         if complete == self._complete:
             self._header_bytes += len(data)
-        if self._first_line is None and not self._between:
-            self._look_for_others(data)
         if self._header_bytes > most:
             self._refuse(_too_large("headers", most))
         elif self._header_bytes and self._header_timer is None:
@@ -186,7 +187,10 @@ class Connection(HttpToolsProtocol):
             self._last_line += data
             return
         self._data = data
-        self._is_other = self._may_be_other()
+        try:
+            self._is_other = self._may_be_other()
+        except ApiError:
+            self._is_other = True
         self._last_line[:] = data[data.rindex(b"\n") + 1 :]
 
     def _may_be_other(self) -> bool:
@@ -250,22 +254,28 @@ class Connection(HttpToolsProtocol):
         path = path_of(httptools.parse_url(self.url).path)
         return path_below(path, self.room.root) not in POSTED_PATHS
 
+    def _write_error(self, error: ApiError, ends: bool, *more: tuple[bytes, bytes]) -> None:
+        """Answer the request whose headers come, or have come last, without its task. ends: the connection does, too."""
+        request_id, _ = request_id_of([] if self._between else self.headers)
+        body = error.body()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (HEADER, request_id.encode()),
+            *([(b"retry-after", b"%d" % error.retry_s)] if error.status == 503 else []),
+            *more,
+            *([(b"connection", b"close")] if ends else []),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        self.transport.write(b"%b%b\r\n%b" % (status.encode(), lines, body))
+
     def _turn_away(self, version: str) -> None:
         """Answer a request by its headers alone; its body is read and dropped."""
         error, room = _overloaded(), self.room
         ends = version == "1.0" or not self.parser.should_keep_alive() or self.expect_100_continue or room.leaving
-        request_id, _ = request_id_of(self.headers)
-        body = error.body()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"retry-after", b"%d" % error.retry_s),
-            (HEADER, request_id.encode()),
-            *room.cross_origin.headers(self.headers),
-            *([(b"connection", b"close")] if ends else []),
-        ]
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"HTTP/1.1 503 Service Unavailable\r\n%b\r\n%b" % (lines, body))
+        self._write_error(error, ends, *room.cross_origin.headers(self.headers))
         room.metrics.response(error.status)
         room.metrics.refused("max_lag_ms")
         if self.cycle is None:
@@ -413,10 +423,7 @@ class Connection(HttpToolsProtocol):
             self.room.metrics.refused(error.limit)
         if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
             self._disconnect()
-            body = error.body()
-            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+            self._write_error(error, True)
             self.room.metrics.response(error.status)
         self.transport.close()
 

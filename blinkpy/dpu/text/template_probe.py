@@ -43,7 +43,8 @@ class TemplateProbe:
         late = {"role": "system", "content": LATE}
         self._takes_several = self._writes(LATE, [late | {"content": "x"}, late, _QUESTION])
         self._takes_late = self._writes(LATE, [_QUESTION, {"role": "assistant", "content": "x"}, late, _QUESTION])
-        self._takes_developers = self._writes(LATE, [late | {"role": "developer"}, _QUESTION])
+        developers = self._render([late | {"role": "developer"}, _QUESTION])
+        self._takes_developers = self._render([late, _QUESTION]) is None if developers is None else LATE in developers
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = _TOOLS) -> str | None:
         """What the template makes of a conversation; None where it refuses it."""
@@ -72,7 +73,7 @@ class TemplateProbe:
     def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation as the template takes it: content in one text unless it reads parts, none beside calls as it likes it;
         one call a message, and one message of instructions, where it writes only the first; a developer's messages as system's
-        where it does not know them. Raises ChatError for what it would leave out."""
+        where it leaves them out, or refuses them alone. Raises ChatError for what it would leave out."""
         fitted = [self._message(message) for message in messages]
         leading = next((i for i, message in enumerate(fitted) if message["role"] not in INSTRUCTIONS), len(fitted))
         if not self._takes_late and any(message["role"] in INSTRUCTIONS for message in fitted[leading:]):

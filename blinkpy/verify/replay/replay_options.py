@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from blinkpy.config import check_value, option
+from blinkpy.config import check_engine_name, check_value, option
 
 
 @dataclass(frozen=True)
@@ -11,6 +11,10 @@ class RecordOptions:
 
     name: str = option("", "the engine's segment (default: the only one of this user that records)")
     output: str = option("", "file to write (default: blinkpy-NAME-TIME.recording)")
+
+    def __post_init__(self) -> None:
+        if self.name:
+            check_engine_name(self.name)
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ EVENTS = {
     "response.function_call_arguments.done": PLACE | {"name", "arguments"},
 }
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
-CALLS = f"Let me see.\n{CALL}\n{SECOND}"
+TWO_CALLS = f"Let me see.\n{CALL}\n{SECOND}"
 
 
 @pytest.fixture(scope="module", params=["calls", "reasoning"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     template = chat_templates.HERMES if request.param == "calls" else chat_templates.THINKING
     with served_with(tmp_path_factory.mktemp("model"), template) as served:
-        served.says(CALLS if request.param == "calls" else "<think>Hm.</think>Yes")
+        served.says(TWO_CALLS if request.param == "calls" else "<think>Hm.</think>Yes")
         yield served
 
 

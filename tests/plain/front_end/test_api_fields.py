@@ -306,3 +306,79 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "<script" not in text
     for name in CHAT_FIELDS:
         assert f"<td>{name}</td>" in text
+
+
+_PLACES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [
+            {"role": "system", "content": "x", "name": "n"},
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "5"}]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "strict": True}}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n"}},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    "completions": {"prompt": "x", "structured_outputs": {"regex": "a"}},
+    "responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "s"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "s"}]},
+            {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "5"}]},
+        ],
+        "tools": [
+            {"type": "function", "name": "f"},
+            {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "g"}]},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        "text": {"format": {"type": "json_schema", "name": "n"}},
+        "reasoning": {"effort": "low"},
+        "stream_options": {"include_obfuscation": False},
+    },
+}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """All within a value, and itself."""
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [value] * isinstance(value, dict) + [one for entry in inside for one in _objects(entry)]
+
+
+@pytest.mark.parametrize("endpoint", TABLES)
+def test_an_unknown_field_is_refused_wherever_it_stands(endpoint: str) -> None:
+    """In each object of a request, however deep; but for objects of the client's own."""
+
+    def read(body: dict[str, Any]) -> None:
+        data = orjson.dumps(body)
+        parse_response(data, DEFAULTS) if endpoint == "responses" else parse(data, TABLES[endpoint], DEFAULTS)
+
+    body = orjson.loads(orjson.dumps(_PLACES[endpoint]))
+    read(body)
+    for place in _objects(body):
+        for value in (1, "x", [1], {"a": 1}):
+            place["unheard_of"] = value
+            with pytest.raises(ApiError) as caught:
+                read(body)
+            assert caught.value.code == "unsupported_parameter" and "unheard_of" in caught.value.message, place
+        del place["unheard_of"]
+
+
+def test_parts_of_reasoning_are_texts() -> None:
+    """Encrypted reasoning of another server can't be read, and hinders nobody."""
+    for part in ({"type": "image", "text": "x"}, {"type": "reasoning_text"}, {"type": ["text"], "text": "x"}, 5):
+        for key in ("content", "summary"):
+            with pytest.raises(ApiError):
+                parse_response(orjson.dumps({"input": [{"type": "reasoning", key: [part]}]}), DEFAULTS)
+    item: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA", "status": None}
+    assert parse_response(orjson.dumps({"input": [item]}), DEFAULTS).messages == [
+        {"role": "assistant", "content": "", "reasoning_content": ""}
+    ]

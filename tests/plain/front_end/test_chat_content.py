@@ -117,6 +117,19 @@ def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
     assert prompt(unknown, tokenizer, [developer, user, developer]) == "[system:developer][user:user][system:developer]"
 
 
+def test_a_developer_is_the_system_where_a_template_refuses_that_role(tokenizer: Tokenizer) -> None:
+    """Clients send it by themselves for newer models. A template that refuses both keeps its word."""
+    asked = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    for roles, wanted in (("'system', 'user', 'assistant'", "[system:a][user:b]"), ("'user', 'assistant'", None)):
+        refusing = f"{{% if m.role not in ({roles}) %}}{{{{ raise_exception('no ' + m.role) }}}}{{% endif %}}"
+        source = f"{{% for m in messages %}}{refusing}[{{{{ m.role }}}}:{{{{ m.content }}}}]{{% endfor %}}"
+        if wanted is None:
+            with pytest.raises(ChatError, match="no developer"):
+                prompt(source, tokenizer, asked)
+        else:
+            assert prompt(source, tokenizer, asked) == wanted
+
+
 def test_reasoning_by_the_name_that_a_template_has(tokenizer: Tokenizer) -> None:
     calls = "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{% endfor %}"
     for name, wanted in (("reasoning_content", "hm"), ("thinking", "hm"), ("thoughts", "")):

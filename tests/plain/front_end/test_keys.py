@@ -172,6 +172,15 @@ def test_faults_end_the_start_at_once(tmp_path: Path) -> None:
             Config().with_options({name: value})
 
 
+def test_one_key_is_what_a_header_can_bring() -> None:
+    """Another one would let nobody in: that of a file with a line end, for one, from an environment variable."""
+    for key in ("k", "a b", "x" * 600, "!~"):
+        assert read_keys("", key).find(key.encode()) is not None
+    for key in ("k\n", " k", "k ", "a\tb", "é", "a\0", "\x7f"):
+        with pytest.raises(ConfigError, match="api_key must be visible ASCII"):
+            read_keys("", key)
+
+
 def test_priorities_that_a_key_may_send() -> None:
     for priorities, asked, settled in (
         (None, 0, 0), (None, 1, None), (None, -1, None), (INT32_RANGE, -(2**31), -(2**31)),

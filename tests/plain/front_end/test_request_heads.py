@@ -92,6 +92,7 @@ CASES: dict[str, tuple[bytes, list[int], bool]] = {
             ("chunks", chunk(b"1e\r\n"), b"POST", b"RTSP/1.1", b""),
             ("an offer", get(headers=b"host: x\r\n" + OFFER), b"GET", b"RTSP/1.1", b""),
             ("and before one", get(), b"GET", b"RTSP/1.1", get()),
+            ("among many", get() + b"\r\n", b"GET", b"RTSP/1.1", get() + b"GET / RTSP/1.1\r\n" * 100),
         )
     },
     "the name of another protocol behind a good request": (
@@ -265,10 +266,33 @@ def test_another_protocol_in_pieces_behind_a_good_request(served, rng: np.random
         assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", answers)][-1] == status, cuts
 
 
+@pytest.mark.parametrize(
+    ("sent", "known"),
+    [
+        (get(headers=b"host: x\r\nx-request-id: a-1\r\nhost: y\r\n"), True),
+        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n" + b"a: b\r\n" * 200), True),
+        (get(headers=b"x-request-id: a-1\r\nhost: x\r\n") + b"\0", False),  # what is behind it is no request
+        (b"\0", False),
+    ],
+)
+def test_what_is_no_http_is_answered_as_the_rest(served, sent: bytes, known: bool) -> None:
+    """With a date and a request id, the client's where it has come."""
+    server, _ = served
+    answer = server.raw(sent)
+    head = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")[0].lower()
+    assert re.match(rb"http/1\.1 4\d\d ", head) and b"\r\ndate: " in head and b"\r\nconnection: close" in head
+    (request_id,) = re.findall(rb"\r\nx-request-id: (\S+)", head)
+    assert (request_id == b"a-1") == known
+
+
 def test_where_other_protocols_may_be() -> None:
     """Found in any bytes, as fast as they are read: otherwise this would take minutes."""
-    for unit in (b" ", b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" RTSP/1.0\n", b"GET a", b"GET  RTSP/1.0\r\n"):
-        assert len(others_within(b"GET " + unit * ((1 << 20) // len(unit)) + b" RTSP/1.0\n")) <= 3
+    for unit in (b" ", b"RTSP/1.0 ", b"GET / RTSP/1.0", b"GET a", b"RTSP/1.0\r\r\n"):
+        assert len(others_within(b"GET " + unit * ((1 << 22) // len(unit)) + b" RTSP/1.0\n")) <= 1
+    for unit in (b"RTSP/1.0\n", b"GET / RTSP/1.0\n", b" ICE/1.0\r\n"):
+        assert len(others_within(b"GET " + unit * 64)) <= 2
+        with pytest.raises(ApiError, match="must be HTTP"):
+            others_within(b"GET " + unit * 65)
     assert others_within(b"xGET /a RTSP/1.0\r\nPOST  /b   ICE/2.0\nGET /c RTSP/1.0 \r\n") == {(b"GET", b"/a"), (b"POST", b"/b")}
 
 

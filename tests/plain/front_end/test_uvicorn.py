@@ -54,6 +54,7 @@ def test_methods_still_override(ours: type, theirs: type, added: set[str]) -> No
 def test_attributes_are_still_there() -> None:
     server = uvicorn.Server(uvicorn.Config(app=lambda scope: None))
     assert (server.should_exit, server.force_exit, server.started) == (False, False, False), RELEASE
+    assert server.server_state.default_headers == [], RELEASE  # of each answer, as its event loop sets them
 
 
 def test_a_response_goes_out_as_streams_expect() -> None:

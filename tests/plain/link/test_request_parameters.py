@@ -1,6 +1,7 @@
 """What the table of request parameters gives: entries, defaults, SamplingParams."""
 
 import math
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -138,6 +139,53 @@ def test_sampling_params_become_request_parameters() -> None:
 def test_sampling_params_have_bounds(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("stop", [5, [5], b"a", {"a": 1}]),
+        ("stop_token_ids", [5, [1.0], [True], ["1"], [2**31], "12"]),
+        ("allowed_token_ids", [5, [True], ["a"], [], (), "12", [-1]]),
+        ("bad_words", [3, [3], "word", [" "], b"word"]),
+        ("logit_bias", [[1], {"a": 1}, {-1: 1}, {True: 1}, {1: "x"}, {1: math.nan}, {1: 101}, {1: True}]),
+        ("ignore_eos", ["no", 1, None]),
+        ("grammar", ["x", {}]),
+        ("n", [1.0, "1", True, None]),
+        ("prompt_logprobs", [1.0, "1", True]),
+        ("seed", [1.0, "1", True, 2**64]),
+    ],
+)
+def test_sampling_params_of_another_kind_are_refused(name: str, values: list[Any]) -> None:
+    """At once and by name, not where they are used, or as if they were true."""
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            SamplingParams(**{name: value})
+
+
+def test_sampling_params_tell_their_bounds() -> None:
+    for p in (p for p in PARAMETERS if p.offline):
+        low, high = p.bounds
+        for value in (low - 1, high * 2 + 1, math.nan, 10**400):
+            with pytest.raises(ValueError, match=rf"^{p.name} must be .*{re.escape(p.bounds_text)}, not "):
+                SamplingParams(**{p.name: value})
+
+
+def test_sampling_params_take_numbers_of_numpy_and_vllms_none() -> None:
+    """vLLM's defaults of stop and stop_token_ids are None."""
+    given: dict[str, Any] = {
+        "max_tokens": np.int64(4), "seed": np.int64(2**63 - 1), "temperature": np.float32(0.5), "top_p": np.float64(0.5),
+        "stop_token_ids": np.array([3, 4]), "n": np.int32(2), "logit_bias": {np.int64(3): np.float32(0.5)},
+    }  # fmt: skip
+    params = SamplingParams(stop=None, **given)
+    found = params.request_parameters(100, [])
+    assert found == RequestParameters(max_tokens=4, seed=2**63 - 1, temperature=0.5, top_p=0.5, stop_ids=(3, 4))
+    assert all(type(value) in (int, float, tuple) for value in found if value is not None)
+    assert [variant.seed for variant in found.variants(2)] == [2**63 - 1, -(2**63)]
+    rules = params.token_rules(10, lambda text: np.zeros(0, np.int32))
+    assert rules is not None and rules.biases == {3: 0.5}
+    none = SamplingParams(stop=None, stop_token_ids=None)
+    assert none == SamplingParams() and none.stops() == ()
 
 
 def taken(check: tuple[int, int, int, int], entry: np.ndarray) -> bool:

@@ -105,6 +105,17 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\\xe9\\udcff"), ("utf-8:strict", "é\\udcff")])
+def test_a_name_that_the_output_can_t_show_is_no_error(tmp_path: Path, encoding: str, shown: str) -> None:
+    folder = tmp_path / "é\udcff"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    command = [sys.executable, "-m", "blinkpy", "check-model", str(folder)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    assert done.returncode == 1 and done.stderr == b""
+    assert shown in done.stdout.decode()
+
+
 WRONG = {
     "no command": (("--",), "COMMAND"),
     "unknown command": (("fly",), "'fly'"),
@@ -133,6 +144,14 @@ WRONG = {
     "the other half's memory": (("frontend", "--queue-memory", "host"), "--queue-memory"),
     "transport of a server in one piece": (("serve", "--transport", "rdma"), "--transport"),
     "engine's device without rdma": (("engine", "--rdma-device", "mlx5_0"), "--rdma-device needs --transport rdma"),
+    "a name that is a path": (("serve", "--name", "a/b"), "name must be 1 to 100 letters, digits,"),
+    "a name that is too long": (("engine", "--name", "x" * 101), "name must be 1 to 100 letters, digits,"),
+    "a name that is empty": (("frontend", "--name", ""), "name must be 1 to 100 letters, digits,"),
+    "a name of a recording": (("record", "../a"), "name must be 1 to 100 letters, digits,"),
+    "an empty key": (("serve", "--api-key", ""), "api_key is empty"),
+    "no file of keys": (("frontend", "--api-keys", ""), "api_keys is empty"),
+    "a key with a line end": (("serve", "--api-key", "secret\n"), "api_key must be visible ASCII characters"),
+    "a deep list": (("serve", "--allowed-origins", "[" * 100_000), "allowed_origins is no JSON list"),
     "an engine at no address": (("frontend", "--transport", "rdma", "--engine", "here"), "engine must be HOST:PORT, not 'here'"),
 }
 

@@ -59,6 +59,8 @@ def test_a_wrong_file_says_what_and_where(tmp_path: Path, text: str | bytes, rea
         ({"port": True}, "port must be int, not bool"),
         ({"port": 80.0}, "port must be int, not float"),
         ({"host": 1}, "host must be str, not int"),
+        ({"model": "a\0b"}, "model contains a NUL character"),
+        ({"name": "a b"}, "name must be 1 to 100 letters"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be bool, not int"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization must be"),
         ({"max_num_seqs": 10**30}, "max_num_seqs must be 1 to 4096"),

@@ -23,7 +23,6 @@ _STOP = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 def scalar(parameter: Parameter) -> Check:
     """The check of a field with the type and bounds of a parameter. Returns what the engine gets."""
     low, high = parameter.bounds
-    bounds = f"above {low:g} and at most {high:g}" if parameter.above_low else f"{low:g} to {high:g}"
     least = "exclusiveMinimum" if parameter.above_low else "minimum"
 
     @takes(**{"type": "number" if parameter.is_float else "integer", least: low, "maximum": high})
@@ -31,7 +30,7 @@ def scalar(parameter: Parameter) -> Check:
         if not parameter.is_float:
             integer(name, value, int(low), int(high))
         elif not parameter.in_bounds(typed(name, value, float, int)):
-            raise bad_request(f"'{name}' must be {bounds}, not {value}.", name, "invalid_value")
+            raise bad_request(f"'{name}' must be {parameter.bounds_text}, not {value}.", name, "invalid_value")
         return parameter.from_request(value)
 
     return check

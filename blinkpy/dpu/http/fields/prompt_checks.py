@@ -6,13 +6,12 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.field import NULL, STRING, one_of, takes
 from blinkpy.dpu.http.fields.http_request import Message
 from blinkpy.dpu.http.fields.tool_fields import MORE_MESSAGE_FIELDS, tool_message_fields
-from blinkpy.dpu.http.fields.value_checks import says_nothing, shown, text, typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import PART_FIELDS, only_known, shown, text, typed
 
 MAX_PROMPTS = 128  # in one request
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = frozenset({"role", "content", "name"})  # templates do not use `name`
-PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})  # prefixes are cached without being told
 
 _ROLE = {"enum": list(ROLES)}
 _PART = {"type": "object", "properties": {"type": {"enum": ["text"]}, "text": STRING}, "required": ["type", "text"]}
@@ -41,9 +40,7 @@ def messages(name: str, value: Any) -> list[Message]:
 
 def _message(where: str, value: Any) -> Message:
     role = typed(where, value, dict).get("role")
-    for key, entry in value.items():
-        if key not in MESSAGE_FIELDS and key not in MORE_MESSAGE_FIELDS.get(str(role), ()) and not says_nothing(entry):
-            raise unsupported(f"{where}.{key}")
+    only_known(where, value, MESSAGE_FIELDS.union(MORE_MESSAGE_FIELDS.get(str(role), ())))
     if role not in ROLES:
         raise bad_request(f"'{where}.role' must be one of {', '.join(ROLES)}.", f"{where}.role", "invalid_value")
     more = tool_message_fields(where, value)
@@ -83,10 +80,8 @@ def of_refusal(part: Any, role: Any) -> Any:
 def check_part(where: str, part: dict[str, Any], message: dict[str, Any], *more: str) -> None:
     """Raise ApiError for fields of a part of a message that are not known. more: those of an endpoint. A field that repeats one
     of the message says nothing new: OpenAI's agents for Node copy them."""
-    for key, entry in part.items():
-        known = key in PART_FIELDS or key in more or says_nothing(entry)
-        if not known and not (key in message and message[key] == entry):
-            raise unsupported(f"{where}.{key}")
+    repeated = {key for key, entry in part.items() if key in message and message[key] == entry}
+    only_known(where, part, PART_FIELDS.union(more, repeated))
 
 
 _PROMPT_IDS = {"type": "array", "items": {"type": "integer"}}

@@ -16,6 +16,7 @@ KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
 SINGLE = (b"authorization", b"content-type", b"origin")
 # What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.
 OTHER_PROTOCOL = re.compile(rb"(?:RTSP|ICE)/[0-9]\.[0-9]\r?\n")
+MOST_OTHERS = 64  # in one piece: bodies here are JSON, which has no such line
 OTHER_METHODS = (
     b"OPTIONS", b"DESCRIBE", b"ANNOUNCE", b"SETUP", b"PLAY", b"PAUSE", b"TEARDOWN", b"GET_PARAMETER", b"SET_PARAMETER",
     b"REDIRECT", b"RECORD", b"FLUSH", b"GET", b"POST", b"SOURCE",
@@ -60,9 +61,11 @@ def not_http() -> ApiError:
 
 def others_within(data: bytes) -> set[tuple[bytes, bytes]]:
     """Methods and targets of what may be requests of RTSP and ICE in bytes where it is not known where requests begin. The time
-    is that of reading the bytes once or twice, whatever they are."""
+    is that of reading the bytes once or twice, whatever they are. Raises ApiError for more than MOST_OTHERS."""
     found = set()
-    for match in OTHER_PROTOCOL.finditer(data):
+    for number, match in enumerate(OTHER_PROTOCOL.finditer(data)):
+        if number == MOST_OTHERS:
+            raise not_http()
         end = _before_spaces(data, match.start())
         start = data.rfind(b" ", 0, end) + 1 if end < match.start() else 0
         if start:

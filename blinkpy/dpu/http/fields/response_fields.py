@@ -22,7 +22,7 @@ from blinkpy.dpu.http.fields.tool_fields import (
     tools,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import RESPONSES
-from blinkpy.dpu.http.fields.value_checks import typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import only_known, typed, unsupported
 from blinkpy.queues.request_parameters import RequestParameters
 
 SPEAKERS = tuple(role for role in ROLES if role != "tool")
@@ -30,6 +30,9 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 TEXT_PARTS = ("input_text", "output_text", "text")
 ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
+# Reasoning is not encrypted here: that of another server can't be read, and what stands in the clear beside it counts.
+REASONING_FIELDS = frozenset({"type", "id", "status", "content", "summary", "encrypted_content"})
+REASONING_PARTS = ("reasoning_text", "summary_text", "text")
 NOT_HERE = frozenset({"max_tokens", "n", "stream_options"})  # of the common fields
 
 _PART = {"type": "object", "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": STRING}, "required": ["type", "text"]}
@@ -95,19 +98,26 @@ def _unknown_item(where: str, kind: Any) -> ApiError:
 
 def _reasoning(where: str, item: Any) -> str:
     """The text of an item of reasoning: its content, or else its summary."""
-    for key in ("content", "summary"):
-        parts = item.get(key) or []
-        if any(type(part) is not dict for part in typed(f"{where}.{key}", parts, list)):
-            raise bad_request(f"'{where}.{key}' must be an array of objects.", f"{where}.{key}", "invalid_type")
-        if parts:
-            return "\n".join(text(f"{where}.{key}[{i}].text", part.get("text")) for i, part in enumerate(parts))
-    return ""
+    only_known(where, item, REASONING_FIELDS)
+    found = {key: _reasoning_texts(f"{where}.{key}", item.get(key) or []) for key in ("content", "summary")}
+    return "\n".join(found["content"] or found["summary"])
+
+
+def _reasoning_texts(where: str, parts: Any) -> list[str]:
+    texts = []
+    for i, part in enumerate(typed(where, parts, list)):
+        if type(part) is not dict:
+            raise bad_request(f"'{where}' must be an array of objects.", where, "invalid_type")
+        if part.get("type", REASONING_PARTS[0]) not in REASONING_PARTS:
+            kinds = " or ".join(map(repr, REASONING_PARTS))
+            raise bad_request(f"'{where}[{i}].type' must be {kinds}.", f"{where}[{i}].type", "unsupported_content")
+        only_known(f"{where}[{i}]", part, ("type", "text"))
+        texts.append(text(f"{where}[{i}].text", part.get("text")))
+    return texts
 
 
 def _message(where: str, value: Any) -> Message:
-    for key, entry in value.items():
-        if key not in ITEM_FIELDS and entry not in (None, [], {}):
-            raise unsupported(f"{where}.{key}")
+    only_known(where, value, ITEM_FIELDS)
     if value.get("role") not in SPEAKERS:
         raise bad_request(f"'{where}.role' must be one of {', '.join(SPEAKERS)}.", f"{where}.role", "invalid_value")
     content, texts = value.get("content"), []
@@ -174,7 +184,7 @@ def _text_options(name: str, value: Any) -> TextFormat:
 
 _INPUT_VALUES = (
     f'a text, or 1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, `function_call`, `function_call_output` and '
-    '`reasoning`; content may be a list of `{"type": "input_text", "text": ...}`, an '
+    '`reasoning`, whose `encrypted_content` is not read; content may be a list of `{"type": "input_text", "text": ...}`, an '
     'assistant\'s also of `{"type": "refusal", "refusal": ...}`'
 )
 _FORMAT_VALUES = '`format`: `{"type": "text"}`, `json_object`, or `{"type": "json_schema", "name": NAME, "schema": SCHEMA}`; '

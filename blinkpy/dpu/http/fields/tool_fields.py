@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.value_checks import text, typed, unsupported
+from blinkpy.dpu.http.fields.value_checks import PART_FIELDS, only_known, text, typed, unsupported
 
 MAX_TOOLS = 128  # of a request; also calls of one message
 MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
@@ -301,6 +301,7 @@ def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
         place = f"{where}.output[{i}]" if parts is output else f"{where}.output"
         if type(part) is not dict or part.get("type") not in ("input_text", "output_text", "text"):
             raise bad_request(f"'{place}' must be an object of type 'input_text'.", place, "unsupported_content")
+        only_known(place, part, PART_FIELDS.union(("annotations", "logprobs")))
         texts.append(text(place, part.get("text")))
     return {"role": "tool", "content": "\n".join(texts), "tool_call_id": _call_id(where, given)}
 

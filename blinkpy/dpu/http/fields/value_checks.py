@@ -1,5 +1,6 @@
 """Checks of single values of a request's body, whatever the field."""
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
@@ -16,17 +17,26 @@ KINDS = {
 }
 
 
+# Of a text among the parts of a message or of a call's output. Prefixes are cached without being told.
+PART_FIELDS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+
+
 def typed(name: str, value: Any, *kinds: type) -> Any:
     """The value, if it is of one of these very types: bool is an int to Python, and not to JSON."""
     if type(value) not in kinds:
-        given = shown(value) if kinds == (int,) else KINDS[type(value)]
+        given = shown(value) if kinds == (int,) else kind_of(value)
         raise bad_request(f"'{name}' must be {KINDS[kinds[0]]}, not {given}.", name, "invalid_type")
     return value
 
 
 def shown(value: Any) -> str:
     """What stands in place of an integer: a number as it is, since people take 1.0 for one, and anything else by its kind."""
-    return repr(value) if type(value) in (int, float) else KINDS[type(value)]
+    return repr(value) if type(value) in (int, float) else kind_of(value)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for people; of JSON, but for those of `LLM`."""
+    return KINDS.get(type(value), type(value).__name__)
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -54,6 +64,13 @@ def says_nothing(value: Any) -> bool:
 def unsupported(name: str) -> ApiError:
     """The error for a field that is not known."""
     return bad_request(f"'{name}' is not supported.", name[:200], "unsupported_parameter")
+
+
+def only_known(where: str, value: Mapping[str, Any], known: Container[str]) -> None:
+    """Raise ApiError for a field that is not known, unless it says nothing."""
+    for key, entry in value.items():
+        if key not in known and not says_nothing(entry):
+            raise unsupported(f"{where}.{key}")
 
 
 def text(name: str, value: Any) -> str:
