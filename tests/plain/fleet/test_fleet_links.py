@@ -147,6 +147,25 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
     asyncio.run(storm())
 
 
+def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
+    """Not while one waits for an engine, which comes first; and at once, without a completion or a look."""
+    draw, heard, timers = random.Random(seed), list[int](), list[Any]()
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+    for _ in range(50):
+        fleet: Any = Fleet([EngineEntry("a", gone)], metrics)
+        fleet.on_room = lambda fleet=fleet: heard.append(len(fleet._moving))
+        fleet._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
+        generations = [SimpleNamespace(open=draw.random() < 0.7, flight=Flight(ANY, ANY)) for _ in range(draw.randrange(1, 4))]
+        fleet._settle = lambda move: draw.random() < 0.5  # it has an engine, or has ended
+        fleet._on_lost(generations, ANY)
+        while timers:
+            fleet._room_came()  # as a link does, behind completions
+            assert heard == []
+            timers.pop()()
+        assert fleet._moving == [] and heard == [0]
+        heard.clear()
+
+
 def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
     """Nothing is published in between."""
     draw, loads = random.Random(seed), list[list[EngineLoad]]()
