@@ -1,5 +1,6 @@
 """What a fleet knows of its engines when it chooses one: loads word by word, and what this worker has just placed there."""
 
+import asyncio
 import dataclasses
 import random
 from types import SimpleNamespace
@@ -109,6 +110,60 @@ def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
     link.occupy("second", made_link, starts)
     assert (link.label, link._connect, link.leaving, link.vacant) == ("second", made_link, False, False)
     assert (link.restarts(), link.unavailable("").retry_s) == (7, 42)
+
+
+def connected() -> Any:
+    pair = made_pair(4)
+    pair.epoch, pair.transport.pair, pair.transport.close, pair.close, pair.abandon = 1, 0, list, list, list
+    return pair
+
+
+def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
+    """Whichever come, are lost, or leave and give their places to others."""
+    draw, shown, there = random.Random(seed), dict[str, float](), dict[int, tuple[int, int]]()
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=shown.__setitem__)
+    fleet = Fleet([EngineEntry(str(i), connected) for i in range(3)], metrics)
+
+    async def storm() -> None:
+        for number in range(150):
+            link = draw.choice(fleet.links)
+            if link.pair is None:
+                assert await link._try_connect() is link.pair
+                there[link.index] = 0, 0
+            elif draw.random() < 0.5:  # as the keeper does
+                there[link.index] = slots, in_flight = draw.randrange(1, 9), draw.randrange(9)
+                link._gauge("slots", slots)
+                link._gauge("requests_in_flight", in_flight)
+            else:
+                del there[link.index]
+                if draw.random() < 0.5:
+                    link._lose(EngineLostError("it is gone"))
+                else:
+                    link.vacate()
+                    link.occupy(f"new {number}", connected, None)
+            sums = (len(there), *map(sum, zip((0, 0), *there.values(), strict=True)))
+            assert tuple(shown.get(name, 0) for name in ("attached", "slots", "requests_in_flight")) == sums
+
+    asyncio.run(storm())
+
+
+def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
+    """Not while one waits for an engine, which comes first; and at once, without a completion or a look."""
+    draw, heard, timers = random.Random(seed), list[int](), list[Any]()
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+    for _ in range(50):
+        fleet: Any = Fleet([EngineEntry("a", gone)], metrics)
+        fleet.on_room = lambda fleet=fleet: heard.append(len(fleet._moving))
+        fleet._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
+        generations = [SimpleNamespace(open=draw.random() < 0.7, flight=Flight(ANY, ANY)) for _ in range(draw.randrange(1, 4))]
+        fleet._settle = lambda move: draw.random() < 0.5  # it has an engine, or has ended
+        fleet._on_lost(generations, ANY)
+        while timers:
+            fleet._room_came()  # as a link does, behind completions
+            assert heard == []
+            timers.pop()()
+        assert fleet._moving == [] and heard == [0]
+        heard.clear()
 
 
 def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:

@@ -435,6 +435,26 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
     assert two.has("a", "requests_in_flight") == 2, "a worker that starts again has nothing"
 
 
+@in_loop
+async def test_what_another_worker_gives_free_is_found_by_a_look(tmp_path: Path) -> None:
+    """Nothing happens in this worker meanwhile. Once more when nobody has waited for a while."""
+    path, memory = write_keys(tmp_path / "k", a={"requests": 2}), memoryview(bytearray(2 * TABLE_BYTES))
+    one, two = (Stage(path, table=TenantTable(worker, 2, memory)) for worker in range(2))
+    watch = asyncio.ensure_future(two.admission.watch())
+    for _ in range(2):
+        running = [one.enter("a"), one.enter("a")]
+        waits = [two.enter("a"), two.enter("a")]
+        for ended, ticket in zip(running, waits, strict=True):
+            assert not ticket.inside
+            one.end(ended)
+            await asyncio.wait_for(two.admission.wait(ticket), 60)
+            two.submit(ticket)
+        for ticket in waits:
+            two.end(ticket)
+        await asyncio.sleep(3 * admission.LOOK_S)
+    watch.cancel()
+
+
 def test_rows_of_removed_tenants_are_used_again_once_they_are_idle(rng: np.random.Generator) -> None:
     table = TenantTable()
     busy = [int(number) for number in rng.choice(10**6, 300, replace=False)]

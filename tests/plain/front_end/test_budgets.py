@@ -20,7 +20,7 @@ from blinkpy.config import options
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
-from blinkpy.dpu.http.connection import BODY_BURST
+from blinkpy.dpu.http.connection import BODY_BURST, CHUNK_BYTES
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
@@ -200,6 +200,17 @@ def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
         assert len(body) // 4 > most
         sock.sendall(b"0\r\n\r\n")
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_number_of_chunks_counts_beyond_what_they_bring(small: bool, folder) -> None:
+    """A long body has many, however it is sent; chunks with a byte less than they may have are too many."""
+    size, most = CHUNK_BYTES - small, 20
+    body = json.dumps({"prompt": [70] * 3, "max_tokens": 1}).encode().ljust(10 * most * size)
+    chunks = [body[place : place + size] for place in range(0, len(body), size)]
+    with attacked(folder, max_body_chunks=most) as (server, _), connected(server) as sock:
+        sock.sendall(CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
+        assert sock.recv(65536).split()[1] == (b"400" if small else b"200")
 
 
 def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:

@@ -148,11 +148,13 @@ def test_best_of_returns_the_likeliest(server, engine) -> None:
     body = server.complete(PROMPT, n=2, best_of=4, max_tokens=1, logprobs=0).json()
     assert [choice["logprobs"]["token_logprobs"] for choice in body["choices"]] == [[-1.0], [-2.0]]
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
-    assert body["usage"]["completion_tokens"] == 4
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (len(PROMPT), 4)
     given = iter(logprobs)
     assert [choice["logprobs"] for choice in server.complete(PROMPT, best_of=4, max_tokens=1).json()["choices"]] == [None]
     given = iter(logprobs)
-    assert len(server.complete([[7], [8]], best_of=2, max_tokens=1).json()["choices"]) == 2
+    body = server.complete([[7], [8, 9]], best_of=2, max_tokens=1).json()
+    assert len(body["choices"]) == 2
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 4), "each prompt counts once"
     assert {int(request.entry["logprobs"]) for request in engine.submitted} == {0}, "of each choice, to compare it"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import random
 import re
 import resource
 import socket
@@ -9,7 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import httpx
@@ -332,3 +334,37 @@ def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(en
             sock.sendall(b"nonsense\r\n\r\n")
             assert b"HTTP/1.1" not in rest(sock)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(closing: bool, seed: int) -> None:
+    """By looks at random times. More that is written is no progress of the client's."""
+    draw, outcomes = random.Random(seed), set[bool]()
+    limits = {"send_timeout_s": 9.0, "close_timeout_s": 5.0}
+    for _ in range(100):
+        one, ended = cast(Any, object.__new__(connection.Connection)), list[str]()
+        unread, before, now, since = draw.randrange(1, 1000), 0, 0.0, 0.0
+        one.room = SimpleNamespace(
+            unread=SimpleNamespace(release=lambda holder: None), metrics=SimpleNamespace(refused=ended.append)
+        )
+        one.options, one.cycle = SimpleNamespace(**limits), None
+        one._unread, one._unread_since = 0, now
+        one.abort = lambda ended=ended: ended.append("abort")
+        share = draw.random()  # of the looks before which some was taken
+        for _ in range(20):
+            now += draw.uniform(0.1, 3)
+            if draw.random() < share:
+                unread = draw.randrange(unread) if unread else 0
+            elif draw.random() < 0.3:
+                unread += draw.randrange(1, 100)
+            since = now if unread < before or (not unread and not closing) else since
+            before = unread
+            one.transport = SimpleNamespace(get_write_buffer_size=lambda size=unread: size, is_closing=lambda: closing)
+            one.end_if_stuck(now)
+            limit = "close_timeout_s" if closing else "send_timeout_s"
+            stuck = now - since > limits[limit]
+            assert ended == ([limit, "abort"] if stuck else [])
+            if stuck:
+                break
+        outcomes.add(stuck)
+    assert outcomes == {False, True}

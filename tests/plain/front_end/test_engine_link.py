@@ -216,6 +216,26 @@ def test_many_completions_are_taken_in_turns_with_everybody_else(stage: Stage, s
             assert pushed == [(request.owner.name, token, flags) for request, token, flags in came]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_step_that_a_loss_cut_off_is_none_of_the_next_pair(stage: Stage, ended: bool) -> None:
+    """Completions of an earlier engine are neither news of the next one, nor do they make a choice's tokens clumped."""
+    link, pair = stage.link, stage.pair
+    link._loop.call_soon = lambda call: stage.later(0.0, call)  # type: ignore[assignment]
+    choice = Choice(stage.log, "a")
+    pair.poll, pair.stopped_early = lambda *most: [(choice.request, i, HAS_TOKEN) for i in range(2)], True
+    link._poll()
+    assert (stage.timers, stage.polls) == ([0.0], [])
+    if ended:  # the rest of the step comes, and then the loss
+        pair.stopped_early = False
+        link._poll()
+        assert [poll[1:] for poll in stage.polls] == [(True, True)]
+    link._lose(TransportError("the card fell out"))
+    stage.polls.clear()
+    link.pair, pair.poll, pair.stopped_early = pair, lambda *most: [], False
+    link._poll()
+    assert stage.polls == [(stage.now, False, False)]
+
+
 def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     owner = Choice(stage.log, "a")
     poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]

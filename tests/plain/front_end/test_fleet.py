@@ -1,6 +1,7 @@
 """Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine."""
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from support.seeded_bugs import Bug, planted
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
 from blinkpy.dpu.fleet.continuation import started_at
 from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
 from blinkpy.dpu.fleet.identity import IdentityCheck
@@ -27,7 +29,7 @@ from blinkpy.engine.model_digest import model_digest
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import COUNTER
 from blinkpy.serving import engine_group
-from blinkpy.serving.engine_group import gpus_of
+from blinkpy.serving.engine_group import EngineGroup, gpus_of
 from blinkpy.serving.serve import serve
 
 
@@ -131,6 +133,35 @@ def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
     monkeypatch.setenv(engine_group.VISIBLE, "")
     assert gpus_of(options(device="auto")[0], 2) == []
+
+
+@pytest.mark.parametrize("gpus", [["5", "GPU-x", "2"], []], ids=["gpus", "cpu"])
+def test_each_engine_of_a_group_has_its_own_gpu_name_and_word_of_its_starts(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines without GPUs share the cores, unless the option says how."""
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(engine_group, "KeptEngine", lambda *given: made.append(given))
+    monkeypatch.setattr(engine_group, "gpus_of", lambda config, engines: gpus)
+    cores = len(os.sched_getaffinity(0))
+    fd = os.memfd_create("test-starts")
+    try:
+        os.ftruncate(fd, 3 * STARTS_BYTES)
+        for threads in (0, 7):
+            made.clear()
+            group = EngineGroup(options(name="x", threads=threads)[0], 3, fd, bool)
+            configs, starts, _, called, environments = zip(*made, strict=True)
+            assert [config.engine.name for config in configs] == ["x-0", "x-1", "x-2"]
+            assert [*engine_configs(group.front_config)] == ["x-0", "x-1", "x-2"]
+            assert environments == (tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus) or ({},) * 3)
+            assert [config.engine.threads for config in configs] == [threads or (0 if gpus else max(1, cores // 3))] * 3
+            assert called == ("engine 0", "engine 1", "engine 2")
+        for number, one in enumerate(starts):
+            for _ in range(number):
+                one.count()
+        assert [map_starts(fd, number).restarts for number in range(3)] == [0, 1, 2]
+    finally:
+        os.close(fd)
 
 
 def test_weights_and_options_that_change_them_have_digests_of_their_own(tmp_path: Path, rng: np.random.Generator) -> None:

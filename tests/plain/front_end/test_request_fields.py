@@ -2,9 +2,12 @@
 
 import json
 import math
+import random
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import openai
 import orjson
@@ -18,6 +21,7 @@ from blinkpy.dpu.http.answers import Answer, Choice, Usage
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_body import parse, token_limit
 from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import pack_entry
@@ -384,8 +388,32 @@ def test_limit_within_the_context() -> None:
             token_limit(completion(**fields), length, 100)
         assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", param)
         assert "100 tokens" in caught.value.message
-    with pytest.raises(ApiError, match="min_tokens"):
-        token_limit(completion(max_tokens=5, min_tokens=6), 8, 100)
+    for fields in ({"max_tokens": 5, "min_tokens": 6}, {"min_tokens": 93}):  # of the output, or of what the context leaves
+        with pytest.raises(ApiError, match="min_tokens"):
+            token_limit(completion(**fields), 8, 100)
+    assert token_limit(completion(min_tokens=92), 8, 100) == 92
+
+
+def test_a_request_is_checked_for_the_engine_that_it_goes_to(seed: int) -> None:
+    """Another one may have come while it waited, with less room: what was found for the one before does not count."""
+    draw, service = random.Random(seed), cast(Any, object.__new__(Service))
+    service.tokenizer = SimpleNamespace(eos_ids=(2,))
+    prompt, found = [1] * 20, set[bool]()
+    request = completion(prompt=prompt, n=3)
+    for _ in range(100):
+        pair = SimpleNamespace(
+            sizes=SimpleNamespace(slots=draw.randint(2, 5)), context=draw.randint(18, 40), longest_prompt=draw.randint(18, 40)
+        )
+        service.engine = SimpleNamespace(require=lambda pair=pair: pair)
+        fits = pair.sizes.slots >= 3 and pair.context > 20 and pair.longest_prompt >= 20
+        for _ in range(2):  # the second time by what is known
+            if fits:
+                assert service._check(request, [prompt]) == ((2,), [pair.context - 20])
+            else:
+                with pytest.raises(ApiError):
+                    service._check(request, [prompt])
+        found.add(fits)
+    assert found == {False, True}
 
 
 def spell(token: int) -> tuple[str, bytes]:

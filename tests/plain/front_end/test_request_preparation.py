@@ -1,5 +1,6 @@
 """Bodies on their way to the engine: limits on their shape, bounded lines, and clients that leave."""
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -25,15 +27,19 @@ from support.waiting import wait_for
 from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
+from blinkpy.config import Config
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.byte_pace import BytePace
 from blinkpy.dpu.http.byte_room import ByteRoom
 from blinkpy.dpu.http.connection import CHUNK_COST, Connection
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.json_shape import check_shape
+from blinkpy.dpu.http.preparation.request_jobs import EngineLimits
+from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
 LARGE = 3 * preparation_queue.THREAD_BYTES
+ANY: Any = None
 JSON = {"content-type": "application/json"}
 
 
@@ -299,6 +305,65 @@ def test_room_goes_to_those_who_come_and_go() -> None:
     closing = ApiError(503, "closing")
     room.clear(lambda: closing)
     assert (room.used, room.given_up, gone[-1]) == (0, 2, ("d", closing)), "that one did not give way for want of room"
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_who_holds_more_and_more_is_as_old_as_before(largest: bool, rng: np.random.Generator) -> None:
+    """A room against a list of those who hold some, in the order in which they began."""
+    room, gone = ByteRoom(100, lambda: ApiError(503, "full"), largest), list[int]()
+    held = list[tuple[int, int]]()  # name, size
+    for _ in range(1000):
+        name, size = int(rng.integers(8)), int(rng.integers(1, 60))
+        if rng.random() < 0.2:
+            room.release(name)
+            held = [one for one in held if one[0] != name]
+            continue
+        room.hold(name, size, lambda error, name=name: gone.append(name))
+        known = [(other, size if other == name else its) for other, its in held]
+        held = known if name in dict(held) else [*held, (name, size)]
+        wanted = list[int]()
+        while sum(its for _, its in held) > 100:
+            out = max(held, key=lambda one: one[1]) if largest else held[0]
+            held.remove(out)
+            wanted.append(out[0])
+        assert (gone, room.used) == (wanted, sum(its for _, its in held))
+        gone.clear()
+
+
+def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np.random.Generator) -> None:
+    """Prepared, refused, failed or given up: the next ones find as much room as the first."""
+    queue = preparation_queue.PreparationQueue(ANY, Config(), folder, Metrics())
+    limits = EngineLimits(1000, 1000)
+
+    async def job(kind: str, body: bytearray, limits: EngineLimits) -> str:
+        if kind == "fails":
+            raise ApiError(400, "no")
+        await asyncio.sleep(60 if kind == "stays" else 0)
+        return kind
+
+    async def main() -> None:
+        queue._in_thread = queue._forks.run = job  # type: ignore[method-assign,assignment]
+        for line, size in ((queue._middling, 1), (queue._large, preparation_queue.THREAD_BYTES + 1)):
+            for _ in range(5):
+                kinds = rng.choice(["fine", "fails", "stays"], 12).tolist()
+                tasks = [asyncio.ensure_future(queue.run(kind, bytearray(size), limits)) for kind in kinds]
+                await asyncio.sleep(0.01)
+                assert line.bytes == size * line.count
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                assert (line.count, line.bytes, queue.waiting, line.places._value) == (0, 0, 0, preparation_queue.AT_ONCE)
+            line.most_bytes = size
+            assert await queue.run("fine", bytearray(size), limits) == "fine"
+            line.most_bytes = size - 1
+            with pytest.raises(ApiError, match="busy"):
+                await queue.run("fine", bytearray(size), limits)
+            assert (line.count, line.bytes) == (0, 0)
+
+    try:
+        asyncio.run(main())
+    finally:
+        queue.close()
 
 
 def test_bytes_beyond_the_pace_wait(rng: np.random.Generator) -> None:

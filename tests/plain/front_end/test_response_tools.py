@@ -15,11 +15,13 @@ from support.front_end import chat_templates
 from support.front_end.http_server import MODEL
 from support.front_end.scripted_model import ARGUMENTS, ASK, CALL, SECOND, Served, served_with
 
+from blinkpy.dpu.http.answers import Usage
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.message_parser import Expected
+from blinkpy.dpu.tools.reasoning import PARSERS
 from blinkpy.queues.request_parameters import RequestParameters
 
 ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -172,6 +174,27 @@ def test_each_token_has_its_log_probabilities_however_its_text_is_held_back(rng:
         data = re.findall(rb"^data: (.*)$", b"".join(events) + answer.last_event(0, "stop"), re.MULTILINE)
         deltas = [event for event in map(orjson.loads, data) if event["type"] == "response.output_text.delta"]
         assert [entry["token"] for event in deltas for entry in event["logprobs"]] == [str(i) for i in range(len(texts))], texts
+
+
+def test_log_probabilities_are_those_of_the_messages_tokens_alone(rng: np.random.Generator) -> None:
+    """Not of reasoning before it, whose tokens come with some, too, nor of calls. The closing tag counts for nothing here."""
+    tags = PARSERS["think"]
+    expected = Expected(tags=tags, inside=True, calls=call_formats()["hermes"], tools=frozenset({"get_time"}))
+    for _ in range(50):
+        reasoning = ["r"] * int(rng.integers(0, 5)) + [tags.close] * int(rng.integers(0, 2))
+        message = ["m"] * int(rng.integers(1, 5)) if tags.close in reasoning else []
+        call = ["<tool_call>", '{"name": "get_time"', "}", "</tool_call>"] * int(rng.integers(0, 2)) if message else []
+        texts = reasoning + message + call
+        answer = ResponseAnswer(
+            Request(parameters=RequestParameters(), expected=expected), MODEL, lambda token: (str(token), b"")
+        )
+        for i, text in enumerate(texts):
+            answer.event(0, text, [TokenLogprobs(i, -1.0, [], 0)])
+        answer.last_event(0, "stop")
+        output = orjson.loads(answer.end(Usage(1, len(texts)), True).partition(b"data: ")[2])["response"]["output"]
+        shown = [entry["token"] for item in output if item["type"] == "message" for entry in item["content"][0]["logprobs"]]
+        shown = [token for token in shown if texts[int(token)] != tags.close]
+        assert shown == [str(i) for i, text in enumerate(texts) if text == "m"], texts
 
 
 def test_variables_of_the_template(tmp_path: Path) -> None:

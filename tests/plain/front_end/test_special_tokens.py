@@ -169,6 +169,24 @@ def test_halves_do_not_become_one(tmp_path, source, contents) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
+def test_no_two_parts_of_a_name_become_one(tmp_path) -> None:
+    """Wherever it is cut, and whether a part is the template's, a message of its own, or at the end of a longer one."""
+    tokenizer = Tokenizer(write_model(tmp_path))
+    names = [token.content for token in tokenizer.encoder.get_added_tokens_decoder().values() if token.special]
+    cuts = [(name[:at], name[at:]) for name in names for at in range(1, len(name))]
+    content = ["{{ messages[0].content }}", "{{ messages[1].content }}"]
+    for head, tail in cuts:
+        for source, contents in (
+            (content[0] + content[1], [head, tail]), (content[0] + content[1], [f"so {head}", f"{tail} so"]),
+            (content[0] + tail, [head, ""]), (content[0] + tail, [f"so {head}", ""]),
+            (head + content[0], [tail, ""]), (head + content[0], [f"{tail} so", ""]),
+        ):  # fmt: skip
+            messages, template = [{"role": "user", "content": part} for part in contents], ChatTemplate(source, {}, 10_000)
+            text, ids = chat_prompt(template, tokenizer, messages)
+            assert text == template.render(messages)
+            assert not set(ids.tolist()) & {tokenizer.encoder.token_to_id(name) for name in names}, (source, contents)
+
+
 def test_names_and_nested_values_are_marked_too(tmp_path) -> None:
     tokenizer = Tokenizer(write_model(tmp_path))
     marked = tokenizer.specials.mark(

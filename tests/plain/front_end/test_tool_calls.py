@@ -224,6 +224,25 @@ def test_broken_calls_are_not_lost(name: str, seed: int) -> None:
                 assert some not in broken or some in kept, broken
 
 
+def llama3_list(draw: random.Random, calls: list[Call]) -> str:
+    texts = [one(draw, call, "parameters")[0] for call in calls]
+    return draw.choice(["", "<|python_tag|>"]) + "[" + draw.choice([", ", ",", ",\n"]).join(texts) + "]"
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in MARKED])
+def test_where_nothing_marks_a_call_each_must_name_a_tool(name: str, seed: int) -> None:
+    """Also behind others: what names none, and all behind it, is text."""
+    draw = random.Random(seed)
+    for _ in range(100):
+        calls: list[Call] = [(f"call_{i}_call", {f"k{i}k": draw.randrange(1000)}) for i in range(draw.randrange(1, 5))]
+        known = [call for call in calls if draw.random() < 0.7]
+        first = next((i for i, call in enumerate(calls) if call not in known), len(calls))
+        text = llama3_list(draw, calls) if name == "llama3_json" and draw.random() < 0.5 else WRITERS[name][0](draw, calls)[0]
+        message = parsed(pieces(draw, text), **parser_of(name, known))
+        assert [(call, json.loads(arguments)) for call, arguments in message.calls] == calls[:first], text
+        assert [call for call, _ in calls if call in message.content] == [call for call, _ in calls[first:]], text
+
+
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "pythonic"])
 def test_arguments_come_as_they_are_written(name: str, seed: int) -> None:
     """Character by character: nothing of them is held back."""

@@ -178,14 +178,20 @@ def test_reasoning(thinking: Served) -> None:
     assert "<think>\nHmm.\n</think>\n\nWell.<|end|>" in thinking.prompt()
 
 
-def test_reasoning_tokens(thinking: Served) -> None:
-    """All up to the closing tag count, in a stream too; without reasoning, none."""
-    thinking.says("Hmm.\n</think>\n\nWell.")
-    count = len(thinking.tokenizer.encode("Hmm.\n</think>", False, parse_special=True))
-    for values, wanted in ({}, count), ({"enable_thinking": False}, 0):
-        usage = thinking.server.chat(chat_template_kwargs=values).json()["usage"]
+@pytest.mark.parametrize("said", ["Hmm.", "日本語 😀, é?"])
+def test_reasoning_tokens(said: str, thinking: Served) -> None:
+    """All up to the closing tag count, in a stream too, and those without text of their own, as a character has several; without
+    reasoning, none. A stop string that does not come changes nothing."""
+    thinking.says(f"{said}\n</think>\n\nWell.")
+    tokens = thinking.tokenizer.encode(f"{said}\n</think>", False, parse_special=True)
+    texts = map(thinking.tokenizer.detokenizer().push, thinking.tokenizer.encode(said, False).tolist())
+    assert ("" in texts) == (not said.isascii())
+    for values, wanted in ({}, len(tokens)), ({"enable_thinking": False}, 0):
+        asked: dict[str, Any] = {"chat_template_kwargs": values}
+        usage = thinking.server.chat(**asked).json()["usage"]
         assert usage["completion_tokens_details"] == {"reasoning_tokens": wanted}
-        streamed = events(thinking.server.chat(chat_template_kwargs=values, stream=True, stream_options={"include_usage": True}))
+        assert thinking.server.chat(**asked, stop=["never"]).json()["usage"] == usage
+        streamed = events(thinking.server.chat(**asked, stream=True, stream_options={"include_usage": True}))
         assert streamed[-1]["usage"] == usage
 
 

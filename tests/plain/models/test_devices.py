@@ -1,12 +1,22 @@
-"""--device on a machine as it is, and as it might be."""
+"""--device on a machine as it is, and as it might be; how an engine's loop idles, and how it ends."""
 
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 
 from blinkpy import packages
 from blinkpy.config import Config, ConfigError, options
-from blinkpy.engine.devices import cuda_device
-from blinkpy.engine.devices.device_contract import choose_device, device_kinds
-from blinkpy.engine.engine import make_engine
+from blinkpy.engine.devices import cuda_device, host_loop
+from blinkpy.engine.devices.device_contract import BrokenStateError, choose_device, device_kinds
+from blinkpy.engine.engine import Engine, make_engine
+from blinkpy.kv import state as S
+from blinkpy.queues import words as W
+from blinkpy.queues.layout import BLOCK_WORDS
 
 
 def test_auto_without_a_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +61,93 @@ def test_auto_takes_the_highest_rank_and_never_the_null_device(monkeypatch: pyte
     assert ranks["null"] == 0 < ranks["cpu"] and (ranks["cuda"] > ranks["cpu"]) == gpu
     assert choose_device("auto").name == ("cuda" if gpu else "cpu")
     assert [choose_device(name).name for name in ranks] == list(ranks)
+
+
+@pytest.mark.parametrize("when", ["never", "idle"])
+def test_an_idle_loop_sleeps_longer_and_longer_but_not_beyond_a_step_that_is_due(
+    when: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """By a clock of the test's own, on which only sleeps take time. The state is checked once a period, while it idles."""
+    draw, clock, sleeps, checks = random.Random(seed), [1], list[float](), list[int]()
+    shortest, longest = host_loop.IDLE_SLEEP_S
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        clock[0] += int(seconds * 1e9)
+
+    monkeypatch.setattr(host_loop, "time", SimpleNamespace(monotonic_ns=lambda: clock[0], sleep=sleep))
+    loop: Any = object.__new__(host_loop.HostLoop)
+    loop.state = SimpleNamespace(counts=np.zeros(S.COUNTS, np.int64), pace=np.zeros(S.PACE_WORDS, np.int64))
+    loop.scheduler = loop.compute = None
+    loop._when, loop._integrity_due = when, 0
+    loop.check = lambda: checks.append(clock[0]) or []
+    wanted, idle, rounds = list[float](), 0, 0
+
+    def turns(scheduler: Any, compute: Any, idle_ns: int, *more: Any) -> int:
+        nonlocal idle, rounds
+        assert idle_ns == (0 if idle else host_loop.IDLE_SPIN_NS) and sleeps == wanted
+        rounds += 1
+        works = draw.random() < (0.2 if rounds < 200 else 0.002)
+        loop.state.counts[S.STEPS] += works
+        due = clock[0] + draw.choice([5_000, 50_000, 500_000, 50_000_000]) if draw.random() < 0.5 else 0
+        loop.state.pace[S.PACE_DUE_NS] = due
+        if not works:
+            pause = min(shortest * 2 ** min(idle, 20), longest)
+            wanted.append(min(pause, (due - clock[0]) / 1e9) if due else pause)
+        idle = 0 if works else idle + 1
+        return S.NO_BATCH if rounds < 4000 else S.DRAINED
+
+    monkeypatch.setattr(host_loop, "run_turns", turns)
+    assert loop.run(0) == S.DRAINED
+    assert longest in sleeps and (len(checks) > 1) == (when == "idle")
+    assert all(after - before >= host_loop.INTEGRITY_PERIOD_NS for before, after in pairwise(checks))
+
+
+def made_engine(when: str, ends: int | BaseException, problems: list[str]) -> Any:
+    """An engine that is about to run. ends: how its loop ends; problems: of its state."""
+    engine: Any = Engine(Config().with_options({"check_integrity": when}), Mock())
+    engine.views = SimpleNamespace(engine=np.zeros(BLOCK_WORDS, np.int64), control=np.zeros(BLOCK_WORDS, np.int64))
+    engine.views.engine[W.ENGINE_STATE] = W.STATE_READY
+    run = Mock(side_effect=[ends])
+    engine.runner = SimpleNamespace(faults=(OSError,), run=run, check=Mock(return_value=problems))
+    return engine
+
+
+@pytest.mark.parametrize("problems", [[], ["a page is lost", "another one is"]], ids=["fine", "broken"])
+@pytest.mark.parametrize("when", ["never", "idle", "always"])
+@pytest.mark.parametrize("result", [S.STOPPED, S.DRAINED, S.NO_BATCH])
+def test_the_state_is_checked_at_the_end_as_asked_for(result: int, when: str, problems: list[str]) -> None:
+    """A drain leaves the loop idle. What is broken is announced before it is raised."""
+    engine = made_engine(when, result, problems)
+    checks = when == "always" or (when == "idle" and result == S.DRAINED)
+    words, control = engine.views.engine, engine.views.control
+    if checks and problems:
+        with pytest.raises(BrokenStateError, match="a page is lost"):
+            engine.run()
+    else:
+        engine.run()
+    broken = checks and bool(problems)
+    assert engine.runner.check.called == checks
+    assert words[W.ENGINE_STATE] == (W.STATE_FAULTED if broken else W.STATE_STOPPED)
+    assert (control[W.CONTROL_FAULT], words[W.COUNTER["integrity_errors"]]) == ((1, 2) if broken else (0, 0))
+
+
+def test_a_fault_of_the_device_is_announced_and_anything_else_is_not() -> None:
+    for error, announced in ((OSError("the device"), True), (KeyboardInterrupt(), False)):
+        engine = made_engine("always", error, [])
+        with pytest.raises(type(error)):
+            engine.run()
+        assert engine.views.control[W.CONTROL_FAULT] == announced
+        assert engine.views.engine[W.ENGINE_STATE] == (W.STATE_FAULTED if announced else W.STATE_READY)
+
+
+@pytest.mark.parametrize("state", range(len(W.STATE_NAMES)))
+def test_an_engine_drains_only_if_it_serves(state: int) -> None:
+    """Else the state stays: front ends trust one that stopped, or had a fault, to stay so."""
+    engine = made_engine("never", S.DRAINED, [])
+    for drain in (True, False):
+        engine.views.engine[W.ENGINE_STATE] = state
+        engine.stop(drain)
+        assert engine.views.control[W.CONTROL_COMMAND] == (W.COMMAND_DRAIN if drain else W.COMMAND_STOP)
+        drains = drain and state == W.STATE_READY
+        assert engine.views.engine[W.ENGINE_STATE] == (W.STATE_DRAINING if drains else state)

@@ -15,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import BLOCKS, GROUP, SCHEMES, TENSOR, TOKEN, compressed, save_fp8
 from support.models.model_zoo import BASE, save_model
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.models.config_json.hf_config import HfConfig
+from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights import array_weights, decoder_weights
 from blinkpy.models.weights.array_weights import load_array_weights
@@ -39,6 +42,21 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 def configure(folder: Path, section: Any) -> None:
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**facts, "quantization_config": section}))
+
+
+def test_what_a_list_keeps_is_what_transformers_keeps(rng: np.random.Generator) -> None:
+    """Names, starts and ends of names, and patterns: of whole modules, not of all that begin alike."""
+    parts = ["self_attn.q_proj", "mlp.gate", "mlp.gate_proj", "mlp.experts.1.down_proj", "mlp.experts.11.down_proj"]
+    names = ["lm_head", *(f"model.layers.{layer}.{part}" for layer in (1, 10, 11, 100) for part in parts)]
+    patterns = [*names, "model.layers.1", "model.layers.*", "model.layers.1|lm", "experts.1", "gate", "q_proj", ".*mlp.gate"]
+    for _ in range(200):
+        ignored = rng.choice(patterns, rng.integers(1, 4)).tolist()
+        ignored = [pattern[: rng.integers(1, len(pattern) + 1)] if rng.random() < 0.5 else pattern for pattern in ignored]
+        section = {"quantization_config": FP8 | {"modules_to_not_convert": ignored}}
+        quantization = read_quantization(HfConfig("a model", section, {}))
+        assert quantization is not None
+        for name in names:
+            assert quantization.keeps(name) != should_convert_module(name, ignored), (name, ignored)
 
 
 @pytest.fixture

@@ -378,6 +378,20 @@ def test_longrope_keeps_to_its_short_factors_unless_more_is_asked_for() -> None:
     assert (model.max_position, model.default_context) == (131072, 4096)
 
 
+def test_a_context_before_scaling_that_is_left_out() -> None:
+    """Phi-3's has a default of its own, by each name of its scaling; others scale what they state."""
+    transformers = pytest.importorskip("transformers")
+    before = transformers.Phi3Config().original_max_position_embeddings
+    known = describe_config(PHI4_MINI | {"original_max_position_embeddings": before})
+    for name in ("longrope", "su", "yarn"):
+        changes = {"original_max_position_embeddings": None, "rope_scaling": {**LONGROPE, "type": name}}
+        model = describe_config(PHI4_MINI | changes)
+        assert model == known and model.default_context == before
+    stated = QWEN3_8B["max_position_embeddings"]
+    rope = describe_config(QWEN3_8B | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}).attention.rope
+    assert rope.original_max_position == stated
+
+
 def test_a_factor_of_yarn_beside_its_magnitude() -> None:
     """DeepSeek-R1-0528-Qwen3-8B: it takes the magnitude back."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "attn_factor": 0.8782488562869419}

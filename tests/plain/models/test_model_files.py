@@ -20,6 +20,7 @@ from blinkpy.config import ConfigError
 from blinkpy.models.cpu.quantised.cpu_mxfp4 import unpack_mxfp4
 from blinkpy.models.cpu.step_progress import StepProgress
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.weights import checkpoint
 from blinkpy.models.weights.checkpoint import open_checkpoint, with_stored_head
 from blinkpy.models.weights.decoder_weights import Weights, choose_dtype, dummy_weights, load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
@@ -265,6 +266,26 @@ def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, cap
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(reference.lm_head.weight, other)
     assert torch.equal(load_weights(untied, folder, torch.float32).lm_head, other)
+
+
+def test_a_stored_head_is_compared_to_its_end(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Whichever of its numbers differs, in however many pieces they are read."""
+    folder = Path(shutil.copytree(saved / "tied", tmp_path / "tied"))
+    description = describe_model(folder)
+    embedding = safetensors.torch.load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    size = embedding.nbytes
+    for piece in (size, size // 2, size - 1, int(rng.integers(100, size))):
+        monkeypatch.setattr(checkpoint, "COMPARED_BYTES", piece)
+        head = embedding.clone()
+        rewrite(folder, lambda tensors, head=head: tensors | {"lm_head.weight": head})
+        assert with_stored_head(description, folder) is description
+        for place in (0, head.numel() - 1, int(rng.integers(head.numel()))):
+            other = embedding.clone()
+            other.view(-1)[place] += 1
+            rewrite(folder, lambda tensors, other=other: tensors | {"lm_head.weight": other})
+            assert not with_stored_head(description, folder).tied_embeddings
 
 
 def test_other_shape(model: Path) -> None:

@@ -1,5 +1,6 @@
 """The CPU engine's step: what it writes, what it leaves alone, and that a request can't feel its neighbours."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import dummy_array_weights
 from blinkpy.models.weights.decoder_weights import dummy_weights
+from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules
 
 PAGE, PAGES = 8, 200
 
@@ -98,6 +101,32 @@ def test_output_of_another_engine_counts_as_output(by: str, architecture: Decode
         follower = batches.add(whole.tokens[: 20 + begun], output_tokens=begun, **parameters)
         generate(step, batches, [follower], 25 - begun)
         assert follower.tokens == whole.tokens
+
+
+def test_what_looks_at_the_output_knows_whose_it_is(architecture: DecoderDescription, rng: np.random.Generator) -> None:
+    """min_tokens are those of this engine's own output, and banned sequences are met in another engine's, too; never in a prompt.
+    The logits are the test's: the stop id, then the banned token, then another one."""
+    step: Any = make_step(architecture, "numpy")
+    stop, banned, other = VOCAB - 1, VOCAB - 2, VOCAB - 3
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [stop, banned, other]] = 3, 2, 1
+    step.decoder.logits = lambda hidden: logits.copy()
+    seen = set[int]()
+    for _ in range(60):
+        batches, length = make_batches(rng), int(rng.integers(2, 9))
+        moved, own, least = int(rng.integers(length)), int(rng.integers(4)), int(rng.integers(6))
+        tokens = rng.integers(0, VOCAB - 3, length + own).tolist()
+        context = int(rng.integers(1, min(len(tokens), SEQUENCE_TOKENS - 1) + 1))
+        words = TokenRules(VOCAB, {}, None, [[*tokens[-context:], banned]]).words()
+        entry: dict[str, Any] = {"output_tokens": moved, "min_tokens": least, "stop_ids": [stop] + [-1] * (STOP_IDS - 1)}
+        sequence = batches.add(tokens[:length], rules_words=len(words), **entry)
+        sequence.tokens += tokens[length:]
+        batch, step._grammars = batches.batch([(sequence, len(tokens))]), SimpleNamespace(words=words[None])
+        step.run(batch, batches.requests._replace(rules=np.zeros(10, np.int32)))
+        wanted = stop if own >= least else other if context <= moved + own else banned
+        assert batch.sampled[0] == wanted, (moved, own, least, context)
+        seen.add(wanted)
+    assert seen == {stop, banned, other}
 
 
 @pytest.mark.parametrize("by", ["torch", "numpy"])

@@ -47,22 +47,26 @@ def shared_gate_case(
 
 
 def routing_case(rng: np.random.Generator, device: str, case: ExpertCase, block_m: int) -> None:
-    """The choice of the experts, and the sorting of the assignments into blocks."""
+    """The choice of the experts, and the sorting of the assignments into blocks. Equal logits are equal ranks only with equal
+    biases."""
     tokens, (count, top_k, *_) = case.tokens, astuple(case.shape)
-    logits = expert_logits(rng, device, case)
-    selection = case.selection(draw(rng, count, dtype=torch.float32, device=device, scale=0.3))
-    routing = Routing.allocate(case.bucket, count, top_k, block_m, device)
-    routing.assignments.fill_(12345)
-    routing.block_experts.fill_(12345)
-    route(logits, header(tokens, tokens, 0, device), routing, selection)
-    weights, ids = reference_route(logits[:tokens], top_k, selection)
-    assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
-    close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
-    used = routing.block_experts >= 0
-    blocks = routing.assignments.view(-1, block_m)[used]
-    assert sorted(blocks[blocks >= 0].tolist()) == list(range(tokens * top_k))
-    for expert, block in zip(routing.block_experts[used].tolist(), blocks, strict=True):
-        assert (ids.reshape(-1)[block[block >= 0].long()] == expert).all(), "a block of another expert"
+    biases = [draw(rng, count, dtype=torch.float32, device=device, scale=0.3)]
+    if case.ties:
+        biases.append(torch.full_like(biases[0], 0.25))
+    for bias in biases:
+        logits, selection = expert_logits(rng, device, case), case.selection(bias)
+        routing = Routing.allocate(case.bucket, count, top_k, block_m, device)
+        routing.assignments.fill_(12345)
+        routing.block_experts.fill_(12345)
+        route(logits, header(tokens, tokens, 0, device), routing, selection)
+        weights, ids = reference_route(logits[:tokens], top_k, selection)
+        assert torch.equal(routing.ids[:tokens].long(), ids), "experts"
+        close(routing.weights[:tokens], weights, torch.float32, "weights of experts")
+        used = routing.block_experts >= 0
+        blocks = routing.assignments.view(-1, block_m)[used]
+        assert sorted(blocks[blocks >= 0].tolist()) == list(range(tokens * top_k))
+        for expert, block in zip(routing.block_experts[used].tolist(), blocks, strict=True):
+            assert (ids.reshape(-1)[block[block >= 0].long()] == expert).all(), "a block of another expert"
 
 
 def expert_logits(rng: np.random.Generator, device: str, case: ExpertCase) -> Tensor:
