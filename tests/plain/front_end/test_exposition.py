@@ -143,6 +143,23 @@ def test_the_dashboard_reads_metrics_that_exist() -> None:
     assert all(set(re.findall(r"blinkpy_\w+", str(entry["query"]))) <= known for entry in variables.values())
 
 
+def test_alerts_read_metrics_that_exist_and_the_page_tells_what_to_do() -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yaml").read_text())["groups"]
+    known = set(samples(Exposition(Metrics()).render(engine_words(), restarts=0))) | {"blinkpy_http_responses_total"}
+    page = (ROOT / "docs" / "operate.md").read_text()
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    for rule in group["rules"]:
+        text, names = rule["expr"], set(re.findall(r"\bblinkpy_\w+", rule["expr"]))
+        assert names <= known and (names or text.startswith("up{")), text
+        assert text.count("(") == text.count(")") and text.count("{") == text.count("}"), text
+        for counter in (name for name in names if re.search("_(total|bucket)$", name)):
+            assert re.search(rf"(rate|increase)\({counter}[\[{{]", text), f"{counter} counts since the start: {text}"
+        assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+        assert f"`{rule['alert']}`" in page
+    told = set(re.findall(r"`(Blinkpy\w+)`", page))
+    assert told == {rule["alert"] for rule in group["rules"]}
+
+
 def test_pods_are_scaled_by_metrics_that_exist() -> None:
     known = samples(Exposition(Metrics()).render(engine_words()))
     manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "serve.yaml").read_text()))
