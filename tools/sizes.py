@@ -12,8 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"blinkpy": 25_500, "benchmarks": 5_500, "tests": 17_000}
-MOST_WORDS = 25_000  # of docs/, written by hand
 GENERATED_PAGES = ("cli.md",)
 GENERATED_PARTS = re.compile(r"<!-- measured: .*?<!-- end of measured -->|(?<=, by make docs -->\n)(?:\|[^\n]*\n)*", re.DOTALL)
 HEAD = """\
@@ -61,9 +59,8 @@ def rows(sizes: Counter[str], before: Counter[str] | None) -> list[tuple[str, ..
         inside = [name for name in sorted(sizes) if name.split("/")[0] == top]
         for name, group in [(top, inside), *((name, [name]) for name in inside if "/" in name)]:
             now = sum(sizes[one] for one in group)
-            limit = f"of {LIMITS[name]:,}" if name in LIMITS else ""
             change = "" if before is None else f"{now - sum(before[one] for one in group):+,}"
-            found.append((name, f"{now:,}", limit, change))
+            found.append((name, f"{now:,}", change))
     return found
 
 
@@ -82,15 +79,15 @@ def words_of_page(name: str, text: str) -> tuple[int, int, int]:
 def page() -> str:
     """docs/sizes.md."""
     shown = [row for row in rows(lines_now(), None) if "/" not in row[0] or row[0].startswith("blinkpy/")]
-    lines = [f"| `{name}/` | {count} | {limit.removeprefix('of ')} |" for name, count, limit, _ in shown]
+    lines = [f"| `{name}/` | {count} |" for name, count, _ in shown]
     pages = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "sizes.md"]
     counts: dict[str, tuple[int, ...]] = {
         f"[{path.name}]({path.name})": words_of_page(path.name, path.read_text()) for path in pages
     }
-    counts[f"all; goal: {MOST_WORDS:,} by hand"] = tuple(map(sum, zip(*counts.values(), strict=True)))
+    counts["all"] = tuple(map(sum, zip(*counts.values(), strict=True)))
     table = [f"| {name} | {hand:,} | {code:,} | {tool:,} |" for name, (hand, code, tool) in counts.items()]
     head = ["| page: words | by hand | in examples | generated |", "|---|---|---|---|"]
-    return "\n".join([HEAD, "| folder | lines | goal |", "|---|---|---|", *lines, "", *head, *table])
+    return "\n".join([HEAD, "| folder | lines |", "|---|---|", *lines, "", *head, *table])
 
 
 def main() -> None:
@@ -101,8 +98,8 @@ def main() -> None:
     if options.markdown:
         print(page())
         return
-    for name, lines, limit, change in rows(lines_now(), lines_at(options.against) if options.against else None):
-        print(f"{'  ' if '/' in name else ''}{name:<28}{lines:>8} {limit:<10}{change:>8}")
+    for name, lines, change in rows(lines_now(), lines_at(options.against) if options.against else None):
+        print(f"{'  ' if '/' in name else ''}{name:<28}{lines:>8}{change:>10}".rstrip())
 
 
 if __name__ == "__main__":

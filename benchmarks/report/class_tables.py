@@ -49,7 +49,7 @@ def options_of(choice: str) -> str:
 
 def one_file(file: Document) -> dict[str, Any]:
     document, arguments = file["results"], file["arguments"]
-    options = [f"`{name}`: `{given}`" for name, _, given in (words.partition(":") for words in arguments["extra"])]
+    options = [f"`{name}`: `{given.strip()}`" for name, _, given in (words.partition(":") for words in arguments["extra"])]
     commit = file["commit"].get("hash", "unknown")[:7]
     return {
         "origin": f"{document['model']}, {document['gpu'].get('gpu', 'CPU')}; {file['date'][:10]}, `{commit}`.",
@@ -96,8 +96,8 @@ def draw_classes(file: Document) -> Any:
     width = 0.8 / len(names)
     panels = (
         ("TTFT of latency-sensitive prompts, ms: median, and bar to P99", ("ttft_ms", "p50"), ("ttft_ms", "p99")),
-        ("throughput of best effort, of the first's", ("best_effort_throughput",), None),
-        ("turnaround of best effort, of the first's", ("best_effort_turnaround",), None),
+        ("throughput of best effort, over the first bar's", ("best_effort_throughput",), None),
+        ("turnaround of best effort, over the first bar's", ("best_effort_turnaround",), None),
     )
     for ax, (label, path, top) in zip(axes, panels, strict=True):
         for cell in cells:
@@ -114,7 +114,8 @@ def draw_classes(file: Document) -> Any:
         ax.axhline(1, linestyle=":", color="black", linewidth=1)
     handles = [axes[1].bar(0, 0, color=f"C{number}", label=name) for number, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{file['results']['model']} on {file['results']['gpu'].get('gpu', 'no GPU')}", fontsize=10)
+    where = f"{file['results']['model']} on {file['results']['gpu'].get('gpu', 'no GPU')}"
+    figure.suptitle("; ".join([where, *(given.strip() for given in file["arguments"]["extra"])]), fontsize=10)
     return figure
 
 

@@ -2,10 +2,14 @@
 the soak and of attacks."""
 
 import hashlib
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# Of curves, in turn: where the numbers stand beside its points, in points, and which of their ends is there.
+LABELS = (((4, 3), "left"), ((-4, 3), "right"), ((4, -9), "left"), ((-4, -9), "right"))
 
 
 def figure_row(columns: int = 1, width: float = 5.5, height: float = 4.2, rows: int = 1) -> Any:
@@ -59,12 +63,12 @@ def draw_predictions(document: dict[str, Any]) -> Any:
                 continue
             kind = f"{row['policy']}, {row['mixed']} then {row['tokens']}" if row["mixed"] else f"{row['policy']}, one size"
             series.setdefault(kind, []).append(row)
-        for kind, rows in series.items():
+        for (kind, rows), (place, side) in zip(series.items(), cycle(LABELS), strict=False):
             xs, ys = ([row[name] for row in rows] for name in ("ttft_p99", "tpot_p99"))
             ax.plot(xs, ys, "o--" if rows[0]["mixed"] else "s-", markersize=4, label=kind)
             for x, y, row in zip(xs, ys, rows, strict=True):
                 size = row["burst"] if row["mixed"] else row["tokens"]
-                ax.annotate(f"{size:,}", (x, y), fontsize=7, xytext=(4, 3), textcoords="offset points")
+                ax.annotate(f"{size:,}", (x, y), fontsize=7, xytext=place, ha=side, textcoords="offset points")
         plain_log(ax, "x")
         ax.set(xlabel="P99 TTFT, ms", ylabel="P99 TPOT, ms", title=f"{load['rate']:g} requests/s (simulated)")
         ax.grid(alpha=0.3)

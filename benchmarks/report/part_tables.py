@@ -311,7 +311,7 @@ def files(results: Results) -> dict[str, Any]:
     for name in results.names:
         found = results.read(name)
         also = " ".join(f"`{suffix}`" for suffix in (".png", ".md") if (results.folder / f"{name}{suffix}").exists())
-        rows.append([f"`{name}.json`{', ' + also if also else ''}", maker(name), hardware(found), when(found)])
+        rows.append([f"`{name}.json`{', ' + also if also else ''}", maker(name, found), hardware(found), when(found)])
     return {"rows": rows}
 
 
@@ -353,8 +353,8 @@ def between(counts: dict[str, Any]) -> str:
     return f"{percent(counts['killed'] / hunted, 1)} ({100 * low:.1f} to {100 * high:.1f})" if hunted else ""
 
 
-def maker(name: str) -> str:
-    """The command that writes a result file, by that file's name; a benchmark may be gone since."""
+def maker(name: str, found: Document) -> str:
+    """The command that writes a result file, by that file's name or what it says itself; a benchmark may be gone since."""
     if name in (
         "fuzz_schemas",
         "fuzz_http",
@@ -368,6 +368,8 @@ def maker(name: str) -> str:
         return f"`make {name.replace('_', '-')}`"
     known = [module for start, module in MAKERS.items() if name.startswith(start)]
     known += [f"{path.parent.name}.{name}" for path in (ROOT / "benchmarks").glob(f"*/{name}.py")]
+    written = str(found.get("benchmark", ""))  # FOLDER.NAME; older files have another name
+    known += [written] if (ROOT / "benchmarks" / f"{written.replace('.', '/')}.py").is_file() else []
     return f"`python -m benchmarks.{known[0]}`" if known else "a benchmark of that commit"
 
 

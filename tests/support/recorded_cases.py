@@ -18,7 +18,7 @@ from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.recording.recorded_policy import recorded_policy
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_memory import RecordingMemory
-from blinkpy.verify.recording.recording_reader import RecordingReader, Snapshot
+from blinkpy.verify.recording.recording_reader import Capture, RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World, make_world, random_limits
@@ -136,7 +136,7 @@ def replayed(replay: Replay) -> int:
     return len(replay.turns)
 
 
-def replay_all(captures: list[Snapshot], counter: str) -> tuple[int, int]:
+def replay_all(captures: list[Capture], counter: str) -> tuple[int, int]:
     """Replay what was recorded, each turn to the same decisions. Returns the number of turns, and by how much a counter of
     COUNTER_NAMES rose in them."""
     replayed, rose = 0, 0

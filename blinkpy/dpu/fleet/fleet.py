@@ -135,6 +135,8 @@ class Fleet:
     def _why_none(self, problems: list[str | None]) -> str | None:
         if None in problems:
             return None
+        if not problems:
+            return "No engine is listed."
         told = dict.fromkeys(problem for problem in problems if problem is not None)
         return f"None of {len(problems)} engines serves. {' '.join(told)}".strip()
 

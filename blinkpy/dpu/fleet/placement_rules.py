@@ -46,10 +46,10 @@ def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> Engin
     least: float = inf
     equal: list[EngineLoad] = []
     for engine in engines:
-        its = engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running  # work(), with no call
-        if its < least:
-            least, equal = its, [engine]
-        elif its == least:
+        tokens = engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running  # work(), with no call
+        if tokens < least:
+            least, equal = tokens, [engine]
+        elif tokens == least:
             equal.append(engine)
     return equal[request.number % len(equal)]
 
@@ -63,10 +63,10 @@ def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
         return least
     homes: list[EngineLoad] = []
     for engine in engines:
-        its = cached[engine.index]
-        if its > most:
-            most, homes = its, [engine]
-        elif its == most:
+        found = cached[engine.index]
+        if found > most:
+            most, homes = found, [engine]
+        elif found == most:
             homes.append(engine)
     best = homes[0] if len(homes) == 1 else least_loaded(request, homes)
     if work(best) - work(least) > EXTRA_TOKENS:

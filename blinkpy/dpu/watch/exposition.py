@@ -77,8 +77,9 @@ class Exposition:
         for kind, ending, table in (("counter", "_total", COUNTERS), ("gauge", "", GAUGES)):
             for name, help in table.items():
                 yield from _family(f"blinkpy_{name}{ending}", kind, help)
+                digits = 3 if name.endswith("_seconds") else 0
                 for w, value in enumerate(metrics.values(name)):
-                    yield f'blinkpy_{name}{ending}{{worker="{w}"}} {value:.0f}'
+                    yield f'blinkpy_{name}{ending}{{worker="{w}"}} {value:.{digits}f}'
         for which, shape in enumerate(HISTOGRAMS):
             yield from _family(f"blinkpy_{shape.name}", "histogram", shape.help)
             for w, (counts, total) in enumerate(metrics.histogram(which)):

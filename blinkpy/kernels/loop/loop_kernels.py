@@ -139,7 +139,7 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
         turns, began, budget, traced = loop[L.LOOP_TURNS], loop[L.LOOP_BEGAN_NS], loop[L.LOOP_BUDGET_NS], loop[L.LOOP_TRACED]
         due, copies, copy_graph = loop[L.LOOP_COPY_DUE], loop[L.LOOP_COPIES], loop[L.LOOP_COPY_GRAPH]
-        ahead_begin, ahead_end = loop[L.LOOP_OVERLAP_BEGIN], loop[L.LOOP_OVERLAP_END]
+        overlap_begin, overlap_end = loop[L.LOOP_OVERLAP_BEGIN], loop[L.LOOP_OVERLAP_END]
         shared = cuda.shared.array(shared_words, int64)
         engine = read(table, shared, lane, lanes)
         prefetch_forecast(engine.limits, engine.state, lane, lanes)
@@ -196,8 +196,8 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             trace[traced, L.TRACE_END] = end
             trace[traced, L.TRACE_GRAPH] = step
             trace[traced, L.TRACE_ROWS] = counts[S.ROWS]
-            trace[traced, L.TRACE_OVERLAP_BEGIN] = ahead_begin
-            trace[traced, L.TRACE_OVERLAP_END] = ahead_end
+            trace[traced, L.TRACE_OVERLAP_BEGIN] = overlap_begin
+            trace[traced, L.TRACE_OVERLAP_END] = overlap_end
             trace[traced, L.TRACE_GROUP] = counts[S.GROUP]
             trace[traced, L.TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
             loop[L.LOOP_TRACED] = traced + 1

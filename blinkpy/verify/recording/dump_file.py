@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.format import read_array, write_array
 
 from blinkpy.verify.recording.recording_links import RecordingError
-from blinkpy.verify.recording.recording_reader import RecordingReader, Snapshot
+from blinkpy.verify.recording.recording_reader import Capture, RecordingReader
 from blinkpy.version import __version__
 
 FORMAT = 3
@@ -24,7 +24,7 @@ ABOUT, WORDS, STATE = "about", "words", "state/"
 CRASHES_KEPT = 10  # the newest dumps in a folder of crashes
 
 
-def write_dump(path: Path, capture: Snapshot, reason: str) -> None:
+def write_dump(path: Path, capture: Capture, reason: str) -> None:
     """Write a dump, whole or not at all. Raises RecordingError when it can't be written."""
     about = {
         **capture.description,
@@ -51,7 +51,7 @@ def write_dump(path: Path, capture: Snapshot, reason: str) -> None:
         raise RecordingError(f"can't write {path}: {error.strerror}") from error
 
 
-def read_dump(path: Path) -> Snapshot:
+def read_dump(path: Path) -> Capture:
     """Read a dump. Raises RecordingError, in one line, for what is not one or is damaged."""
     try:
         with zipfile.ZipFile(path) as source:
@@ -70,7 +70,7 @@ def read_dump(path: Path) -> Snapshot:
             raise RecordingError(f"{path} is damaged: array {name} is missing or has another shape")
     if words.dtype != np.int64 or words.ndim != 1:
         raise RecordingError(f"{path} is damaged: its records are no words")
-    return Snapshot(about, words, state)
+    return Capture(about, words, state)
 
 
 def save_crash(reader: RecordingReader, folder: str, name: str, reason: str) -> str:

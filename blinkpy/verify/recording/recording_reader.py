@@ -19,9 +19,9 @@ INBOX_WORDS = ("heartbeat", "claim", "cq_head", "doorbell")  # in the order of a
 STUCK_S = 0.05  # a turn that is under way for so long does not end
 
 
-class Snapshot(NamedTuple):
-    """A consistent copy of a recording. description: the JSON. words: int64, records from the snapshot on; the last one may be of
-    a turn that did not end. arrays: the snapshot, by name."""
+class Capture(NamedTuple):
+    """What can be replayed of a recording: a snapshot of the state, and the records behind it. description: the JSON. words:
+    int64, the records; the last one may be of a turn that did not end. arrays: the snapshot, by name."""
 
     description: dict[str, Any]
     words: Int64
@@ -57,7 +57,7 @@ class RecordingReader:
         """Words that the engine has recorded."""
         return int(self._views.progress[S.POSITION])
 
-    def capture(self) -> Snapshot:
+    def capture(self) -> Capture:
         """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""
         for _ in range(TRIES):
             unended = self._unended_record()
@@ -73,7 +73,7 @@ class RecordingReader:
                 words = self._views.ring[np.arange(first, end) & (self._words - 1)]
                 overwritten = self.position - first > 7 * self._words // 8
                 if int(head[WRITES]) == writes and not overwritten:
-                    return Snapshot(self.description, np.concatenate([words, unended]), arrays)
+                    return Capture(self.description, np.concatenate([words, unended]), arrays)
             time.sleep(0.01)
         raise RecordingError("the recording has no state to start from: it is overwritten faster than it can be copied")
 

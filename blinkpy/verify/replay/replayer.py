@@ -23,7 +23,7 @@ from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.suspension import step_ended
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
 from blinkpy.verify.recording.recording_links import RecordingError
-from blinkpy.verify.recording.recording_reader import Snapshot
+from blinkpy.verify.recording.recording_reader import Capture
 from blinkpy.verify.replay.turn_records import BrokenRecordError, Int64, Turn, parse_turns, ring_words
 
 INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # in the order of a record
@@ -36,7 +36,7 @@ class Replay:
     is some hundred times faster. Raises RecordingError for a recording that does not fit this version.
     """
 
-    def __init__(self, capture: Snapshot, policy: Policy, mode: Literal["python", "njit"] = "python"):
+    def __init__(self, capture: Capture, policy: Policy, mode: Literal["python", "njit"] = "python"):
         about = capture.description
         try:
             self.limits = Limits(**about["limits"])

@@ -12,7 +12,7 @@ from blinkpy.kv.state import State
 from blinkpy.queues.header import read_header
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_reader import Snapshot
+from blinkpy.verify.recording.recording_reader import Capture
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns, ring_words
 from blinkpy.verify.sim.world import World
@@ -35,7 +35,7 @@ class RecordedTurns:
         about = {"limits": limits._asdict(), "buckets": np.stack(state.buckets, axis=1).tolist()}
         about["queue"] = dataclasses.asdict(read_header(world.segment)[0].sizes)
         arrays = {name: array for name, array in named_arrays(state) if not name.startswith(NOT_COPIED)}
-        self._replay = Replay(Snapshot(about, np.zeros(0, np.int64), arrays), policy, mode)
+        self._replay = Replay(Capture(about, np.zeros(0, np.int64), arrays), policy, mode)
         self._state, self._pairs, self._read = state, limits.pairs, 0
 
     def difference(self) -> str:

@@ -16,7 +16,7 @@ from benchmarks.report.grid_plot import draw
 from benchmarks.report.grid_summary import FIGURES, MEDIANS, mean_ratio, repeated, series
 from benchmarks.report.named_figures import NAMED
 from benchmarks.report.pages import FIGURE, PAGES, PART, TEMPLATES, grid_page, part, rewritten
-from benchmarks.report.part_tables import Results
+from benchmarks.report.part_tables import Results, maker
 from benchmarks.report.serving_tables import behind, claim, energy_rows, fewer_bits, schemas, serving, slowdown
 from benchmarks.serving.systems import SYSTEMS
 
@@ -48,6 +48,21 @@ def test_each_result_is_explained() -> None:
     for path, (sources, _) in pages.plots(results).items():
         assert shows(path, sources), f"{path.name} shows another result: run python -m benchmarks.report.pages"
     assert not any(name in path.read_text() for path in RESULTS.glob("*.json") for name in ('"samples": [', '"histogram"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "benchmark", "command"),
+    [
+        ("cpu_engine", "cpu_engine", "`python -m benchmarks.parts.cpu_engine`"),
+        ("paper-m", "paper", "`python -m benchmarks.serving.grid`"),
+        ("classes-m", "serving.classes", "`python -m benchmarks.serving.classes`"),
+        ("fleet_kills", "tools.fleet_kills", "`make fleet-kills`"),
+        ("headroom", "headroom", "a benchmark of that commit"),
+        ("decode", None, "a benchmark of that commit"),
+    ],
+)
+def test_a_result_names_the_command_that_made_it(name: str, benchmark: str | None, command: str) -> None:
+    assert maker(name, {} if benchmark is None else {"benchmark": benchmark}) == command
 
 
 def test_a_page_whose_figures_are_old_is_noticed(tmp_path: Path) -> None:

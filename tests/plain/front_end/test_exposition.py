@@ -100,6 +100,16 @@ def test_names_of_vllm_have_the_values_of_ours(rng) -> None:
         )
 
 
+def test_times_are_not_rounded_to_seconds() -> None:
+    metrics = Metrics()
+    metrics.gauge("lag_seconds", 0.25)
+    metrics.count("body_wait_seconds", 0.0625)
+    metrics.count("body_wait_seconds", 2.0)
+    found = samples(Exposition(metrics).render(None))
+    assert found["blinkpy_lag_seconds"] == {'worker="0"': 0.25}
+    assert found["blinkpy_body_wait_seconds_total"] == {'worker="0"': pytest.approx(2.0625, abs=1e-3)}
+
+
 def test_without_an_engine_only_its_values_are_missing() -> None:
     found = samples(Exposition(Metrics(), "m", vllm=True).render(None))
     assert found["blinkpy_engine_up"] == {"": 0}
@@ -131,6 +141,23 @@ def test_the_dashboard_reads_metrics_that_exist() -> None:
             for counter in (name for name in names if re.search("_(total|bucket|sum|count)$", name)):
                 assert re.search(rf"(rate|increase)\({counter}\{{", text), f"{counter} counts since the start: {text}"
     assert all(set(re.findall(r"blinkpy_\w+", str(entry["query"]))) <= known for entry in variables.values())
+
+
+def test_alerts_read_metrics_that_exist_and_the_page_tells_what_to_do() -> None:
+    (group,) = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yaml").read_text())["groups"]
+    known = set(samples(Exposition(Metrics()).render(engine_words(), restarts=0))) | {"blinkpy_http_responses_total"}
+    page = (ROOT / "docs" / "operate.md").read_text()
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    for rule in group["rules"]:
+        text, names = rule["expr"], set(re.findall(r"\bblinkpy_\w+", rule["expr"]))
+        assert names <= known and (names or text.startswith("up{")), text
+        assert text.count("(") == text.count(")") and text.count("{") == text.count("}"), text
+        for counter in (name for name in names if re.search("_(total|bucket)$", name)):
+            assert re.search(rf"(rate|increase)\({counter}[\[{{]", text), f"{counter} counts since the start: {text}"
+        assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+        assert f"`{rule['alert']}`" in page
+    told = set(re.findall(r"`(Blinkpy\w+)`", page))
+    assert told == {rule["alert"] for rule in group["rules"]}
 
 
 def test_pods_are_scaled_by_metrics_that_exist() -> None:

@@ -113,6 +113,15 @@ def test_options_ports_probes_and_times_are_blinkpys(file: Path, tmp_path: Path)
         assert "BLINKPY_API_KEY" in {each["name"] for each in one.container["env"]}
 
 
+def test_images_are_those_that_the_heads_say_to_build() -> None:
+    for file in FILES:
+        (image,) = {one.container["image"] for one in pods(file)}
+        (name,) = set(re.findall(r"Build the image with (deploy/[\w.]+\w)", file.read_text()))
+        assert f"build {'--format docker ' if image == 'blinkpy' else ''}-t {image} -f {name} ." in (ROOT / name).read_text()
+        options = [text for each in of_kind(file, "ConfigMap") for text in each["data"].values()]
+        assert ("python3-pyverbs" in (ROOT / name).read_text()) == any('transport = "rdma"' in text for text in options)
+
+
 def test_front_ends_find_the_engines_and_a_queue_pair_each(tmp_path: Path) -> None:
     (file,) = [file for file in FILES if file.name == "rdma.yaml"]
     engine, front = pods(file)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 EVERYTHING = "everything"
 ROOT_MODULES = {"blinkpy", "blinkpy.__main__"}  # they lead to commands and to the offline API
 MOST_FILES = 16  # of a folder
+OPEN_FOLDERS = {"families"}  # a file for each thing of a kind, found by its name: it grows
 
 
 def table() -> list[tuple[list[str], set[str]]]:
@@ -74,7 +75,7 @@ def test_file_names_differ_and_folders_are_small() -> None:
     files = [path for path in package_modules().values() if path.stem not in ("__init__", "__main__")]
     assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
     folders = Counter(path.parent for path in files)
-    assert [str(folder) for folder, count in folders.items() if count > MOST_FILES] == []
+    assert [str(folder) for folder, count in folders.items() if count > MOST_FILES and folder.name not in OPEN_FOLDERS] == []
 
 
 def test_nobody_else_imports_ray() -> None:

@@ -1,5 +1,6 @@
-"""tools/sizes.py counts the words of a page by who writes them."""
+"""tools/sizes.py counts lines by folder, and the words of a page by who writes them."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +33,12 @@ def test_words_are_counted_by_who_writes_them(monkeypatch: pytest.MonkeyPatch, r
         expected += words
     assert words_of_page("some.md", text) == tuple(expected), text
     assert words_of_page("cli.md", text) == (0, 0, expected.sum()), "a tool writes all of it"
+
+
+def test_lines_and_their_changes_are_summed_by_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from sizes import rows
+
+    now, before = Counter({"a/b": 1200, "a/c": 30, "d": 7}), Counter({"a/b": 1000, "d": 9})
+    assert rows(now, None) == [("a", "1,230", ""), ("a/b", "1,200", ""), ("a/c", "30", ""), ("d", "7", "")]
+    assert [change for _, _, change in rows(now, before)] == ["+230", "+200", "+30", "-2"]

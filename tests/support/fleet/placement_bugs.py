@@ -46,12 +46,12 @@ PLACEMENT_BUGS = tuple(Bug(what, module, before, after) for module, bugs in {
         ("prompts go where they wait for longer than they save",
          "return best if later <= most - own else", "return best if later >= 0 else"),
         ("what was just sent does not count", " + best.unseen_tokens", ""),
-        ("the shortest prefix is looked for", "if its > most:", "if its < most:"),
+        ("the shortest prefix is looked for", "if found > most:", "if found < most:"),
         ("of several that know as much only the first counts",
-         "        elif its == most:\n            homes", "        elif its < 0:\n            homes"),
+         "        elif found == most:\n            homes", "        elif found < 0:\n            homes"),
         ("waiting prompts are not seen",
-         "its = engine.tokens_in_flight + engine.waiting_tokens", "its = engine.tokens_in_flight"),
-        ("the busiest engine counts as the least loaded", "if its < least:", "if its > least or least == inf:"),
+         "tokens = engine.tokens_in_flight + engine.waiting_tokens", "tokens = engine.tokens_in_flight"),
+        ("the busiest engine counts as the least loaded", "if tokens < least:", "if tokens > least or least == inf:"),
     ],
 }.items() for what, before, after in bugs)
 # fmt: on

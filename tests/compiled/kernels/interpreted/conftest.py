@@ -6,13 +6,20 @@ import zlib
 import pytest
 import torch
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob: list[str] = []
-if os.environ.get("TRITON_INTERPRET") == "1":
+if INTERPRETED:
     from support.models import triton_interpreter
 
     triton_interpreter.install()
 else:
     collect_ignore_glob.append("*")  # the wrapper test runs them
+
+
+def pytest_runtest_setup() -> None:
+    """A file of this folder that is named is not left out."""
+    if not INTERPRETED:
+        pytest.fail("run it with TRITON_INTERPRET=1, which must be set before Triton is imported", pytrace=False)
 
 
 @pytest.fixture
