@@ -30,7 +30,7 @@ ONE_KEY = "default"  # the tenant of --api-key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEY = re.compile(r"[!-~]{1,512}")
-_ONE_KEY = re.compile(r"[!-~]+(?: +[!-~]+)*")
+_ONE_KEY = re.compile(r"[^\x00-\x20\x7f\ud800-\udfff]+(?: +[^\x00-\x20\x7f\ud800-\udfff]+)*")  # in UTF-8
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -65,7 +65,7 @@ def read_keys(path: str, api_key: str, share_prefixes: bool = False, secret: byt
                 raise ConfigError(f"{path}: {name}: {error}") from None
     if api_key:
         if not _ONE_KEY.fullmatch(api_key):  # a line end behind it, perhaps: no client could send it
-            raise ConfigError("api_key must be visible ASCII characters, with spaces between them or none")
+            raise ConfigError("api_key must be what a header can bring: no control characters, and no spaces around it")
         # Alone, it needs no salt: there is nobody to guess at.
         salt = _salt(ONE_KEY, secret) if path and not share_prefixes else b""
         digest = hashlib.sha256(api_key.encode()).digest()
