@@ -96,4 +96,4 @@ def test_memory_does_not_grow() -> None:
             if number % (rounds // PARTS) == 0:
                 used.append(resident_kib())
         assert pair.stray_completions == 0
-    assert statistics.median(np.diff(used)) < MOST_KIB, f"KiB: {used}"
+    assert statistics.median(np.diff(used).tolist()) < MOST_KIB, f"KiB: {used}"
