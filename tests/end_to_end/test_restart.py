@@ -5,6 +5,7 @@ import http.client
 import json
 import mmap
 import os
+import random
 import re
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,6 +30,7 @@ from blinkpy import cli
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.processes import ChildError
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
@@ -263,6 +266,51 @@ def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stop
         assert not moves
         assert not alive(pid)
     assert len(list(tmp_path.glob("crash-*.recording"))) == 1
+
+
+def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_served(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """By a clock of the test's own. The time in which starts failed is none in which an engine served."""
+    draw, clock, fails, starts = random.Random(seed), [1000.0], [0], list[float]()
+
+    class Started:
+        def __init__(self, *given: object, **more: object) -> None:
+            starts.append(clock[0])
+
+        def wait_ready(self, *given: object) -> dict[str, str]:
+            clock[0] += draw.uniform(0, 20)
+            fails[0] -= 1
+            if fails[0] >= 0:
+                ended.append(clock[0])
+                raise ChildError("it fails")
+            return {}
+
+        def end(self, *given: object) -> None:
+            pass
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(kept_engine, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(kept_engine, "Child", Started)
+    config = Config().with_options({"name": f"test-{secrets.token_hex(4)}"})
+    engine = KeptEngine(config, EngineStarts(memoryview(bytearray(STARTS_BYTES))), lambda: True)
+    ended = list[float]()
+    engine.start(lambda *report: None, lambda: None)
+    pause = 0.0
+    for _ in range(20):
+        served = draw.choice([0.5, 30, 59, 61, 1000])
+        clock[0] += served
+        fails[0] = many = draw.choice([0, 1, 12])
+        starts.clear()
+        ended[:] = [clock[0]]
+        engine.start_again("died", lambda: None)
+        wanted = list[float]()
+        for failed in range(many + 1):
+            pause = 0.5 if not failed and served > 60 else min(60.0, max(0.5, 2 * pause))
+            wanted.append(pause)
+        assert [start - end for start, end in zip(starts, ended, strict=True)] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_only_time_in_which_somebody_looked_counts(rng: np.random.Generator) -> None:

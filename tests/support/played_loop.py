@@ -52,7 +52,7 @@ class PlayedLoop:
         self._now = self._bucket = 0
         self._chosen = False  # what the last turn decided has not been done
         self.words = np.zeros(L.LOOP_WORDS, np.int64)
-        self.steps = self.groups = self.copies = 0
+        self.steps = self.groups = self.copies = self._copied_at = 0
 
     def __call__(self, limits: Any, queues: Any, state: Any, now: int, lane: int, lanes: int) -> int:
         """A turn: the bucket, or why there is no step."""
@@ -159,7 +159,10 @@ class PlayedLoop:
     def _copy(self) -> None:
         recorder, counts = self._state.recorder, self._state.batch.counts
         assert counts[S.GROUP] == 0 and not self._state.forecast.unpublished[0]
-        assert self._conditions[LOOP] and recorder.progress[S.POSITION] == recorder.cursor[S.POSITION] >= self._every
+        position = int(recorder.cursor[S.POSITION])
+        assert self._conditions[LOOP] and recorder.progress[S.POSITION] == position
+        assert position - self._copied_at >= self._every, "a copy comes too soon behind the last one"
+        self._copied_at = position
         self.copies += 1
         assert recorder.progress[S.COPIES_BEGUN] == self.copies
         self._after_copy_kernel(self._repeat, self.words, recorder.progress, SWITCH, self._copying)

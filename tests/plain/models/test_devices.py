@@ -151,3 +151,16 @@ def test_an_engine_drains_only_if_it_serves(state: int) -> None:
         assert engine.views.control[W.CONTROL_COMMAND] == (W.COMMAND_DRAIN if drain else W.COMMAND_STOP)
         drains = drain and state == W.STATE_READY
         assert engine.views.engine[W.ENGINE_STATE] == (W.STATE_DRAINING if drains else state)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_queue_pairs_share_the_slots_for_grammars(workers: int) -> None:
+    """All together have as many as the option says, or a few less; none where the tokens' bytes are unknown."""
+    for slots in (workers, 20, 64):
+        engine: Any = Engine(Config().with_options({"grammar_slots": slots, "workers": workers}), Mock())
+        engine.sizes = Mock(max_model_len=100, page_size=16, num_pages=9, max_num_seqs=4)
+        facts = engine._facts(SimpleNamespace(vocab_size=50), True)
+        assert slots - workers < facts.grammar_share * workers <= slots
+        assert 0 < facts.grammar_words <= facts.grammar_arena
+        none = engine._facts(SimpleNamespace(vocab_size=50), False)
+        assert none.grammar_share == none.grammar_words == none.grammar_arena == 0

@@ -575,6 +575,24 @@ def test_defaults_are_those_of_transformers(name: str, caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("name", ["SmolLM3", "Qwen2", "Qwen3", "Gemma2", "Gemma3", "Olmo3", "GptOss"])
+def test_layer_types_that_are_left_out_are_those_that_transformers_writes(name: str, rng: np.random.Generator) -> None:
+    """With windows, of models of any depth."""
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    for _ in range(5):
+        layers = int(rng.integers(2, 12))
+        given: dict[str, Any] = {"num_hidden_layers": layers, "sliding_window": 18}
+        if name in ("SmolLM3", "Qwen2", "Qwen3"):
+            given |= {"use_sliding_window": True, "max_window_layers": int(rng.integers(layers + 1))}
+        if name == "SmolLM3":
+            given |= {"no_rope_layer_interval": int(rng.integers(2, 5))}
+        written = json.loads(kind(**given).to_json_string(use_diff=False)) | {"architectures": [f"{name}ForCausalLM"]}
+        types = written.pop("layer_types")
+        model = describe_config(written)
+        assert [layer.attention.window for layer in model.layers] == [18 if one == "sliding_attention" else 0 for one in types]
+
+
 def test_unknown_keys_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     keys = [f"unheard_of_{secrets.token_hex(4)}" for _ in range(2)]
     for _ in range(2):
