@@ -1,6 +1,7 @@
 """Recordings as files: dumps, damaged ones, and the commands that read them."""
 
 import json
+import secrets
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from support.recorded_cases import crowded, replayed
+from support.scheduler_cases import case_sizes
 
 from blinkpy import cli
+from blinkpy.config import Config
+from blinkpy.engine.flight_recorder import FlightRecorder
+from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state import TURNS
+from blinkpy.kv.state_memory import make_state, snapshot
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.recording.dump_file import FORMAT, read_dump, write_dump
+from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns
 
@@ -143,3 +150,20 @@ def test_a_recording_of_a_users_policy_asks_for_it(dump: Path, tmp_path: Path, c
     (tmp_path / "mine.py").write_text("def rank(request):\n    return request.arrival\n")
     assert cli.main(["replay", str(dump), "--policy", f"{tmp_path}/mine.py:rank", "--no-trace"]) == 0
     assert "is not the file that the engine had" in capsys.readouterr().err
+
+
+def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
+    """On a GPU, where nobody asks behind each turn, and for an engine that dies in its first one."""
+    queue, facts, options = case_sizes(record_turns=50)
+    config = Config().with_options({"name": f"test-{secrets.token_hex(6)}"})
+    limits = make_limits(queue, facts, **options)
+    recorder = FlightRecorder(config, queue, limits, fcfs)
+    try:
+        state = recorder.attach(make_state(limits))
+        recorder.publish()
+        captured = RecordingReader(config.engine.name).capture()
+        assert len(captured.words) == 0
+        known = snapshot(state)
+        assert all(np.array_equal(array, known[name]) for name, array in captured.arrays.items() if name != "requests.tokens")
+    finally:
+        recorder.close()

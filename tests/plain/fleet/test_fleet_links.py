@@ -112,6 +112,19 @@ def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
     assert (link.restarts(), link.unavailable("").retry_s) == (7, 42)
 
 
+def test_a_busy_engine_that_is_listed_again_stays() -> None:
+    """It was about to leave, with its requests."""
+    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
+    entries = [EngineEntry("a", gone), EngineEntry("b", gone)]
+    fleet = Fleet(entries, metrics)
+    (first, _), pair = fleet.links, made_pair(4)
+    first.pair, pair.in_flight = pair, 1
+    for listed, leaves in ((entries[1:], True), (entries, False), (entries[1:], True), (entries[::-1], False)):
+        fleet.set_engines(listed)
+        assert (first.leaving, first.vacant, first.status() is None) == (leaves, False, not leaves)
+        assert first in fleet.links
+
+
 def connected() -> Any:
     pair = made_pair(4)
     pair.epoch, pair.transport.pair, pair.transport.close, pair.close, pair.abandon = 1, 0, list, list, list
