@@ -38,10 +38,10 @@ def connected(server: RunningServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=30)
 
 
-def count_of(server: RunningServer, name: str) -> int:
-    found = re.search(rf'^blinkpy_{name}(?:_total)?{{worker="0"}} (\d+)$', server.client.get("/metrics").text, re.MULTILINE)
+def count_of(server: RunningServer, name: str) -> float:
+    found = re.search(rf'^blinkpy_{name}(?:_total)?{{worker="0"}} ([\d.]+)$', server.client.get("/metrics").text, re.MULTILINE)
     assert found, name
-    return int(found[1])
+    return float(found[1])
 
 
 class Case(NamedTuple):
