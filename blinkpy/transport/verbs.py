@@ -295,7 +295,7 @@ class QueuePairEnd:
         attributes.max_dest_rd_atomic = min(self.port.reads, peer.reads)
         attributes.min_rnr_timer = RNR_TIMER
         address = module("addr")
-        gid = address.GID(ipaddress.IPv6Address(peer.gid).exploded)  # pyverbs takes eight groups of four digits
+        gid = address.GID(ipaddress.IPv6Address(peer.gid).packed.hex(":", 2))  # pyverbs takes eight groups of four digits
         route = address.GlobalRoute(dgid=gid, sgid_index=self.port.gid_index, hop_limit=HOP_LIMIT)
         attributes.ah_attr = address.AHAttr(port_num=self.port.number, is_global=1, gr=route, dlid=peer.lid)
         with reported(f"connect to the peer with GID {peer.gid}"):

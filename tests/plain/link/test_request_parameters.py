@@ -70,7 +70,7 @@ def test_a_changed_copy_has_other_values_and_no_other_names(rng: np.random.Gener
         assert one.changed(**{p.name: value}) == RequestParameters(**{**given, p.name: value})
     assert one.changed(stop_ids=(), top_k=7) == RequestParameters(seed=3, top_k=7)
     assert one == one.changed() == RequestParameters(**given)
-    with pytest.raises(ValueError, match="top_x"):
+    with pytest.raises((ValueError, TypeError), match="top_x"):  # the latter since Python 3.13
         one.changed(top_x=1)
 
 

@@ -110,7 +110,7 @@ class Context(Part):
         return found
 
     def query_gid(self, number: int, index: int) -> Any:
-        return GID(ipaddress.IPv6Address(self._gid(number, index)[0]).exploded)
+        return GID(ipaddress.IPv6Address(self._gid(number, index)[0]).packed.hex(":", 2))
 
     def query_gid_type(self, number: int, index: int) -> int:
         return self._gid(number, index)[1]
@@ -231,7 +231,7 @@ class QP(Part):
 
     def gid(self) -> str:
         """The GID that it sends from."""
-        return str(ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).exploded)
+        return ipaddress.IPv6Address(self._gids()[self.transitions["RTR"].ah_attr.gr.sgid_index][0]).packed.hex(":", 2)
 
     def close(self) -> None:
         super().close()
