@@ -74,6 +74,15 @@ def test_a_changed_copy_has_other_values_and_no_other_names(rng: np.random.Gener
         one.changed(top_x=1)
 
 
+def test_bounds_are_told_as_they_are() -> None:
+    for p in PARAMETERS:
+        low, apart, high = re.fullmatch(r"(?:above )?(\S+) (to|and at most) (\S+)", p.bounds_text).groups()  # type: ignore[union-attr]
+        ends = [float(end) if p.is_float else int(end) for end in (low, high)]
+        assert [p.in_bounds(end) for end in ends] == [apart == "to", True], p.bounds_text
+        assert p.bounds_text.startswith("above ") == (apart != "to") == p.above_low
+    assert any(p.above_low for p in PARAMETERS)
+
+
 def test_the_engine_takes_what_the_apis_take(rng: np.random.Generator) -> None:
     """Also at the edges, as float32 rounds them."""
     for p, (word, lowest, highest, is_float) in zip(PARAMETERS, submission.CHECKS, strict=True):
