@@ -34,6 +34,8 @@ WILD = Odds(**NEVER | {
     "submit": 700, "answer": 1, "burst": 120, "cancel": 60, "crash": 1, "silent": 3, "late": 10, "broken": 1, "bad": 100,
     "pace": 20, "delay": 100, "jump": 2, "poison": 10,
 })  # fmt: skip
+# All front ends come at once, and with as much as they can: more than a tile of entries is accepted in one turn.
+CROWD = WILD._replace(notice=1000, submit=1000, burst=400, delay=0)
 # Many leases end, and last completions wait; and all slots of a front end are filled at once.
 LOSSY = WILD._replace(answer=12, cancel=300, delay=1000, jump=60, bad=500, pace=200, burst=400)
 QUIET = Odds(**NEVER | {"submit": 45, "answer": 256, "burst": 60})
@@ -82,7 +84,7 @@ def paced(lanes: int) -> WorldSizes:
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
-        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), WILD),
+        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), CROWD),
         (long(lanes), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, many, 16 * lanes, 4, 48, 4), WILD._replace(submit=60, burst=3, answer=6, cancel=5, bad=10, delay=0)),
