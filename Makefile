@@ -109,8 +109,9 @@ $(VENV)/.bench: pyproject.toml | $(VENV)/.torch-$(TORCH)
 serve: $(call STAMP,serve-$(EXTRA))
 	@exec $(RUNNER) -m blinkpy serve '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-# All tests: two at a time. Those of a file are one process's, so that they share its fixtures; tests/conftest.py has their order.
-SPREAD = $(if $(filter-out tests,$(T)),,-n 2 --dist loadfile --no-loadscope-reorder)
+# All tests: three at a time on two cores, since a third of them wait for servers. Those of a file are one process's, so that they
+# share its fixtures; tests/conftest.py has their order.
+SPREAD = $(if $(filter-out tests,$(T)),,-n 3 --dist loadfile --no-loadscope-reorder)
 
 test: $(call STAMP,dev)
 	@mkdir -p build

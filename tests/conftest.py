@@ -13,11 +13,13 @@ SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) 
 os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too
 
 
-# Files that take minutes of the processor begin, the longest first, so that the processes that share the tests end together. The
-# simulator is the first to compile every policy's scheduler: those that come later load what it compiled.
+# Files that take long begin, the longest first, so that the processes that share the tests end together: those that compute, and
+# those that wait for servers most, for whose waits the others use the cores. The simulator is the first to compile every policy's
+# scheduler: those that come later load what it compiled.
 LONGEST = (
-    *("test_triton_aot.py", "test_simulator.py", "test_seeded_bugs.py", "test_triton_interpreted.py"),
-    *("test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py", "test_loop_kernel.py"),
+    *("test_simulator.py", "test_triton_interpreted.py", "test_benchmarks.py", "test_seeded_bugs.py", "test_triton_aot.py"),
+    *("test_serve.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py", "test_loop_kernel.py"),
+    *("test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py"),
 )
 
 
@@ -37,9 +39,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of LONGEST go first; all others stay in their order."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+    """The tests of LONGEST go first. Of all others, those of front ends, which wait, are spread among those that compute."""
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [path for path in files if path.parent.name == "front_end"]
+    computing = [path for path in files if path.parent.name != "front_end"]
+    places = {path: at / len(group) for group in (waiting, computing) for at, path in enumerate(group)}
+    longest = {name: at - len(LONGEST) for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: longest.get(item.path.name, places[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)
