@@ -23,10 +23,13 @@ from functools import cache, partial
 from numba.extending import overload, register_jitable
 
 from blinkpy.device.expect import register_expect
+from blinkpy.device.inner_code import optimise_once
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
-# Without entries for C, which nobody uses: they would take a seventh of the time in which the scheduler is compiled.
+# Without entries for C, which nobody uses: they would take a seventh of the time in which the scheduler is compiled. See also
+# inner_code.py.
+optimise_once()
 INNER = {"no_cfunc_wrapper": True}
 device = register_jitable(**INNER)
 inner_overload = partial(overload, jit_options=INNER)
