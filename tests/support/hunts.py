@@ -14,7 +14,7 @@ from support.seeded_bugs import FRONT_BUGS, Bug, planted
 
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.sources import PACKAGE
-from blinkpy.verify.sim.simulation import simulate
+from blinkpy.verify.sim.simulation import Outcome, simulate
 
 CALLS, TURNS = 300_000, 1500  # of the scheduler in plain Python: half a minute, where nothing is found
 EXAMPLES = 600
@@ -35,21 +35,32 @@ UNDER_TEST = tuple(
 )
 
 
+class SimulatorHunt:
+    """The simulator's worlds, under schedulers in which a bug is planted; none is for a scheduler without one."""
+
+    def __init__(self, bug: Bug | None) -> None:
+        with planted(bug):
+            make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
+        module = bug.module if bug else ""
+        self._schedules = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
+        self._seen = {"records": module == "recorder", "oracle": module in DECIDE}
+
+    def world(self, seed: int) -> Outcome:
+        """What one seed's world finds."""
+        policy, schedule = self._schedules[seed % len(self._schedules)]
+        return simulate(seed, TURNS, policy, scheduler=schedule, **self._seen)
+
+
 def found_by_simulator(bug: Bug | None, calls: int = CALLS, call_s: float = CALL_S) -> str:
     """What the simulator says about a bug; empty when it finds nothing in these calls. The seeds are always the same ones: where
     it was found before, then from the first one on. A bug may make a call endless: one that takes call_s is."""
-    with planted(bug):
-        make_turn = importlib.import_module("blinkpy.scheduler.cycle").make_turn
-    schedules = [(policy, make_turn(policy)) for policy in SHIPPED.values()]
+    worlds = SimulatorHunt(bug)
     before = [FINDING_SEEDS[bug.what]] if bug and bug.what in FINDING_SEEDS else []
     made, seed = 0, 0
     try:
         with endless_calls_end(call_s, UNDER_TEST):
             for seed in itertools.chain(before, itertools.count(1)):
-                policy, schedule = schedules[seed % len(schedules)]
-                module = bug.module if bug else ""
-                seen = {"records": module == "recorder", "oracle": module in DECIDE}
-                outcome = simulate(seed, TURNS, policy, scheduler=schedule, **seen)
+                outcome = worlds.world(seed)
                 if outcome.failure:
                     return str(outcome.failure)
                 made += outcome.calls
