@@ -13,13 +13,12 @@ SEED = int(os.environ.get("BLINKPY_SEED", "0")) or secrets.randbelow(2**31 - 1) 
 os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the tests, too
 
 
-# Files that take long begin, the longest first, so that the processes that share the tests end together: those that compute, and
-# those that wait for servers most, for whose waits the others use the cores. The simulator is the first to compile every policy's
-# scheduler: those that come later load what it compiled.
+# Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
+# every policy's scheduler: what begins later loads them, so servers do.
 LONGEST = (
-    *("test_simulator.py", "test_triton_interpreted.py", "test_benchmarks.py", "test_seeded_bugs.py", "test_triton_aot.py"),
-    *("test_serve.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py", "test_loop_kernel.py"),
-    *("test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py"),
+    *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_benchmarks.py"),
+    *("test_serve.py", "test_policy_check.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),
+    *("test_loop_kernel.py", "test_small_worlds.py", "test_properties.py", "test_memory_model.py", "test_order_bugs.py"),
 )
 
 
@@ -28,7 +27,7 @@ LONGEST = (
 TOGETHER = {
     "njit": (
         *("test_simulator.py", "test_class_checks.py", "test_executions.py", "test_policies.py", "test_hostile_front_end.py"),
-        "test_engine.py",
+        *("test_engine.py", "test_expect.py", "test_integrity.py"),
     ),
     "sm_90": ("test_loop_kernel.py", "test_numba_sm90.py"),
 }
