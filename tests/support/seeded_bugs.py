@@ -208,10 +208,10 @@ SCHEDULER_BUGS = _bugs({
         ("pages are given behind each group",
          "    if not step_ended(batch):\n        return False", "    if rows < 0:\n        return False"),
         ("a usual turn is taken while a step is suspended",
-         "and rows == counts[S.RUNNING_COUNT]\n        and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)\n"
+         "and rows == counts[S.RUNNING_COUNT]\n        and nobody_enters\n"
          "        and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] +",
-         "and rows + counts[S.STALLED_COUNT] == counts[S.RUNNING_COUNT]\n"
-         "        and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)\n        and counts[S.FINISHING_COUNT] +"),
+         "and rows + counts[S.STALLED_COUNT] == counts[S.RUNNING_COUNT]\n        and nobody_enters\n"
+         "        and counts[S.FINISHING_COUNT] +"),
     ],
     "pace": [
         ("steps wait although a prompt waits", ".counts[S.WAITING_COUNT] == 0", ".counts[S.WAITING_COUNT] >= 0"),

@@ -106,12 +106,14 @@ def forecast(limits, state, grown, lane, lanes):
     decodes in this step, no other could run, and no word from outside asks for a change. grown: see grow_for_forecast."""
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
+    # Nor does admit count who passed best effort from 0 again.
+    nobody_enters = counts[S.WAITING_COUNT] == 0 or (rows == limits.rows and counts[S.PASSED] == 0)
     predictable = (
         grown
         and rows > 0
         and rows == batch.counts[S.DECODE_ROWS]
         and rows == counts[S.RUNNING_COUNT]
-        and (counts[S.WAITING_COUNT] == 0 or rows == limits.rows)
+        and nobody_enters
         and counts[S.FINISHING_COUNT] + counts[S.STALLED_COUNT] + counts[S.VERDICT_COUNT] + counts[S.YIELDED_TURNS] == 0
         and state.inbox.command[0] == COMMAND_RUN
         and state.pace[S.PACE_STEP_NS] == limits.pace_ns  # the next step will not be held: both are 0 without a pace

@@ -36,6 +36,22 @@ def test_it_is_left_where_one_has_ended_and_others_wait_and_nowhere_else(monkeyp
     assert {(ended, waiting) for _, ended, waiting in seen} == {(a, b) for a in (False, True) for b in (False, True)}
 
 
+def test_it_is_not_taken_while_the_next_admission_may_count_who_passed_from_0_again() -> None:
+    """Also where no row is left: best effort that waits for its own class is passed over all the same (R12, R16)."""
+    case = make_case(lanes=1, pairs=1, slots=8, rows=2, pages=60)
+    for n in range(3):
+        case.submit(tokens(4, n), 12)
+    for passed in (0, 1, 0):
+        assert case.opinion is not None
+        case.state.counts[S.PASSED] = case.opinion.oracle.passed = passed
+        for _ in range(3):
+            case.turn()
+            case.read(0)
+        assert case.state.counts[S.WAITING_COUNT] == 1 and case.state.batch.counts[S.ROWS] == 2
+        assert case.state.counts[S.FAST_PATH] == (passed == 0)
+    case.finish()
+
+
 def test_rows_that_go_on_are_kept_in_their_places_in_one_tile_of_lanes() -> None:
     """More lanes than rows, of which there are as many as there can be; one ends before others, which move up."""
     case = make_case(lanes=5, pairs=1, slots=4, rows=4, pages=40)
