@@ -17,7 +17,7 @@ from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, fair, fcfs, priority, short_prompts, shortest_first
 
 STEPS = int(os.environ.get("BLINKPY_STEPS", "10000"))  # of each shape of storm
-SECONDS = float(os.environ.get("BLINKPY_SECONDS", "240"))  # after the first storm, when no further one begins
+SECONDS = float(os.environ.get("BLINKPY_SECONDS", "300"))  # after the first storm, when no further one begins
 TURNS, LANES = 300, 256
 
 for _policy in SHIPPED.values():

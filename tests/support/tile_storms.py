@@ -84,13 +84,14 @@ def paced(lanes: int) -> WorldSizes:
 def storms(lanes: int) -> list[tuple[WorldSizes, Odds]]:
     few, some, many = (1 << max(1, (entries * lanes // 16).bit_length()) for entries in (1, 4, 80))
     return [
-        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), CROWD),
+        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), WILD),
         (long(lanes), WILD._replace(answer=40)),
         (wide(lanes, 9, many, 20 * lanes, 16, 256), QUIET),
         (wide(lanes, 16, many, 16 * lanes, 4, 48, 4), WILD._replace(submit=60, burst=3, answer=6, cancel=5, bad=10, delay=0)),
         (wide(lanes, 16, few, 8 * lanes, 4, 48), LOSSY),
         (paced(lanes), QUIET._replace(submit=15, burst=20)),  # few requests, whose steps are held
         (paced(lanes), QUIET._replace(submit=80, burst=5 * lanes)),
+        (wide(lanes, 16, some, 8 * lanes, 4, 48, 3), CROWD),
     ]
 
 
