@@ -36,7 +36,7 @@ from blinkpy.verify.sim.runs import run
 
 SAMPLES = 1000
 LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300  # of computing, for a stage
-CALL_S = 5.0  # of computing, for one stretch of plain Python; then the line is told where it hangs
+IMPORT_S, CALL_S = 15.0, 5.0  # of computing, for the file with all that it imports, and for calls; then the line is told
 IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stretch that computes less than this share of so long waits for something, and ends, too
 MUCH_SERVICE = 1 << 40  # thousandths of a token
 PERCENTILES = (50, 90, 99, 100)
@@ -77,7 +77,7 @@ class Child:
         if file.endswith(".py") and Path(file).is_file():
             self.require(*read_source(Path(file), function_name))
         self.stage("load", LOAD_S)
-        function = within(Path(file).absolute(), lambda: read_policy(name))
+        function = within(Path(file).absolute(), lambda: read_policy(name), IMPORT_S)
         if name not in SHIPPED:
             self.require(*policy_calls.check_language(function))
         self.stage("calls", CALLS_S)
@@ -88,7 +88,7 @@ class Child:
         self.require(*within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again")))
         if name not in SHIPPED:
             self.require(*policy_calls.call_guarded(function, requests, ranks))
-            other, when = within(path, lambda: read_policy(name)), "when the file is loaded again"
+            other, when = within(path, lambda: read_policy(name), IMPORT_S), "when the file is loaded again"
             self.require(*within(path, lambda: policy_calls.call_again(other, requests, ranks, when)))
         self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
         return requests, ranks
@@ -213,8 +213,8 @@ def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     return facts
 
 
-def within(path: Path, function: Callable[[], Any]) -> Any:
-    """function(), ended by Failed when it computes for CALL_S, or waits for IDLE_S. On a busy machine it may take longer than
+def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> Any:
+    """function(), ended by Failed when it computes for most_s, or waits for IDLE_S. On a busy machine it may take longer than
     either. path: the policy's file."""
     computed = time.process_time()
 
@@ -226,10 +226,10 @@ def within(path: Path, function: Callable[[], Any]) -> Any:
             return
         while frame is not None and Path(frame.f_code.co_filename) != path:
             frame = frame.f_back
-        text = f"no end, and hardly any computing for {IDLE_S:.0f} s" if waits else f"no end after {CALL_S:.0f} s of computing"
+        text = f"no end, and hardly any computing for {IDLE_S:.0f} s" if waits else f"no end after {most_s:.0f} s of computing"
         raise Failed(Finding("error", "calls", text, frame.f_lineno if frame is not None else 0))
 
-    timers = ((signal.ITIMER_PROF, signal.SIGPROF, CALL_S), (signal.ITIMER_REAL, signal.SIGALRM, IDLE_S))
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, most_s), (signal.ITIMER_REAL, signal.SIGALRM, IDLE_S))
     before = [signal.signal(number, handle) for _, number, _ in timers]
     for timer, _, seconds in timers:
         signal.setitimer(timer, seconds, seconds)
