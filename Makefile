@@ -167,13 +167,13 @@ lint: $(call STAMP,dev)
 	@$(RUNNER) -m mypy
 	@$(RUNNER) tools/sizes.py
 
-fuzz: $(VENV)/.dev
+fuzz: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
-fuzz-hostile: $(VENV)/.dev
+fuzz-hostile: $(call STAMP,dev)
 	@PYTHONPATH=. $(RUN) tools/fuzz_hostile.py $(ARGS)
 
-fuzz-schemas: $(VENV)/.dev
+fuzz-schemas: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz_schemas.py $(ARGS)
 
 # In an environment of its own: it brings a pytest that the tests were not written for.
@@ -182,7 +182,7 @@ build/fuzz-http/.installed:
 	@build/fuzz-http/bin/python -m pip install -qq --disable-pip-version-check --no-input schemathesis==4.32.5
 	@touch $@
 
-fuzz-http: $(VENV)/.dev build/fuzz-http/.installed
+fuzz-http: $(call STAMP,dev) build/fuzz-http/.installed
 	@PYTHONPATH=.:tests $(RUN) tools/fuzz_http.py --schemathesis build/fuzz-http/bin/schemathesis $(ARGS)
 
 soak: $(call STAMP,dev)
@@ -197,14 +197,14 @@ fleet-kills-rdma: $(call STAMP,dev)
 rolling-upgrade: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) tools/rolling_upgrade.py $(ARGS)
 
-mutants: $(VENV)/.dev
+mutants: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) -m mutants $(ARGS)
 
 # What reaches the verified code, and the files of it.
 REACH = tests/compiled/scheduler tests/compiled/recording tests/plain/link tests/verified
 COVERED = $$($(RUNNER) -c 'from blinkpy.sources import VERIFIED, source_files; print(*source_files(VERIFIED), sep=",")')
 
-coverage: $(VENV)/.dev
+coverage: $(call STAMP,dev)
 	@mkdir -p build
 	@$(RUN) -m coverage run --include="$(COVERED)" -m pytest -q $(REACH)
 	@$(RUN) -m coverage report
