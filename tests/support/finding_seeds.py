@@ -155,4 +155,7 @@ FINDING_SEEDS: dict[str, int] = {what: seed for seed, bugs in {
     82: (
         "a step is suspended although the engine stops",
     ),
+    179: (
+        "a usual turn keeps the count of who passed best effort",
+    ),
 }.items() for what in bugs}

@@ -204,6 +204,7 @@ SCHEDULER_BUGS = _bugs({
          "if exceeds_pages(limits, state, best_effort, lane, lanes):", "if limits.pages < 0:"),
         ("a usual turn has no pace", "state.pace[S.PACE_STEP_NS] == limits.pace_ns", "limits.pages > 0"),
         ("a usual turn keeps the count of turns of yielding", " + counts[S.YIELDED_TURNS] == 0", " == 0"),
+        ("a usual turn keeps the count of who passed best effort", " and counts[S.PASSED] == 0)", ")"),
         ("tokens count as computed behind each group", "if rows == 0 or not step_ended(batch):", "if rows == 0:"),
         ("pages are given behind each group",
          "    if not step_ended(batch):\n        return False", "    if rows < 0:\n        return False"),
