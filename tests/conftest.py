@@ -14,7 +14,7 @@ os.environ["BLINKPY_SEED"] = str(SEED)  # that of the processes that share the t
 
 
 # Files that take long begin, the longest first, so that the processes that share the tests end together. The simulator compiles
-# every policy's scheduler: what begins later loads them, so servers do.
+# every policy's scheduler; tests of servers begin behind it, and load what it compiled.
 LONGEST = (
     *("test_simulator.py", "test_triton_interpreted.py", "test_triton_aot.py", "test_seeded_bugs.py", "test_benchmarks.py"),
     *("test_serve.py", "test_policy_check.py", "test_serving_benchmarks.py", "test_restart.py", "test_bounded_end.py"),

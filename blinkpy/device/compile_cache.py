@@ -25,7 +25,6 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-from blinkpy.device.inner_code import optimise_once
 from blinkpy.sources import DEVICE_CODE, source_digest
 
 KEPT = 8  # states of the sources; the ones used longest ago go first
@@ -39,7 +38,6 @@ def _number_functions_apart() -> None:
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 
-optimise_once()
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)
 

@@ -27,9 +27,8 @@ from blinkpy.device.inner_code import optimise_once
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
-# Without entries for C, which nobody uses: they would take a seventh of the time in which the scheduler is compiled. See also
-# inner_code.py.
 optimise_once()
+# Without entries for C, which nobody uses: they would take a seventh of the time in which the scheduler is compiled.
 INNER = {"no_cfunc_wrapper": True}
 device = register_jitable(**INNER)
 inner_overload = partial(overload, jit_options=INNER)
