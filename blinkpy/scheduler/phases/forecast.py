@@ -106,7 +106,7 @@ def forecast(limits, state, grown, lane, lanes):
     decodes in this step, no other could run, and no word from outside asks for a change. grown: see grow_for_forecast."""
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
-    # Nor does admit count who passed best effort from 0 again.
+    # Where all rows are taken nobody enters, either; but admit may still count anew who passed best effort.
     nobody_enters = counts[S.WAITING_COUNT] == 0 or (rows == limits.rows and counts[S.PASSED] == 0)
     predictable = (
         grown
