@@ -19,6 +19,11 @@ def check_power_of_two(what: str, value: int, least: int) -> None:
         raise ConfigError(f"{what} {value} must be a power of two of at least {least}")
 
 
+def power_of_two_at_most(value: int) -> int:
+    """The largest power of two that is not above `value`; 1 where that is smaller."""
+    return 1 << (max(1, value).bit_length() - 1)
+
+
 class ConfigTable(Generic[T]):
     """Measured configurations of one GPU model, by the names of shapes; shapes that were not measured get defaults."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.config_files import ConfigTable
+from blinkpy.kernels.config_files import ConfigTable, power_of_two_at_most
 from blinkpy.kernels.fp8_rows import FP8
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -53,7 +53,7 @@ def default_fp8_config(n: int, k: int, rows: int, swiglu: bool, blocks: bool) ->
     if rows > 64 and not (blocks or n % 16 or k % 16):
         return LinearConfig("cublas")
     if VARIANTS["fp8_gemv"].supports(LinearShape(rows, n, k, dtype=FP8)):
-        block_n = max(1, min(8, 16_384 // k // (2 if swiglu else 1)))
+        block_n = power_of_two_at_most(min(8, 16_384 // k // (2 if swiglu else 1)))
         return LinearConfig("fp8_gemv", block_n=block_n, warps=8 if k <= 16_384 else 16)
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     split_k = 1 if swiglu or k < 2048 or rows > 64 else 4 if k >= 8192 else 2

@@ -1,7 +1,10 @@
 """Tables of measured configurations: round trip, lookup, defaults that fit the GPU, and damaged files."""
 
 import json
+import runpy
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,14 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels.config_files import FOLDER
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_table import LinearTable, default_config, key
+from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key
 from blinkpy.kernels.linear.linear_variants import LinearShape
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, default_expert_config
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
+ROOT = Path(__file__).parents[3]
+MODELS: list[Any] = list(runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"])
 GPU = "NVIDIA H200"
 SHAPE = ExpertShape(experts=128, top_k=8, hidden=2048, width=768)
 GOOD = {"block_m": 16, "up": {"block_n": 32, "block_k": 128}, "down": {"block_n": 32, "block_k": 128}}
@@ -99,6 +106,36 @@ def test_defaults_of_fp8_layers_are_valid(rows: int, blocks: bool) -> None:
             shape = LinearShape(rows, n, k, swiglu=swiglu, dtype=torch.float8_e4m3fn, blocks=blocks)
             assert VARIANTS[config.variant].supports(shape)
             assert (config.variant == "fp8_gemv") == (rows == 1 and k % 8 == 0)
+
+
+def published_matrices() -> Iterator[tuple[bool, int, int]]:
+    """(whether it is gate and up, outputs, inputs) of every matrix of a published model, once."""
+    found = set[tuple[bool, int, int]]()
+    for published in MODELS:
+        if published.refusal:
+            continue
+        model = describe_config(published.config)
+        layers = {block: index for index, block in enumerate(model.layers)}.values()
+        for part in [*outer_parts(model), *(part for layer in layers for part in layer_parts(model, layer))]:
+            if len(part.shape) == 2 and not part.packed:
+                swiglu = part.field.endswith("gate_up")
+                found.add((swiglu, part.shape[0] // (2 if swiglu else 1), part.shape[1]))
+    yield from sorted(found)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float8_e4m3fn])
+def test_defaults_of_published_widths_are_valid(dtype: torch.dtype, blocks: bool) -> None:
+    """Of any number of rows, and of a batch-invariant decoder. 13 models of 25 did not start in FP8 when this was not seen."""
+    matrices = list(published_matrices())
+    assert {k for _, _, k in matrices} >= {2560, 3072, 5120, 28_672}
+    for (swiglu, n, k), rows in product(matrices, (1, 2, 4, 16, 17, 64, 65, 70, 256, 2048, 8192)):
+        for table in (LinearTable(), InvariantLinearTable()):
+            config = table.config(n, k, rows, dtype, swiglu=swiglu, blocks=blocks)
+            check_config(config)
+            shape = LinearShape(rows, n, k, swiglu=swiglu, dtype=dtype, blocks=blocks)
+            assert VARIANTS[config.variant].supports(shape), (shape, config)
+            assert not blocks or dtype != torch.float8_e4m3fn or config.variant == "fp8_gemv" or config.block_k <= 128
 
 
 def test_shipped_tables_load() -> None:
