@@ -1,7 +1,7 @@
 """The command `blinkpy`: its options are generated from the dataclasses of `blinkpy.config`.
 
-An option's value comes from the first of these that gives one: a flag, an environment variable (ENVIRONMENT), the file
-named by --config, the default. Errors are one line. Exit codes: 0 fine, 1 a failure at run time, 2 wrong usage or options.
+The first source that sets an option wins: its flag, an environment variable (ENVIRONMENT), the file of --config, its
+default. Errors are one line. Exit codes: 0 success, 1 a failure at run time, 2 wrong usage or options.
 """
 
 import argparse
@@ -23,32 +23,27 @@ ENVIRONMENT = {"BLINKPY_API_KEY": "api_key"}
 
 
 class Command(NamedTuple):
-    """A subcommand with the options of blinkpy.config that name it.
-
-    function: "module:function" below blinkpy, which gets the config and the names of the options that somebody gave, and returns
-    the exit code. model: whether it is about one.
-    """
+    """A subcommand whose options are those of blinkpy.config."""
 
     name: str
     help: str
-    function: str
-    model: bool = True
+    function: str  # "module:function" below blinkpy: (config, names of the given options) -> exit code
+    model: bool = True  # whether it takes a model
 
     def run(self, arguments: Mapping[str, Any]) -> int:
         return int(loaded(self.function)(*resolve(arguments, os.environ)))
 
 
 class Tool(NamedTuple):
-    """A subcommand that serves nobody, with a dataclass of options of its own.
+    """A subcommand with its own dataclass of options.
 
-    argument: its field that is given without a flag, "?" after it if it may be missing, "*" if there may be any number. prefix:
-    of its two modules below blinkpy: prefix_options has the class NameOptions, prefix_command the function run_NAME, from an
-    instance to the exit code.
+    It has two modules below blinkpy: PREFIX_options with the class NameOptions, and PREFIX_command with the function
+    run_NAME, which takes an instance of that class and returns the exit code.
     """
 
     name: str
     help: str
-    argument: str
+    argument: str  # the field of its positional argument; a "?" at the end: optional; a "*": any number
     prefix: str
 
     def options(self) -> type:
@@ -60,36 +55,36 @@ class Tool(NamedTuple):
         return int(loaded(f"{self.prefix}_command:run_{self.name.replace('-', '_')}")(self.options()(**values)))
 
 
-ENGINE = "start an engine alone; front ends attach to it by --name, or over RDMA"
-FRONT_END = "start front ends alone, for an engine of this --name, or over RDMA"
+ENGINE = "start only an engine; front ends connect to it by --name, or over RDMA"
+FRONT_END = "start only front ends, for a running engine with the same --name, or over RDMA"
 COMMANDS = (
-    Command("serve", "serve a model over HTTP: starts an engine and front ends", "serving.serve:serve"),
+    Command("serve", "serve a model over HTTP; starts an engine and front ends", "serving.serve:serve"),
     Command("engine", ENGINE, "serving.engine_process:engine_alone"),
     Command("frontend", FRONT_END, "serving.frontend_process:frontend_alone"),
-    Command("doctor", "look whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
+    Command("doctor", "check whether this machine is ready for --transport rdma", "doctor:doctor", model=False),
 )
-MODEL_HELP = "look whether a model can be served and what it needs, before its weights are read"
+MODEL_HELP = "check whether a model can be served, and how much memory it needs, without loading its weights"
 CHECK, REPLAY = "verify.policy_check.check", "verify.replay.replay"
 TOOLS = (
     Tool("check-model", MODEL_HELP, "model", "serving.model_check"),
-    Tool("check", "check a scheduling policy, or a placement, and compare it with the shipped ones", "policy?", CHECK),
-    Tool("record", "save the last steps of a running engine", "name?", REPLAY),
-    Tool("replay", "run saved steps again, and tell what happened and why", "file", REPLAY),
-    Tool("ray", "place engines and front ends in a Ray cluster, watch and scale them", "action*", "ray_fleet.ray"),
-    Tool("top", "watch running servers, in a terminal", "servers*", "top.top"),
+    Tool("check", "check a scheduling policy or a placement rule, and compare it with the shipped ones", "policy?", CHECK),
+    Tool("record", "save the recording of a running engine: its last steps", "name?", REPLAY),
+    Tool("replay", "run a recording again, and explain what happened and why", "file", REPLAY),
+    Tool("ray", "start, watch and scale engines and front ends in a Ray cluster", "action*", "ray_fleet.ray"),
+    Tool("top", "watch running servers in a terminal", "servers*", "top.top"),
 )
 
 
 def loaded(name: str) -> Any:
-    """What "module:name" stands for; the module is below blinkpy. Imported late, to keep the start light."""
+    """The object "module:name" below blinkpy. Imported only when needed, so that the command starts fast."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(f"blinkpy.{module}"), attribute)
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line. flags: of a subcommand, for guesses what a misspelled one means."""
+    """Reports errors in one line."""
 
-    flags: dict[str, list[str]]
+    flags: dict[str, list[str]]  # the flags of each subcommand, to suggest the right spelling
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -104,12 +99,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def flag(item: dataclasses.Field[Any]) -> str:
-    """How an option is spelled on the command line."""
+    """An option's flag on the command line."""
     return "--" + item.name.replace("_", "-")
 
 
 def describe(item: dataclasses.Field[Any]) -> str:
-    """Help text of an option with its bounds and its default, as argparse takes it."""
+    """An option's help text with its bounds and default, for argparse."""
     low, high = item.metadata["low"], item.metadata["high"]
     notes = []
     if low is not None:
@@ -122,7 +117,7 @@ def describe(item: dataclasses.Field[Any]) -> str:
 
 
 def add_option(group: argparse._ArgumentGroup, item: dataclasses.Field[Any]) -> None:
-    """Add the flag of one option. An option that is not given leaves no trace, so that other sources can set it."""
+    """Add the flag of one option. If the flag is absent, the namespace has no entry, so other sources can set it."""
     kind = option_type(item)
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if kind is not bool:
@@ -141,7 +136,7 @@ def make_parser() -> Parser:
         sub = add_command(commands, command, "[MODEL]" if command.model else "")
         if command.model:
             sub.add_argument("model_argument", nargs="?", metavar="MODEL", help="the same as --model")
-        sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags win over it")
+        sub.add_argument("--config", metavar="FILE", help="TOML file with options; flags override it")
         for section, entries in groupby(options(command.name), key=itemgetter(0)):
             group = sub.add_argument_group(section, section_help(section))
             for _, item in entries:
@@ -163,7 +158,7 @@ def make_parser() -> Parser:
 
 
 def add_command(commands: Any, command: Command | Tool, argument: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand. argument: as its usage shows the one without a flag; "" if there is none."""
+    """The parser of a subcommand. argument: its positional argument as shown in the usage line, or ""."""
     usage = " ".join(filter(None, ["blinkpy", command.name, argument, "[options]"]))
     sub: argparse.ArgumentParser = commands.add_parser(
         command.name, usage=usage, help=command.help, description=command.help + ".", allow_abbrev=False
@@ -181,9 +176,9 @@ def section_line(kind: Any) -> str:
 
 
 def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Config, frozenset[str]]:
-    """The config from the parsed arguments, the environment and the file, and the names of the options that were given.
+    """(config, names of the options that were given), from arguments, environment and the file of --config.
 
-    Raises ConfigError for anything that is unknown, misspelled or out of bounds.
+    Raises ConfigError for an unknown option or a value out of range.
     """
     values: dict[str, Any] = load_file(arguments["config"]) if arguments.get("config") else {}
     values |= {name: environment[variable] for variable, name in ENVIRONMENT.items() if environment.get(variable)}
@@ -193,7 +188,7 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
     model = arguments.get("model_argument")
     if model is not None:
         if "model" in arguments and arguments["model"] != model:
-            raise ConfigError(f"two models are named: {model!r} and --model {arguments['model']!r}")
+            raise ConfigError(f"two models given: {model!r} and --model {arguments['model']!r}; name only one")
         values["model"] = model
     check_asked(values)
     return Config().with_options(values), frozenset(values)
@@ -202,13 +197,13 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Without one, show the commands."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal can't show ends nothing
+        sys.stdout.reconfigure(errors="backslashreplace")  # print names that the terminal can't encode
     try:
         try:
             return run(sys.argv[1:] if argv is None else argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # for example, `| head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -83,255 +83,377 @@ def extends(section: str) -> Callable[[type[Options]], type[Options]]:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and how it is loaded."""
+    """The model, and how it is loaded."""
 
-    model: str = option("demo", "folder, Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
-    served_model_name: str = option("", "name in the API (default: the model argument)", commands=FRONT)
-    dtype: str = option("auto", "type of weights and KV cache", choices=("auto", "float32", "bfloat16"))
+    model: str = option("demo", "model to serve: a folder, a Hugging Face hub id, or 'demo' for the built-in model", commands=ALL)
+    served_model_name: str = option("", "model name in the API (default: the value of --model)", commands=FRONT)
+    dtype: str = option(
+        "auto",
+        "data type of weights and KV cache (auto: the checkpoint's, if the device supports it)",
+        choices=("auto", "float32", "bfloat16"),
+    )
     quantization: str = option(
         "auto",
-        "as the checkpoint says (auto), or linear layers in 8-bit floats, quantised while they are loaded (fp8; docs/models.md)",
+        "quantization of the linear layers; auto: as stored in the checkpoint; fp8: convert to 8-bit "
+        "floats while loading (docs/models.md)",
         choices=("auto", "fp8"),
     )
     load_format: str = option(
-        "auto", "'dummy' makes random weights for any config.json", choices=("auto", "safetensors", "dummy")
+        "auto",
+        "source of the weights; auto, safetensors: the checkpoint; dummy: random weights for any config.json",
+        choices=("auto", "safetensors", "dummy"),
     )
-    max_model_len: int = option(0, "tokens of a sequence, prompt and output (0: what model and cache allow)", low=0, high=1 << 22)
-    chat_template: str = option("", "file with a Jinja template (default: the model's own)", commands=FRONT)
+    max_model_len: int = option(
+        0,
+        "maximum tokens per request, prompt and output together (0: the most that model and KV cache allow)",
+        low=0,
+        high=1 << 22,
+    )
+    chat_template: str = option("", "file with a Jinja chat template (default: the model's own)", commands=FRONT)
     tool_call_parser: str = option(
-        "auto", "how the model writes tool calls (auto: by its chat template)", choices=TOOL_CALL_PARSERS, commands=FRONT
+        "auto",
+        "format of the model's tool calls (auto: detected from its chat template)",
+        choices=TOOL_CALL_PARSERS,
+        commands=FRONT,
     )
     reasoning_parser: str = option(
-        "auto", "how the model marks its reasoning (auto: by its chat template)", choices=REASONING_PARSERS, commands=FRONT
+        "auto",
+        "tags around the model's reasoning (auto: detected from its chat template)",
+        choices=REASONING_PARSERS,
+        commands=FRONT,
     )
-    seed: int = option(0, "seed of random weights", low=0, high=2**63 - 1)
+    seed: int = option(0, "random seed of --load-format dummy", low=0, high=2**63 - 1)
 
 
 @dataclass(frozen=True)
 class CacheOptions:
     """The paged KV cache."""
 
-    page_size: int = option(16, "tokens of a page; a power of two", low=4, high=256)
-    num_pages: int = option(0, "pages of the KV cache (0: sized from free memory)", low=0, high=1 << 24)
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
-    cpu_cache_mib: int = option(256, "KV cache of the CPU engine where num_pages is 0, MiB", low=1, high=1 << 20)
-    enable_prefix_caching: bool = option(True, "reuse the pages of a common start of prompts")
+    page_size: int = option(16, "tokens per page of the KV cache; a power of two", low=4, high=256)
+    num_pages: int = option(0, "pages of the KV cache (0: as many as fit into free memory)", low=0, high=1 << 24)
+    gpu_memory_utilization: float = option(0.9, "fraction of the GPU's memory that blinkpy may use", low=0.05, high=0.98)
+    cpu_cache_mib: int = option(256, "size of the KV cache on a CPU, in MiB, if num_pages is 0", low=1, high=1 << 20)
+    enable_prefix_caching: bool = option(True, "reuse cached pages of prompts that start with the same tokens")
     window_cache: str = option(
         "full",
-        "layers with a window keep all tokens (full), or the window alone: less memory, no prefix caching (ring; docs/models.md)",
+        "KV cache of sliding-window layers; full: keep all tokens; ring: keep only the window, which "
+        "saves memory but disables prefix caching (docs/models.md)",
         choices=("full", "ring"),
     )
     kv_cache_dtype: str = option(
         "auto",
-        "the model's type (auto), or FP8: half the memory of bfloat16 (docs/tuning.md)",
+        "data type of keys and values in the cache; auto: the model's; fp8_e4m3: half the memory of bfloat16 (docs/tuning.md)",
         choices=("auto", "fp8_e4m3"),
     )
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """Limits of a batch, and the order in which requests are served."""
+    """Batch limits, and the order in which requests are served."""
 
-    max_num_seqs: int = option(256, "sequences in one step", low=1, high=4096)
+    max_num_seqs: int = option(256, "maximum requests per step", low=1, high=4096)
     max_num_batched_tokens: int = option(
         0,
-        "tokens in one step, decodes and chunks (0: 8192 on a GPU, 2048 with experts; a second's work on a CPU)",
+        "maximum tokens per step, decodes and prompt chunks together (0: 8192 on a GPU, or 2048 for "
+        "models with experts; on a CPU, one second of work)",
         low=0,
         high=1 << 20,
     )
     mixed_step_tokens: int = option(
         0,
-        "tokens in a mixed step while few prompt tokens wait (0: 512 on a GPU without experts)",
+        "maximum tokens of a step that has both decodes and prompt chunks, outside a burst (0: 512 on "
+        "a GPU for models without experts, else no such limit)",
         low=0,
         high=1 << 20,
     )
-    burst_tokens: int = option(0, "waiting prompt tokens that make a burst (0: twice burst_step_tokens)", low=0, high=1 << 24)
+    burst_tokens: int = option(
+        0, "waiting prompt tokens above which a burst begins, with larger steps (0: twice burst_step_tokens)", low=0, high=1 << 24
+    )
     burst_step_tokens: int = option(
         0,
-        "as mixed_step_tokens, in a burst of long prompts (0: 2048 on a GPU without experts; docs/tuning.md)",
+        "maximum tokens of a step with decodes during a burst of long prompts (0: 2048 on a GPU for "
+        "models without experts; docs/tuning.md)",
         low=0,
         high=1 << 20,
     )
     yield_steps: int = option(
         YIELD_STEPS,
-        "steps in a row, and requests that go past, that best effort leaves to latency-sensitive ones (docs/policies.md)",
+        "consecutive steps, and consecutive admissions, that latency-sensitive requests may take "
+        "before best effort gets one (docs/policies.md)",
         low=0,
         high=1 << 20,
     )
     best_effort_step_tokens: int = option(
         0,
-        "tokens of a step, decodes included, that best-effort prompts may fill (0: all; docs/policies.md)",
+        "best-effort prompts may fill a step up to this many tokens, decodes included (0: no such limit; docs/policies.md)",
         low=0,
         high=1 << 20,
     )
     sensitive_step_tokens: int = option(
         0,
-        "tokens of latency-sensitive prompts in a step that best effort waits for (0: mixed_step_tokens; docs/policies.md)",
+        "maximum prompt tokens of a step in which best-effort prompts yield to latency-sensitive ones "
+        "(0: mixed_step_tokens; docs/policies.md)",
         low=0,
         high=1 << 20,
     )
     best_effort_pages: float = option(
         1.0,
-        "share of the KV cache's pages for best-effort requests (docs/policies.md)",
+        "fraction of the KV cache's pages that best-effort requests may hold together (docs/policies.md)",
         low=0.001,
         high=1.0,
     )
     step_groups: int = option(
         1,
-        "groups of layers between which a step with best-effort prompts may be suspended: docs/policies.md (1: never)",
+        "layer groups into which a step with best-effort prompts is cut; latency-sensitive prompts may "
+        "suspend it between two groups (1: no cuts; docs/policies.md)",
         low=1,
         high=MOST_GROUPS,
     )
-    cut_step_tokens: int = option(CUT_STEP_TOKENS, "a step of as many tokens or fewer is never suspended", low=0, high=1 << 20)
-    suspend_steps: int = option(SUSPEND_STEPS, "steps that may interrupt one step, at most", low=0, high=1 << 20)
+    cut_step_tokens: int = option(CUT_STEP_TOKENS, "steps with this many tokens or fewer are never cut", low=0, high=1 << 20)
+    suspend_steps: int = option(SUSPEND_STEPS, "maximum steps that may run while one step is suspended", low=0, high=1 << 20)
     tpot_target_ms: int = option(
         0,
-        "time per output token that is soon enough: steps are held, which saves energy (0: off; docs/tuning.md)",
+        "target time per output token, in ms; while every request is ahead of it, steps are delayed to "
+        "save energy (0: no delay; docs/tuning.md)",
         low=0,
         high=60_000,
     )
     flex_tpot_target_ms: int = option(
-        0, "the same for best-effort requests, at least tpot_target_ms (0: tpot_target_ms)", low=0, high=60_000
+        0,
+        "target time per output token of best-effort requests, in ms; not below tpot_target_ms (0: tpot_target_ms)",
+        low=0,
+        high=60_000,
     )
-    policy: str = option("short-prompts", "fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION")
+    policy: str = option(
+        "short-prompts",
+        "scheduling policy: fair, fcfs, priority, short-prompts, shortest-first, or FILE.py:FUNCTION (docs/policies.md)",
+    )
 
 
 @dataclass(frozen=True)
 class QueueOptions:
     """Queue pairs between front ends and the engine."""
 
-    slots: int = option(256, "requests in flight per worker; others wait", low=1, high=65535)
-    sq_entries: int = option(0, "submission ring of a worker, a power of two (0: from slots)", low=0, high=1 << 20)
-    cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
-    prompt_arena_tokens: int = option(0, "prompt arena of a worker, tokens (0: from max_model_len)", low=0, high=1 << 28)
-    grammar_arena_kib: int = option(
-        0, "arena of a worker for grammars and token rules, KiB (0: 16 of the largest)", low=0, high=1 << 20
+    slots: int = option(256, "maximum requests in flight per worker; further requests wait", low=1, high=65535)
+    sq_entries: int = option(
+        0, "entries of a worker's submission ring; a power of two, at least slots (0: derived from slots)", low=0, high=1 << 20
     )
-    lease_ms: int = option(5000, "a front end silent for so long loses its requests and queue pair", low=50, high=3_600_000)
+    cq_entries: int = option(8192, "entries of a worker's completion ring, 176 bytes each; a power of two", low=2, high=1 << 24)
+    prompt_arena_tokens: int = option(
+        0, "size of a worker's prompt arena, in tokens (0: derived from max_model_len)", low=0, high=1 << 28
+    )
+    grammar_arena_kib: int = option(
+        0, "size of a worker's arena for grammars and token rules, in KiB (0: 16 of the largest size)", low=0, high=1 << 20
+    )
+    lease_ms: int = option(
+        5000,
+        "time without a heartbeat, in ms, after which a front end loses its queue pair and its requests",
+        low=50,
+        high=3_600_000,
+    )
     engine_timeout_ms: int = option(
-        2000, "an engine silent for so long is answered with 503", low=50, high=3_600_000, commands=FRONT
+        2000,
+        "time without a heartbeat, in ms, after which requests to the engine get a 503",
+        low=50,
+        high=3_600_000,
+        commands=FRONT,
     )
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where the model runs and who drives it."""
+    """The device of the model, and limits and checks of the engine."""
 
     device: str = option(
-        "auto", "where the model runs; null: synthetic tokens, no model", choices=("auto", "cpu", "cuda", "null")
+        "auto",
+        "device that runs the model (auto: cuda if there is a GPU, else cpu; null: no model, synthetic tokens)",
+        choices=("auto", "cpu", "cuda", "null"),
     )
-    control: str = option("auto", "who runs the scheduler: the GPU or the host", choices=("auto", "gpu", "host"))
-    name: str = option("blinkpy", "name of the shared-memory segment, for halves that are started apart", commands=ALL)
-    threads: int = option(0, "threads of the CPU engine (0: one for each core)", low=0, high=1024)
-    null_step_us: int = option(0, "time of a step of the null engine, us", low=0, high=10_000_000)
+    control: str = option(
+        "auto", "processor that runs the scheduler (auto: gpu with --device cuda, else host)", choices=("auto", "gpu", "host")
+    )
+    name: str = option(
+        "blinkpy",
+        "name of the shared-memory segment, by which separately started engines and front ends find each other",
+        commands=ALL,
+    )
+    threads: int = option(0, "threads of the CPU engine (0: one per core)", low=0, high=1024)
+    null_step_us: int = option(0, "simulated time of a step of --device null, in us", low=0, high=10_000_000)
     batch_invariant: bool = option(
-        False, "the same request gives the same tokens, whatever runs beside it; slower (docs/tuning.md)"
+        False, "give the same tokens for a request whatever else is in its batch; slower (docs/tuning.md)"
     )
     grammar_slots: int = option(
-        64, "different grammars and token rules at a time; workers have even shares (0: none)", low=0, high=4096
+        64,
+        "maximum different grammars and token rules in use at a time, divided evenly among workers (0: none allowed)",
+        low=0,
+        high=4096,
     )
-    grammar_kib: int = option(256, "largest token rules, and grammar as an automaton (256 at most), KiB", low=1, high=1 << 14)
-    restart: bool = option(True, "start an engine that died again; off: the server ends with exit code 1", commands="serve")
+    grammar_kib: int = option(
+        256, "maximum size of a request's token rules, and of its compiled grammar (256 at most), in KiB", low=1, high=1 << 14
+    )
+    restart: bool = option(True, "restart an engine that died; off: the server exits with code 1", commands="serve")
     engine_hang_s: int = option(
         60,
-        "seconds that the engine's loop may stand still before it is killed (0: it never is)",
+        "time without progress of the engine's loop, in seconds, after which it is killed (0: never)",
         low=0,
         high=86_400,
         commands="serve",
     )
     data_parallel_size: int = option(
         1,
-        "engines that share the requests, each on its own GPU (docs/fleet.md)",
+        "number of engines that share the requests, each on its own GPU (docs/fleet.md)",
         low=1,
         high=MOST_ENGINES,
         commands="serve",
     )
-    check_integrity: str = option("idle", "when the whole scheduler state is checked", choices=("never", "idle", "always"))
-    record_steps: int = option(2048, "steps that the flight recorder keeps at least (0: off)", low=0, high=1 << 16)
-    record_folder: str = option("", "where the recording of a crash goes (default: ~/.local/state/blinkpy)")
+    check_integrity: str = option(
+        "idle",
+        "when to check the whole scheduler state; idle: while no request runs; always: after each turn",
+        choices=("never", "idle", "always"),
+    )
+    record_steps: int = option(
+        2048, "minimum number of steps that the flight recorder keeps (0: no recording)", low=0, high=1 << 16
+    )
+    record_folder: str = option("", "folder for recordings of crashes (default: ~/.local/state/blinkpy)")
 
 
 @dataclass(frozen=True)
 class TransportOptions:
-    """How front ends and the engine reach each other when they are started separately."""
+    """The connection between separately started engines and front ends."""
 
     transport: str = option("shm", choices=TRANSPORTS)
 
 
 @dataclass(frozen=True)
 class FrontendOptions:
-    """The HTTP server."""
+    """The HTTP server and its limits."""
 
     host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on (0: any free one)", low=0, high=65535)
-    workers: int = option(1, "front-end processes, each with its queue pair", low=1, high=64, commands=ALL)
-    api_key: str = option("", "key that requests must bring as 'Authorization: Bearer KEY' (or BLINKPY_API_KEY)")
-    max_body_bytes: int = option(8 << 20, "largest request body", low=1024, high=1 << 30)
+    port: int = option(8000, "port to listen on (0: any free port)", low=0, high=65535)
+    workers: int = option(1, "number of front-end processes, each with its own queue pair", low=1, high=64, commands=ALL)
+    api_key: str = option("", "API key; requests must send it as 'Authorization: Bearer KEY' (or set BLINKPY_API_KEY)")
+    max_body_bytes: int = option(
+        8 << 20, "maximum size of a request body, in bytes; larger ones get a 413", low=1024, high=1 << 30
+    )
     max_body_chunks: int = option(
-        1024, "chunks of a body that come with others in one piece, beside one for each 256 bytes", low=1, high=1 << 30
+        1024,
+        "small chunks allowed per request body with chunked encoding, on top of one per 256 bytes; more get a 400",
+        low=1,
+        high=1 << 30,
     )
-    max_body_values: int = option(1 << 20, "values in a body's JSON", low=64, high=1 << 30)
-    max_body_depth: int = option(128, "nesting of a body's JSON", low=8, high=1000)
+    max_body_values: int = option(
+        1 << 20, "maximum number of JSON values in a request body; more get a 413", low=64, high=1 << 30
+    )
+    max_body_depth: int = option(128, "maximum nesting depth of a request body's JSON; deeper ones get a 400", low=8, high=1000)
     max_header_bytes: int = option(
-        1 << 16, "bytes of a request's headers; again between and behind the pieces of its body", low=1024, high=1 << 24
+        1 << 16,
+        "maximum size of a request's headers, in bytes; chunk extensions and trailers have the same limit; more get a 431",
+        low=1024,
+        high=1 << 24,
     )
-    max_header_count: int = option(128, "headers of a request", low=16, high=1 << 16)
-    max_pipelined: int = option(1, "requests that a connection may send before the answer to the one before", low=0, high=1024)
-    header_timeout_s: float = option(30.0, "seconds for a request's headers to arrive", low=0.1, high=3600)
-    body_timeout_s: float = option(60.0, "seconds for a request's body to arrive", low=0.1, high=3600)
-    send_timeout_s: float = option(60.0, "seconds in which a client must take more of an answer that waits", low=0.1, high=3600)
-    close_timeout_s: float = option(10.0, "the same once the connection is to be closed", low=0.1, high=3600)
-    body_mib_per_s: int = option(128, "pace at which a worker takes bodies, MiB/s; faster clients wait", low=1, high=1 << 20)
+    max_header_count: int = option(128, "maximum number of headers per request; more get a 431", low=16, high=1 << 16)
+    max_pipelined: int = option(
+        1, "pipelined requests that may wait on a connection for an earlier response; more get a 400", low=0, high=1024
+    )
+    header_timeout_s: float = option(
+        30.0, "time limit for receiving a request's headers, in seconds; then it gets a 408", low=0.1, high=3600
+    )
+    body_timeout_s: float = option(
+        60.0, "time limit for receiving a request's body, in seconds; then it gets a 408", low=0.1, high=3600
+    )
+    send_timeout_s: float = option(
+        60.0,
+        "time for which a client may read nothing of a pending response, in seconds; then its connection is closed",
+        low=0.1,
+        high=3600,
+    )
+    close_timeout_s: float = option(
+        10.0, "the same time limit for a connection that is about to be closed, in seconds", low=0.1, high=3600
+    )
+    body_mib_per_s: int = option(
+        128, "maximum rate at which a worker receives request bodies, in MiB/s; faster clients have to wait", low=1, high=1 << 20
+    )
     body_room_mib: int = option(
         128,
-        "memory of a worker for bodies, MiB: half for arriving ones, half for each queue of max_preparing",
+        "memory of a worker for request bodies, in MiB: half for bodies being received, half for each "
+        "of the two queues of max_preparing",
         low=1,
         high=1 << 16,
     )
-    unread_room_mib: int = option(64, "answers that clients of a worker may leave unread, MiB", low=1, high=1 << 16)
+    unread_room_mib: int = option(
+        64,
+        "memory of a worker for responses that clients have not read yet, in MiB; beyond it the "
+        "longest-pending connection is closed",
+        low=1,
+        high=1 << 16,
+    )
     answer_room_mib: int = option(
         128,
-        "memory of a worker for whole answers that are being generated, MiB; beyond it the largest one ends",
+        "memory of a worker for non-streamed responses in progress, in MiB; beyond it the largest one gets a 503",
         low=1,
         high=1 << 16,
     )
     max_preparing: int = option(
         64,
-        "requests of a worker that wait to be tokenized, up to 64 KiB each, and again larger ones; more get 429",
+        "maximum requests of a worker that wait for tokenization, separately for bodies up to 64 KiB "
+        "and for larger ones; more get a 429",
         low=1,
         high=1 << 16,
     )
     max_lag_ms: int = option(
         400,
-        "ms that a request up to 2 KiB may wait for its worker to begin with it; then new POSTs get 503",
+        "time for which requests up to 2 KiB may wait until their worker starts on them, in ms; beyond it new POSTs get a 503",
         low=1,
         high=60_000,
     )
-    prepare_ms: int = option(10_000, "CPU time to parse and tokenize a request above 64 KiB", low=10, high=3_600_000)
-    prepare_mib: int = option(1024, "memory for the same, MiB", low=64, high=1 << 20)
+    prepare_ms: int = option(
+        10_000,
+        "CPU time limit for parsing and tokenizing a request above 64 KiB, in ms; then it gets a 413",
+        low=10,
+        high=3_600_000,
+    )
+    prepare_mib: int = option(
+        1024,
+        "memory limit for parsing and tokenizing a request above 64 KiB, in MiB; beyond it the request gets a 413",
+        low=64,
+        high=1 << 20,
+    )
     max_output_backlog: int = option(
-        4096, "events a client may leave unread before its request is cancelled", low=16, high=1 << 24
+        4096, "maximum unread events of a stream; then its request is cancelled", low=16, high=1 << 24
     )
-    max_output_backlog_mib: int = option(8, "the same in MiB", low=1, high=1 << 16)
-    keep_alive_s: int = option(30, "seconds an idle connection is kept", low=1, high=3600)
+    max_output_backlog_mib: int = option(
+        8, "maximum unread data of a stream, in MiB; then its request is cancelled", low=1, high=1 << 16
+    )
+    keep_alive_s: int = option(30, "time for which an idle connection is kept open, in seconds", low=1, high=3600)
     max_connections: int = option(
-        4096, "open connections per worker; one more ends the longest idle one, or gets 503", low=1, high=1 << 20
+        4096,
+        "maximum open connections per worker; a further one replaces the longest-idle one, or gets a 503 if none is idle",
+        low=1,
+        high=1 << 20,
     )
-    grammar_compile_ms: int = option(2000, "CPU time to compile a request's grammar", low=10, high=60_000)
+    grammar_compile_ms: int = option(
+        2000, "CPU time limit for compiling a request's grammar, in ms; then the request gets a 400", low=10, high=60_000
+    )
     grammar_compile_mib: int = option(
-        128, "memory for the same, MiB; a worker compiles up to 8 grammars at a time", low=16, high=1 << 16
+        128, "memory limit for compiling a request's grammar, in MiB; a worker compiles up to 8 at a time", low=16, high=1 << 16
     )
-    grammar_cache_mib: int = option(64, "compiled grammars that a worker keeps, MiB", low=1, high=1 << 14)
-    shutdown_s: int = option(10, "seconds that running requests get at shutdown", low=0, high=3600, commands=ALL)
+    grammar_cache_mib: int = option(64, "memory of a worker for compiled grammars, in MiB", low=1, high=1 << 14)
+    shutdown_s: int = option(
+        10, "time that running requests have to finish at shutdown, in seconds", low=0, high=3600, commands=ALL
+    )
     handover: str = option(
         "",
-        "Unix socket where a front end that is started with the same options takes over the address of the one that serves",
+        "Unix socket through which a newly started front end with the same options takes over the listening address",
         commands="frontend",
     )
     handover_s: int = option(
-        600, "seconds that running requests of the one before get then", low=1, high=86_400, commands="frontend"
+        600,
+        "time that running requests of the old front end have to finish after a handover, in seconds",
+        low=1,
+        high=86_400,
+        commands="frontend",
     )
-    log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"), commands=ALL)
+    log_level: str = option("info", "minimum level of log lines", choices=("debug", "info", "warning", "error"), commands=ALL)
 
 
 # What the entries of lists of AccessOptions look like.
@@ -344,18 +466,24 @@ ORIGIN_LISTS = {
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Who reaches the HTTP server, and how."""
+    """Addresses, TLS, cross-origin requests (CORS), API keys and admission."""
 
-    uds: str = option("", "Unix socket to listen on, in place of host and port")
-    root_path: str = option("", "path below which a proxy shows the server, such as /llm")
-    ssl_certfile: str = option("", "the server's certificate and its chain (PEM): serve HTTPS")
-    ssl_keyfile: str = option("", "the certificate's private key (default: in ssl_certfile)")
-    ssl_ca_certs: str = option("", "authorities that sign clients' certificates, for ssl_cert_reqs")
-    ssl_cert_reqs: int = option(0, "clients' certificates (0: not asked for, 1: checked if there, 2: needed)", low=0, high=2)
-    allowed_origins: str = option("", "origins whose pages may call the server, as a JSON list or with commas; * is any")
-    allowed_methods: str = option("*", "methods of such pages")
-    allowed_headers: str = option("*", "headers of such pages")
-    allow_credentials: bool = option(False, "such pages may send cookies and the like")
+    uds: str = option("", "Unix socket to listen on, instead of host and port")
+    root_path: str = option("", "URL path under which a proxy exposes the server, such as /llm")
+    ssl_certfile: str = option("", "file with the server's certificate chain (PEM); enables HTTPS")
+    ssl_keyfile: str = option("", "file with the certificate's private key (default: ssl_certfile)")
+    ssl_ca_certs: str = option("", "file with the certificate authorities that may sign client certificates (PEM)")
+    ssl_cert_reqs: int = option(0, "client certificates (0: not requested, 1: verified if sent, 2: required)", low=0, high=2)
+    allowed_origins: str = option(
+        "", "origins whose web pages may call the server: a JSON list, or separated by commas; * allows any"
+    )
+    allowed_methods: str = option(
+        "*", "HTTP methods that web pages of other origins may use: a JSON list, or separated by commas"
+    )
+    allowed_headers: str = option(
+        "*", "request headers that web pages of other origins may send: a JSON list, or separated by commas"
+    )
+    allow_credentials: bool = option(False, "allow web pages of other origins to send cookies and other credentials")
 
     def __post_init__(self) -> None:
         root = self.root_path
@@ -376,13 +504,15 @@ class AccessOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What the server tells about itself."""
+    """Live page, logs, metrics and traces."""
 
-    page: bool = option(True, "a live page at /")
-    access_log: bool = option(True, "a log line at the end of each request; a GET that went well only at level debug")
-    log_format: str = option("text", "how log lines look", choices=("text", "json"), commands=ALL)
-    metrics_names: str = option("blinkpy", "names in /metrics; vllm: also vLLM's", choices=("blinkpy", "vllm"))
-    otlp_traces_endpoint: str = option("", "URL for a trace of each request (OTLP over HTTP)")
+    page: bool = option(True, "serve a live status page at /")
+    access_log: bool = option(True, "log each finished request; successful GETs only at level debug")
+    log_format: str = option("text", "format of log lines", choices=("text", "json"), commands=ALL)
+    metrics_names: str = option(
+        "blinkpy", "metric names in /metrics; vllm: vLLM's names in addition", choices=("blinkpy", "vllm")
+    )
+    otlp_traces_endpoint: str = option("", "URL to which a trace of each request is sent (OTLP over HTTP)")
 
     def __post_init__(self) -> None:
         url = self.otlp_traces_endpoint

@@ -1,4 +1,4 @@
-"""Print docs/cli.md: the commands and options as `blinkpy.config` has them. `make docs` writes the page."""
+"""Print docs/cli.md: the commands and options of `blinkpy.config`. `make docs` writes the page."""
 
 import dataclasses
 import re
@@ -15,33 +15,33 @@ HEAD = """\
 
 For users. `make docs` writes this page from the options in the code.
 
-    blinkpy serve [MODEL]      an engine and front ends, as processes that `serve` looks after
-    blinkpy engine [MODEL]     an engine alone, for front ends on this machine (--name) or others (--listen)
-    blinkpy frontend [MODEL]   front ends alone, for an engine on this machine (--name) or another (--engine)
-    blinkpy check-model MODEL  whether a model can be served and what it needs, before its weights are read
+    blinkpy serve [MODEL]      start an engine and front ends, and supervise them
+    blinkpy engine [MODEL]     start only an engine, for front ends on this machine (--name) or others (--listen)
+    blinkpy frontend [MODEL]   start only front ends, for an engine on this machine (--name) or another (--engine)
+    blinkpy check-model MODEL  check whether a model can be served, and how much memory it needs
     blinkpy check POLICY       check a scheduling policy, and compare it with the shipped ones
     blinkpy check --fleet N    check how requests are placed on the engines of a fleet
-    blinkpy record [NAME]      save the last steps of a running engine
-    blinkpy replay FILE        run saved steps again, and tell what happened and why
-    blinkpy ray up CONFIG      engines and front ends in a Ray cluster (docs/fleet.md)
-    blinkpy top [SERVERS]      watch running servers, in a terminal
-    blinkpy doctor             whether this machine is ready for --transport rdma
+    blinkpy record [NAME]      save the recording of a running engine: its last steps
+    blinkpy replay FILE        run a recording again, and explain what happened and why
+    blinkpy ray up CONFIG      start engines and front ends in a Ray cluster (docs/fleet.md)
+    blinkpy top [SERVERS]      watch running servers in a terminal
+    blinkpy doctor             check whether this machine is ready for --transport rdma
     blinkpy --version
 
-MODEL is the same as `--model`. A value comes from the first of these that has one: the flag, the environment variable
-`BLINKPY_API_KEY` (for `--api-key`), the TOML file of `--config`, the default. The file holds options by name, at its top level
+MODEL is short for `--model MODEL`. The first source that sets an option wins: its flag, the environment variable
+`BLINKPY_API_KEY` (for `--api-key`), the TOML file of `--config`, its default. The file sets options by name, at its top level
 or in tables named like the sections below:
 
     model = "demo"
     [frontend]
     port = 9000
 
-In parentheses stand an option's default and its range or other values; `--no-NAME` turns off what is `on`.
+In parentheses: the default, then the range or the other values. `--no-NAME` turns off an option that is `on`.
 
-Errors are one line, `blinkpy: error: ...`. Exit codes: 0 after an orderly end (also by Ctrl-C or SIGTERM), 1 for a failure at
-run time, 2 for wrong options or a model that can't be served.
+Errors are one line, `blinkpy: error: ...`. Exit codes: 0 after an orderly shutdown (also by Ctrl-C or SIGTERM), 1 after a
+failure at run time, 2 for wrong options or a model that can't be served.
 """
-SAME = "as the server's option of this name"
+SAME = "same as for blinkpy serve"
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
             if item not in same:
                 print_option(item.name.upper() if item.name == tool.argument.rstrip("?*") else cli.flag(item), item)
         if same:
-            print_wrapped(f"- {', '.join(f'`{cli.flag(item)}`' for item in same)}: as the server's.")
+            print_wrapped(f"- {', '.join(f'`{cli.flag(item)}`' for item in same)}: same as for the server.")
 
 
 def print_option(name: str, item: dataclasses.Field[Any]) -> None:
@@ -80,7 +80,7 @@ def print_wrapped(line: str) -> None:
 
 
 def values(item: dataclasses.Field[Any]) -> str:
-    """Default, and bounds or other choices, of an option."""
+    """The default of an option, and its bounds or other choices."""
     low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
     default = ("on" if item.default else "off") if option_type(item) is bool else item.default
     others = ", ".join(choice for choice in choices if choice != default) if low is None else f"{low}..{high}"
@@ -88,14 +88,14 @@ def values(item: dataclasses.Field[Any]) -> str:
 
 
 def commands(section: str, items: list[dataclasses.Field[Any]]) -> str:
-    """The commands that have the options of a section, and the options that other ones have."""
+    """A sentence with the commands of a section, and of options whose commands differ."""
     usual, unusual = COMMANDS[section], dict[str, list[str]]()
     for item in items:
         names = item.metadata["commands"].replace(" doctor", "") or usual
         if names != usual:
             unusual.setdefault(names, []).append(f"`{cli.flag(item)}`")
-    ends = [f"of {names_of(names)}: {', '.join(flags)}" for names, flags in unusual.items()]
-    return "; ".join([f"Of {names_of(usual)}", *ends]) + "."
+    ends = [f"for {names_of(names)}: {', '.join(flags)}" for names, flags in unusual.items()]
+    return "; ".join([f"For {names_of(usual)}", *ends]) + "."
 
 
 def names_of(names: str) -> str:

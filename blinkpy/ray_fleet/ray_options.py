@@ -9,10 +9,10 @@ UP = "up"
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Place engines and front ends in a Ray cluster, watch and scale them: `blinkpy ray up CONFIG`; Ctrl-C ends all in order."""
+    """Start engines and front ends in a Ray cluster, then watch and scale them; Ctrl-C stops them in order."""
 
-    action: str = option("", "up CONFIG, a TOML file (docs/fleet.md)")
-    address: str = option("", "a running cluster, HOST:PORT or auto (default: a new one, of this machine alone)")
+    action: str = option("", "'up CONFIG', with the path of a TOML file (docs/fleet.md)")
+    address: str = option("", "address of a running cluster, HOST:PORT or auto (default: start one on this machine)")
 
     def __post_init__(self) -> None:
         for item in fields(self):

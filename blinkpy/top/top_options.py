@@ -10,12 +10,12 @@ MOST_SERVERS = 64
 
 @dataclass(frozen=True)
 class TopOptions:
-    """Watch running servers, in a terminal; q ends it. It reads their /metrics, which need no key."""
+    """Watch running servers in a terminal; press q to quit. No API key is needed."""
 
-    servers: str = option("http://127.0.0.1:8000", "URLs, or HOST:PORT")
-    interval: float = option(2.0, "seconds between two looks", low=0.2, high=3600)
-    once: bool = option(False, "look twice, print one table, and end, as where the output is no terminal")
-    insecure: bool = option(False, "accept any certificate of an HTTPS server")
+    servers: str = option("http://127.0.0.1:8000", "URLs or HOST:PORT of the servers, separated by spaces")
+    interval: float = option(2.0, "time between two updates, in seconds", low=0.2, high=3600)
+    once: bool = option(False, "print one table and exit; this is the default if the output is not a terminal")
+    insecure: bool = option(False, "accept any certificate from HTTPS servers")
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -41,32 +41,38 @@ SCANNED_GIDS = 64
 class RdmaOptions:
     """Options of --transport rdma, of both ends."""
 
-    listen: str = option("", "HOST:PORT for front ends, with --transport rdma", commands="engine")
+    listen: str = option("", "HOST:PORT on which the engine accepts front ends, with --transport rdma", commands="engine")
     engine: str = option(
         "",
-        "the engine's --name; with --transport rdma its HOST:PORT, or shm:NAME; once for each of several (docs/fleet.md)",
+        "the engine's --name, or with --transport rdma its HOST:PORT or shm:NAME; repeat it for several engines (docs/fleet.md)",
         commands="frontend",
         repeats=True,
     )
     rdma_device: str = option(
-        "", "as in `ibv_devices` (default: the first with an active port)", commands="engine frontend doctor"
+        "",
+        "RDMA device, as listed by `ibv_devices` (default: the first one with an active port)",
+        commands="engine frontend doctor",
     )
     queue_memory: str = option(
         "host",
-        "where the engine's queue pairs lie, with --transport rdma (docs/rdma.md)",
+        "memory of the engine's queue pairs, with --transport rdma; dmabuf and peermem: on the GPU (docs/rdma.md)",
         choices=("host", "dmabuf", "peermem"),
         commands="engine",
     )
     rdma_gid_index: int = option(
-        *(-1, "GID to send from, as in `blinkpy doctor` (-1: RoCE v2 over IPv4, if any)"),
+        -1,
+        "index of the local GID, as listed by `blinkpy doctor` (-1: RoCE v2 over IPv4 if available)",
         low=-1,
         high=255,
         commands="engine frontend doctor",
     )
 
-    link_key_file: str = option("", "key that engine and front ends share, with --transport rdma", commands="engine frontend")
+    link_key_file: str = option(
+        "", "file with the secret key that engine and front ends share, with --transport rdma", commands="engine frontend"
+    )
     insecure_link: bool = option(
-        *(False, "no key, with --transport rdma: whoever reaches the port gets in"),
+        False,
+        "accept front ends without a key, with --transport rdma: everyone who reaches the port gets in",
         commands="engine frontend",
     )
 

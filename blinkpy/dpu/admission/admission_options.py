@@ -8,18 +8,26 @@ from blinkpy.config import extends, option
 @extends("access")
 @dataclass(frozen=True)
 class AdmissionOptions:
-    """Which keys there are, and how long requests wait for a slot."""
+    """API keys, and limits for requests that wait for a slot."""
 
-    api_keys: str = option("", "TOML file with keys and their limits, read again at SIGHUP (docs/operate.md)")
-    share_prefixes: bool = option(False, "keys share the prefix cache, where the file says nothing else")
+    api_keys: str = option("", "TOML file with API keys and their limits, read again on SIGHUP (docs/operate.md)")
+    share_prefixes: bool = option(False, "let all keys share the prefix cache, unless the file of --api-keys says otherwise")
     max_waiting_tokens: int = option(
         1 << 22,
-        "prompt tokens and max_tokens of a worker's requests that wait for a slot; more get 429 (0: none waits)",
+        "maximum tokens (prompt plus max_tokens) of a worker's requests that wait for a slot; more get "
+        "a 429 (0: no request may wait)",
         low=0,
         high=1 << 40,
     )
     max_flex_requests: int = option(
-        0, "choices of service tier flex in flight in a worker; others wait (0: as many as slots)", low=0, high=1 << 20
+        0,
+        "maximum choices in flight per worker for requests of service tier flex; further ones wait (0: as many as slots)",
+        low=0,
+        high=1 << 20,
     )
-    max_flex_waiting_tokens: int = option(0, "as max_waiting_tokens, of flex alone (0: no limit of its own)", low=0, high=1 << 40)
-    max_waiting_s: int = option(60, "seconds a request waits for a slot before it gets 429", low=1, high=3600)
+    max_flex_waiting_tokens: int = option(
+        0, "max_waiting_tokens for requests of service tier flex alone (0: no separate limit)", low=0, high=1 << 40
+    )
+    max_waiting_s: int = option(
+        60, "maximum time that a request waits for a slot, in seconds; then it gets a 429", low=1, high=3600
+    )

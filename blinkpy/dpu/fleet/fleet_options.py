@@ -14,18 +14,27 @@ class FleetOptions:
     """Several engines behind one front end."""
 
     max_moves: int = option(
-        3, "times that a request may move to another engine when its own is lost (0: it ends)", low=0, high=1000
+        3,
+        "maximum times that a request may move to another engine after losing its own; then it ends "
+        "with an error (0: it never moves)",
+        low=0,
+        high=1000,
     )
     placement: str = option(
         PREFIX,
-        "which engine gets a request: prefix, least-loaded, round-robin, random or FILE.py (docs/policies.md)",
+        "rule that chooses the engine of a request: prefix, least-loaded, round-robin, random or FILE.py (docs/policies.md)",
     )
     engines_file: str = option(
         "",
-        "in place of --engine: a file with an engine in each line, read again when it changes (docs/fleet.md)",
+        "file with one engine per line, read again whenever it changes; replaces --engine (docs/fleet.md)",
         commands="frontend",
     )
-    move_timeout_s: int = option(30, "seconds a request may be without an engine before it ends with an error", low=1, high=3600)
+    move_timeout_s: int = option(
+        30,
+        "time that a request may wait for another engine after losing its own, in seconds; then it ends with an error",
+        low=1,
+        high=3600,
+    )
 
 
 def check_placement(config: Config, engines: int) -> None:

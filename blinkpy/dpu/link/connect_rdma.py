@@ -387,4 +387,4 @@ def check(config: Config, given: frozenset[str]) -> None:
     config.extension(RdmaOptions).link_key("engine")
 
 
-END = End("rdma", "several, over RDMA", True, RdmaOptions, connect, check)
+END = End("rdma", "RDMA between machines", True, RdmaOptions, connect, check)

@@ -181,4 +181,4 @@ def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:
     return attach_segment(config.engine.name, worker.pair, or_another=True)
 
 
-END = End("shm", "one machine, shared memory", False, None, connect)
+END = End("shm", "shared memory on one machine", False, None, connect)

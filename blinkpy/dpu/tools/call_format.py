@@ -65,7 +65,9 @@ def call_formats() -> Mapping[str, CallFormat]:
     """All formats, by name. Their names are known to Config afterwards."""
     files = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name.endswith(SUFFIX))
     formats = {entry.name: entry for file in files for entry in import_module(f"{__package__}.{file}").FORMATS}
-    TOOL_CALL_PARSERS.update({AUTO: "by the chat template", NONE: "no tools", **{e.name: e.doc for e in formats.values()}})
+    TOOL_CALL_PARSERS.update(
+        {AUTO: "detected from the chat template", NONE: "no tools", **{e.name: e.doc for e in formats.values()}}
+    )
     return formats
 
 

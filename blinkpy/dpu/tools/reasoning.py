@@ -15,7 +15,7 @@ class ReasoningTags(NamedTuple):
 
 
 PARSERS = {"think": ReasoningTags("<think>", "</think>"), "mistral": ReasoningTags("[THINK]", "[/THINK]")}
-REASONING_PARSERS.update({"auto": "by the chat template", "none": "no reasoning"})
+REASONING_PARSERS.update({"auto": "detected from the chat template", "none": "no reasoning"})
 REASONING_PARSERS.update({name: f"{tags.open}...{tags.close}" for name, tags in PARSERS.items()})
 
 

@@ -188,4 +188,4 @@ def check(config: Config, given: frozenset[str]) -> None:
     options.link_key("listen")
 
 
-END = End("rdma", "several, over RDMA", True, RdmaOptions, listen, check)
+END = End("rdma", "RDMA between machines", True, RdmaOptions, listen, check)

@@ -19,4 +19,4 @@ class ShmListener:
         pass
 
 
-END = End("shm", "one machine, shared memory", False, None, ShmListener)
+END = End("shm", "shared memory on one machine", False, None, ShmListener)

@@ -7,9 +7,9 @@ from blinkpy.config import check_engine_name, check_value, option
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Save what a running engine has recorded. The file holds prompts and answers, as token ids."""
+    """Save the recording of a running engine. The file contains prompts and outputs as token ids."""
 
-    name: str = option("", "the engine's segment (default: the only one of this user that records)")
+    name: str = option("", "the engine's --name (default: your only engine that records)")
     output: str = option("", "file to write (default: blinkpy-NAME-TIME.recording)")
 
     def __post_init__(self) -> None:
@@ -19,16 +19,18 @@ class RecordOptions:
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Run a recording again, compare every decision with it, and tell what happened to each request and why."""
+    """Run a recording again, compare every decision with it, and explain what happened to each request."""
 
-    file: str = option("", "of `blinkpy record`, or of a crash")
-    policy: str = option("", "FILE.py:FUNCTION, if the engine's policy was a file")
-    request: int = option(-1, "tell only of this request (-1: of all)", low=-1, high=2**63 - 1)
-    step: int = option(-1, "tell of this turn of the scheduler in full (-1: of all in short)", low=-1, high=2**63 - 1)
-    trace: bool = option(True, "print a line for each event")
-    compiled: bool = option(False, "run the scheduler compiled: faster for long recordings, after half a minute")
-    workload: str = option("", "lengths and times of the requests, as CSV for `blinkpy check --workload`")
-    timeline: str = option("", "picture of all requests over time (.svg, .html, or .png with matplotlib)")
+    file: str = option("", "recording from `blinkpy record` or of a crash")
+    policy: str = option("", "FILE.py:FUNCTION; required if the engine's policy came from a file")
+    request: int = option(-1, "report only on the request with this number (-1: on all requests)", low=-1, high=2**63 - 1)
+    step: int = option(
+        -1, "report every detail of the scheduler turn with this number (-1: a summary of all turns)", low=-1, high=2**63 - 1
+    )
+    trace: bool = option(True, "print one line per event")
+    compiled: bool = option(False, "compile the scheduler first, which takes half a minute; faster for long recordings")
+    workload: str = option("", "CSV file to write with lengths and arrival times of the requests, for `blinkpy check --workload`")
+    timeline: str = option("", "file for a timeline of all requests (.svg, .html, or .png with matplotlib)")
 
     def __post_init__(self) -> None:
         for item in fields(self):
