@@ -136,7 +136,7 @@ test-clients: build/clients/.installed $(call STAMP,serve-$(EXTRA))
 # In an environment of its own, like the clients: Ray is large.
 build/ray/.installed: pyproject.toml | $(call STAMP,serve-$(EXTRA))
 	@$(RUNNER) -m venv build/ray
-	@build/ray/bin/python -m pip install -qq --disable-pip-version-check --no-input --editable '.[cpu,ray,ray-serve]' \
+	@build/ray/bin/python -m pip install -qq --disable-pip-version-check --no-input --editable '.[cpu,ray]' \
 	  'pytest>=9,<10' 'pytest-timeout>=2.4,<3' 'httpx>=0.28,<1'
 	@touch $@
 

@@ -111,11 +111,6 @@ class FleetKeeper:
         return [engine.address for engine in self.engines if engine.phase == SERVING]
 
     @property
-    def front_end_urls(self) -> list[str]:
-        """Of the front ends that serve."""
-        return [front_end.address for front_end in self.front_ends if front_end.phase == SERVING]
-
-    @property
     def size(self) -> int:
         """Engines that there should be: those that end are not counted."""
         return sum(engine.phase != ENDING for engine in self.engines)

@@ -12,9 +12,6 @@
     [scale]
     requests = 64
 
-    [serve]
-    route = "/llm"
-
 docs/fleet.md explains them.
 """
 
@@ -25,7 +22,6 @@ from typing import Any
 
 from blinkpy.config import (
     MOST_ENGINES,
-    AccessOptions,
     Config,
     ConfigError,
     check_value,
@@ -40,7 +36,7 @@ from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.ray_fleet.scaling_rule import ScaleTargets
 from blinkpy.serving.option_choices import load_choices
 from blinkpy.transport.transport_kinds import chosen_end
-from blinkpy.transport.verbs import RdmaOptions, is_loopback
+from blinkpy.transport.verbs import RdmaOptions
 
 MOST_FRONT_ENDS = 64
 NO_GPU = ("cpu", "null")  # devices
@@ -78,30 +74,13 @@ class FrontEndsPlan:
 
 
 @dataclass(frozen=True)
-class ServePlan:
-    """How Ray Serve's proxy shows the front ends."""
-
-    route: str = option("/", "path below which it shows them, / or such as /llm")
-    name: str = option("blinkpy", "the application's name")
-    replicas: int = option(1, "processes that pass requests on", low=1, high=64)
-    host: str = option("127.0.0.1", "where the proxy listens, if Ray Serve does not run yet")
-    port: int = option(8080, "its port then", low=1, high=65535)
-
-    @property
-    def root_path(self) -> str:
-        """Of front ends: "" or the route."""
-        return self.route.rstrip("/")
-
-
-@dataclass(frozen=True)
 class FleetPlan:
-    """config: of all front ends, and, but for what engine_config() says, of all engines. serve: None without Ray Serve."""
+    """config: of all front ends, and, but for what engine_config() says, of all engines."""
 
     config: Config
     engines: EnginesPlan = field(default_factory=EnginesPlan)
     front_ends: FrontEndsPlan = field(default_factory=FrontEndsPlan)
     scale: ScaleTargets = field(default_factory=ScaleTargets)
-    serve: ServePlan | None = None
 
     @property
     def most(self) -> int:
@@ -124,15 +103,14 @@ class FleetPlan:
 
     def front_end_config(self, number: int) -> Config:
         """Of a front end, from 0."""
-        root = self.config.access.root_path if self.serve is None else self.serve.root_path or self.config.access.root_path
-        return self.config.with_options({"port": self.port(number), "root_path": root})
+        return self.config.with_options({"port": self.port(number)})
 
     def port(self, number: int) -> int:
         """Of a front end, from 0."""
         return self.config.frontend.port + number
 
 
-TABLES: dict[str, type] = {"engines": EnginesPlan, "front_ends": FrontEndsPlan, "scale": ScaleTargets, "serve": ServePlan}
+TABLES: dict[str, type] = {"engines": EnginesPlan, "front_ends": FrontEndsPlan, "scale": ScaleTargets}
 
 
 def read_plan(path: str) -> FleetPlan:
@@ -187,25 +165,4 @@ def _check(plan: FleetPlan) -> None:
         raise ConfigError("--transport rdma needs link_key_file, a path on every node, or insecure_link")
     if plan.scale.down_s > MOST_LOOKS * plan.scale.interval_s:
         raise ConfigError(f"scale.down_s ({plan.scale.down_s:g}) must be at most {MOST_LOOKS} times scale.interval_s")
-    if plan.serve is not None:
-        _check_serve(plan, plan.serve)
     plan.engine_config()  # raises for numbers that don't fit
-
-
-def _check_serve(plan: FleetPlan, serve: ServePlan) -> None:
-    access, host = plan.config.access, plan.config.frontend.host
-    if serve.route != "/":
-        try:
-            AccessOptions(root_path=serve.route)
-        except ConfigError as error:
-            raise ConfigError(
-                f"serve.route must be / or a path such as /llm, without / at its end, not {serve.route!r}"
-            ) from error
-        if access.root_path not in ("", serve.route):
-            raise ConfigError(f"leave out root_path: with [serve] it is serve.route, {serve.route}")
-    if not serve.name or not serve.route:
-        raise ConfigError("serve.name and serve.route can't be empty")
-    if access.ssl_certfile:
-        raise ConfigError("leave out ssl_certfile: with [serve], HTTPS is an option of Ray Serve's proxy")
-    if plan.crosses_machines and is_loopback(host):
-        raise ConfigError(f"[serve] reaches front ends from other nodes, and host {host} is of one machine: set host")

@@ -1,5 +1,5 @@
 """A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands here, but for the
-address of a node, and Ray Serve."""
+address of a node."""
 
 import contextlib
 import ipaddress
@@ -74,16 +74,6 @@ class RayCluster:
         table, crosses = dict(as_table(plan.front_end_config(number))), plan.crosses_machines
         return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, table, number, crosses)
 
-    def place_list(self, kind: type, name: str) -> Any:
-        """An actor that others of the cluster find by name, and that is started again for as long as this process lives."""
-        needs = {"num_gpus": 0, "num_cpus": 0, "resource": ""}
-        return self._place(kind, name, needs, restarts=-1)
-
-    @property
-    def home_resource(self) -> str:
-        """A resource of Ray's that only the node of all engines and front ends has; "" where they are on any nodes."""
-        return next((f"node:{node['NodeManagerAddress']}" for node in self._ray.nodes() if node["NodeID"] == self._home), "")
-
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
         """Begin a call; what stands for its result."""
         return getattr(actor, method).remote(*arguments)
@@ -111,7 +101,7 @@ class RayCluster:
         """Leave the cluster: actors end. One of our own ends with them."""
         self._ray.shutdown()
 
-    def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any, restarts: int = 0) -> Any:
+    def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy: Any = "DEFAULT" if self._home is None else NodeAffinitySchedulingStrategy(self._home, soft=False)
@@ -121,7 +111,6 @@ class RayCluster:
             num_cpus=needs["num_cpus"],
             resources={needs["resource"]: 0.001} if needs["resource"] else None,
             scheduling_strategy=strategy,
-            max_restarts=restarts,
             max_concurrency=CONCURRENT_CALLS,
         )
         return remote.remote(*arguments)

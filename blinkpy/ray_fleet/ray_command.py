@@ -8,7 +8,6 @@ from blinkpy.ray_fleet.fleet_keeper import FleetKeeper
 from blinkpy.ray_fleet.fleet_plan import read_plan
 from blinkpy.ray_fleet.ray_cluster import RayCluster
 from blinkpy.ray_fleet.ray_options import RayOptions
-from blinkpy.ray_fleet.serve_application import ServeApplication
 
 
 def run_ray(options: RayOptions) -> int:
@@ -20,22 +19,14 @@ def run_ray(options: RayOptions) -> int:
     def ready(urls: list[str]) -> None:
         for url in urls:
             print(f"blinkpy serves {name} on {url} (Ctrl-C ends it)", flush=True)
-        if application is not None:
-            print(f"Ray Serve's proxy shows {name} at {application.where}", flush=True)
 
     with contextlib.suppress(Stopped), contextlib.ExitStack() as stack:
         cluster = RayCluster(plan, options.address)
         stack.callback(cluster.close)
         signals = stack.enter_context(Signals().caught())  # after Ray's own handlers
-        application: ServeApplication | None = None
-        if plan.serve is not None:
-            application = ServeApplication(plan, cluster, signals.check)
-            stack.callback(application.close)
         keeper = FleetKeeper(plan, cluster, ready)
         stack.callback(keeper.end, lambda: signals.count > 1)
         while True:
             signals.check()
             keeper.turn()
-            if application is not None:
-                application.follow(keeper.front_end_urls)
     return 0

@@ -49,12 +49,11 @@ def write_plan(
     engines: dict[str, Any],
     scale: dict[str, Any],
     front_ends: int = 1,
-    serve: dict[str, Any] | None = None,
     **more: Any,
 ) -> None:
     lines = [f"{name} = {toml(value)}" for name, value in {**OPTIONS, **more}.items()]
     tables = {"engines": engines, "scale": scale, "front_ends": {"number": front_ends}}
-    for table, values in (tables | ({} if serve is None else {"serve": serve})).items():
+    for table, values in tables.items():
         lines += [f"[{table}]", *(f"{name} = {toml(value)}" for name, value in values.items())]
     path.write_text("\n".join(lines))
 
@@ -66,8 +65,7 @@ def folders() -> set[str]:
 def processes() -> dict[int, str]:
     """Engines, front ends and actors that these tests started, by process id: below this process, or with MARK from it. Others
     may run beside, and are nobody's to touch."""
-    kinds = ["ray::EngineActor", "ray::FrontEndActor", "ray::FrontEndList", "ray::ServeReplica:blinkpy"]
-    kinds += ["blinkpy.serving.children", "blinkpy.dpu.worker"]
+    kinds = ["ray::EngineActor", "ray::FrontEndActor", "blinkpy.serving.children", "blinkpy.dpu.worker"]
     own = set(tree(os.getpid())) | {
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and marked(entry)
     }
@@ -189,11 +187,10 @@ def fleet(
     engines: dict[str, Any],
     scale: dict[str, Any] = SCALE,
     front_ends: int = 1,
-    serve: dict[str, Any] | None = None,
     **more: Any,
 ) -> Iterator[RayFleet]:
     """A fleet until the end of the block, which ends it in order if the test has not done so."""
-    write_plan(path, engines, scale, front_ends, serve, port=free_port(), **more)
+    write_plan(path, engines, scale, front_ends, port=free_port(), **more)
     command = RayFleet(path, address)
     try:
         command.connect(front_ends)

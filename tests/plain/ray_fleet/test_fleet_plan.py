@@ -7,7 +7,7 @@ import pytest
 
 from blinkpy.cli import main
 from blinkpy.config import ConfigError
-from blinkpy.ray_fleet.fleet_plan import FleetPlan, ServePlan, read_plan
+from blinkpy.ray_fleet.fleet_plan import FleetPlan, read_plan
 from blinkpy.ray_fleet.ray_cluster import home_node
 from blinkpy.ray_fleet.ray_options import RayOptions
 from blinkpy.ray_fleet.scaling_rule import ScaleTargets
@@ -70,17 +70,7 @@ interval_s = 1
         ("[scale]\ndown_s = 'soon'", "scale.down_s must be float, not str"),
         ("[scale]\ninterval_s = 0.1\ndown_s = 2000", "at most 10000 times scale.interval_s"),
         ("engines = 3", "engines must be a table"),
-        ("serve = true", "serve must be a table"),
-        ("[serve]\nroot = '/x'", "unknown option 'serve.root'; did you mean 'route'?"),
-        ("[serve]\nroute = '/llm/'", "serve.route must be / or a path such as /llm"),
-        ("[serve]\nroute = 'llm'", "serve.route must be / or a path such as /llm"),
-        ("[serve]\nroute = ''", "can't be empty"),
-        ("[serve]\nname = ''", "can't be empty"),
-        ("[serve]\nreplicas = 0", "serve.replicas must be 1 to 64, not 0"),
-        ("[serve]\nport = 0", "serve.port must be 1 to 65535, not 0"),
-        ("root_path = '/a'\n[serve]\nroute = '/llm'", "leave out root_path: with .serve. it is serve.route, /llm"),
-        ("ssl_certfile = 'x'\n[serve]", "leave out ssl_certfile"),
-        ("host = 'localhost'\ntransport = 'rdma'\ninsecure_link = true\n[serve]", "set host"),
+        ("[serve]\nroute = '/llm'", "unknown option"),
         ("[engines]\nleast = 0", "engines.least must be 1 to 64, not 0"),
         ("[engines]\nleast = true", "engines.least must be int, not bool"),
         ("[engines]\nleast = 3\nmost = 2", r"engines.most \(2\) must be at least engines.least \(3\)"),
@@ -106,19 +96,10 @@ def test_a_file_that_can_not_be_is_refused(file: Path, text: str, problem: str) 
     assert str(file) in str(refusal.value) or "70000" in text
 
 
-def test_ray_serve_is_off_unless_its_table_is_there(file: Path) -> None:
-    none = plan(file, "root_path = '/x'\n[front_ends]\nnumber = 2")
-    assert none.serve is None
-    assert [none.front_end_config(n).frontend.port for n in range(2)] == [8000, 8001]
-    assert none.front_end_config(0).access.root_path == "/x"
-    everything = plan(file, "root_path = '/x'\n[serve]")
-    assert everything.serve == ServePlan("/", "blinkpy", 1, "127.0.0.1", 8080)
-    assert everything.front_end_config(0).access.root_path == "/x", "another proxy may stand before Serve's"
-    below = plan(file, "[serve]\nroute = '/a/llm'\nname = 'mine'\nreplicas = 3")
-    assert below.serve == ServePlan("/a/llm", "mine", 3)
-    assert below.front_end_config(1).access.root_path == "/a/llm"
-    far = plan(file, "host = '0.0.0.0'\ntransport = 'rdma'\ninsecure_link = true\n[serve]")
-    assert far.serve is not None and far.crosses_machines
+def test_front_ends_have_ports_in_turn(file: Path) -> None:
+    found = plan(file, "root_path = '/x'\n[front_ends]\nnumber = 2")
+    assert [found.front_end_config(n).frontend.port for n in range(2)] == [8000, 8001]
+    assert found.front_end_config(0).access.root_path == "/x"
 
 
 def test_the_example_of_the_page_is_a_plan(file: Path) -> None:
