@@ -25,6 +25,8 @@ from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import CLOSED, RETRY_S, lock_bytes, lock_file, open_file, segment_path
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 
 class ShmTransport:
     """Loads and stores to one queue pair of a mapped segment; implements blinkpy.transport.contract.Transport."""
@@ -112,6 +114,10 @@ class ShmTransport:
             fd = open_file(self._path)
         except FileNotFoundError:
             return True
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:  # that says nothing about the engine: ask again at the next check
+                return False
+            raise
         try:
             return lock_file(fd, fcntl.LOCK_SH)
         finally:

@@ -118,6 +118,24 @@ def test_segment_is_private_and_goes_with_its_engine(name, segment) -> None:
     transport.close()
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_process_without_descriptors_has_not_lost_its_engine(segment, name, monkeypatch, number: int) -> None:
+    """Strangers' connections may take the last descriptor: the look at the engine is made again later."""
+    transport, real, opened = attach_segment(name, 0), os.open, list[Any]()
+
+    def failing(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(path)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", failing)
+    assert not transport.lost()
+    assert opened, "the look needs no descriptor any more"
+    monkeypatch.setattr(os, "open", real)
+    segment.close()
+    assert transport.lost()
+    transport.close()
+
+
 def test_dead_engines_segment_is_replaced_or_removed(name) -> None:
     with holding(f"create_segment({name!r}, SIZES, FACTS)") as process:
         transport = attach_segment(name, 0)
