@@ -16,11 +16,6 @@ def automaton_of_regex(regex: str) -> ByteAutomaton:
     return automaton_of_grammar({"regex": regex})
 
 
-def automaton_of_ebnf(grammar: str) -> ByteAutomaton:
-    """What the grammar's rule `root` matches."""
-    return automaton_of_grammar({"ebnf": grammar})
-
-
 def automaton_of_texts(texts: list[str]) -> ByteAutomaton:
     """One of the texts."""
     return automaton_of_grammar({"choice": texts})

@@ -41,7 +41,6 @@ GROUPS = {
     "transport": ("transport",),
     "link": ("dpu/link",),
     "client": ("dpu/engine_link.py", "dpu/poll_pace.py"),
-    "grammar": ("dpu/grammar/ebnf",),
     "sampling": ("kernels/sampling", "models/cpu/cpu_sampler.py"),
 }
 """Folders and files of the package that have mutants. A new file in one of the folders joins by being there."""

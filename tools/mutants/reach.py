@@ -20,7 +20,6 @@ from mutants.stages import STAGES
 ROOT = PACKAGE.parent
 TESTS = (
     *("tests/plain/link", "tests/plain/models", "tests/plain/front_end", "tests/compiled/scheduler", "tests/compiled/recording"),
-    "tests/plain/grammar/test_ebnf.py",
     *(f"tests/compiled/kernels/interpreted/{name}.py" for name in ("test_sampling", "test_sampling_edges")),
     *("tests/verified/test_orders.py", "tests/verified/test_reach.py"),
 )

@@ -6,7 +6,6 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
     {"schema": S, "path": P, "root": R}  the same for S as a part of R, at P in it; without "root" it refers to nothing outside
     {"object": true}                     any JSON object, containers inside of each other up to OBJECT_DEPTH
     {"regex": R}                         what matches as a whole
-    {"ebnf": E}                          what its rule `root` matches
     {"choice": [T, ...]}                 one of these texts
     {"text": T}                          this text
     {"token": T}                         the special token of this name
@@ -23,7 +22,6 @@ from blinkpy.dpu.grammar import byte_nfa
 from blinkpy.dpu.grammar.automaton_products import difference
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
-from blinkpy.dpu.grammar.ebnf.ebnf_rules import ebnf_piece
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.dpu.grammar.schema.schema_compiler import SchemaCompiler
@@ -72,8 +70,6 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return SchemaCompiler(ANY, OBJECT_DEPTH - 1).compile(Place(ANY, "#"))
     if kind == "regex":
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
-    if kind == "ebnf":
-        return ebnf_piece(value)
     if kind == "choice":
         if not 1 <= len(value) <= MOST_CHOICES:
             raise GrammarError(f"There may be 1 to {MOST_CHOICES} choices, not {len(value)}.", path)

@@ -59,7 +59,7 @@ def test_every_file_of_the_folders_has_its_mutants(seed: int) -> None:
     found = {name.partition("::")[0].rpartition("/")[0] for name in names(seed, "--all")}
     with_functions = {
         path.parent.relative_to(PACKAGE).as_posix()
-        for folder in ("scheduler", "kv", "queues", "transport", "dpu/link", "dpu/grammar/ebnf", "kernels/sampling")
+        for folder in ("scheduler", "kv", "queues", "transport", "dpu/link", "kernels/sampling")
         for path in (PACKAGE / folder).rglob("*.py")
         if "\ndef " in path.read_text()
     }

@@ -81,13 +81,6 @@ def regex_field(name: str, value: Any) -> GrammarField:
     return GrammarField(name, {"regex": value})
 
 
-def ebnf_field(name: str, value: Any) -> GrammarField:
-    """A grammar of rules for the whole output."""
-    if type(value) is not str or not value:
-        raise bad_request(f"'{name}' must be a grammar in EBNF: a string.", name, "invalid_type")
-    return GrammarField(name, {"ebnf": value})
-
-
 def choice_field(name: str, value: Any) -> GrammarField:
     """Texts, one of which is the output."""
     if type(value) is not list or not value or not all(type(text) is str for text in value):
@@ -107,11 +100,11 @@ STRUCTURES: dict[str, Callable[[str, Any], GrammarField | None]] = {
     "json": schema_field,
     "regex": regex_field,
     "choice": choice_field,
-    "grammar": ebnf_field,
     "json_object": _object_field,
 }
 
 
+NO_EBNF = "use a JSON Schema or a regular expression, not EBNF"
 OPTIONS = ("disable_any_whitespace", "disable_fallback", "disable_additional_properties")  # of vLLM; false asks for nothing
 
 
@@ -120,6 +113,8 @@ def structured_outputs(name: str, value: Any) -> GrammarField | None:
     given = {
         key: one for key, one in _object(name, value).items() if one is not None and (one is not False or key not in OPTIONS)
     }
+    if "grammar" in given:
+        raise bad_request(f"'{name}.grammar' is not supported; {NO_EBNF}.", f"{name}.grammar", "unsupported_parameter")
     _only(name, given, *STRUCTURES)
     found = [check(f"{name}.{key}", given[key]) for key, check in STRUCTURES.items() if key in given]
     grammars = [one for one in found if one is not None]

@@ -32,7 +32,6 @@ from blinkpy.dpu.http.fields.grammar_fields import (
     STRUCTURES,
     GrammarField,
     choice_field,
-    ebnf_field,
     regex_field,
     response_format,
     schema_field,
@@ -138,7 +137,6 @@ COMMON_FIELDS = {
     "guided_json": _grammar_field(schema_field, "as `structured_outputs` with this key", "object", "string", "boolean"),
     "guided_regex": _grammar_field(regex_field, "as `structured_outputs` with this key", "string", minLength=1),
     "guided_choice": _grammar_field(choice_field, "as `structured_outputs` with this key", "array", items=STRING, minItems=1),
-    "guided_grammar": _grammar_field(ebnf_field, "as `structured_outputs` with this key", "string", minLength=1),
     "response_format": _grammar_field(response_format, _FORMAT_VALUES, "object"),
     "logit_bias": Field("logit_bias", takes(**_BIASES)(token_rule_fields.logit_bias), _BIAS_VALUES, "none"),
     "allowed_token_ids": Field(

@@ -7,6 +7,8 @@ the official client's types.
 
 from typing import Any, NamedTuple
 
+from blinkpy.dpu.http.fields.grammar_fields import NO_EBNF
+
 CHAT, COMPLETIONS, RESPONSES = "chat", "completions", "responses"
 GENERATING = (CHAT, COMPLETIONS)
 ALL = (*GENERATING, RESPONSES)
@@ -42,6 +44,7 @@ UNSUPPORTED = (
     Unsupported("ec_transfer_params", GENERATING, ({},), _TRANSFER),
     Unsupported("function_call", (CHAT,), ("none",), "see `tool_choice`"),
     Unsupported("functions", (CHAT,), ([],), "see `tools`"),
+    Unsupported("guided_grammar", GENERATING, (), NO_EBNF),
     Unsupported("image", (RESPONSES,), ({},), _NO_IMAGES),
     Unsupported("kv_transfer_params", GENERATING, ({},), _TRANSFER),
     Unsupported("length_penalty", GENERATING, (1, 1.0), _OF_BEAMS),

@@ -1,1 +1,0 @@
-"""Grammars of rules, in the EBNF of llama.cpp and xgrammar, as far as they are regular."""
