@@ -49,11 +49,11 @@ def plain(text: str) -> str:
 
 
 def sentences(block: str) -> Iterator[str]:
-    yield from (found for found in re.split(r"(?<=[.!?])[)\"']?\s+(?=[A-Z\"'(`\[*])", plain(block)) if found)
+    yield from (found for found in re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[)\"']?\s+", plain(block)) if found)
 
 
 def blocks_of_page(text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each paragraph, item, heading and table cell; no examples, comments or generated parts."""
+    """(line, text) of each paragraph, item and table cell; no headings, examples, comments or generated parts."""
     text = GENERATED.sub(lambda found: "\n" * found[0].count("\n"), text)
     text = re.sub(r"<!--[^>]*, by make docs -->\n(\|[^\n]*\n)*", lambda found: "\n" * found[0].count("\n"), text)
     text = re.sub(r"<!--.*?-->", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
@@ -69,9 +69,9 @@ def blocks_of_page(text: str) -> Iterator[tuple[int, str]]:
         if line.startswith("|"):
             cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
             yield from ((number, cell) for cell in cells if re.search(r"[A-Za-z]", cell))
-        elif line.strip() and not example:
+        elif line.strip() and not example and not line.startswith("#"):
             begin = begin if lines else number
-            lines.append(re.sub(r"^\s*([-*]|\d+\.|#+) ", "", line).strip())
+            lines.append(re.sub(r"^\s*([-*]|\d+\.) ", "", line).strip())
 
 
 def text_of(node: ast.AST) -> str:

@@ -211,7 +211,7 @@ def test_grid_summary() -> None:
 
 def test_claim() -> None:
     text = shown("claim", claim({"En": {}, "Em": document(CELLS), "Eq": document(CELLS)}))
-    assert "on one G, without → with 8 CPU-hungry neighbours on each" in " ".join(text.split())
+    assert "without → with 8 CPU-hungry processes on each" in " ".join(text.split())
     for title in ("Em", "Eq"):
         assert f"| {title} | vllm | 36 → 120 | 36 → 120 | 1,000 → 900 | 0 → 3 |\n" in text
     elsewhere = document(CELLS)
