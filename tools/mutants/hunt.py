@@ -140,14 +140,13 @@ class Hunt:
             raise SystemExit(said)
 
     def _plan(self, hunted: Hunted) -> None:
-        """A stage that kills the neighbours; tests that do, whose text is like the mutant, or that are quick; the other stages
-        and tests, quickest first."""
-        stages, tests, at_import, alike = self._reach.of(hunted.mutant)
+        """A stage that kills the neighbours; tests that do, or that are quick; the other stages and tests, quickest first."""
+        stages, tests, at_import = self._reach.of(hunted.mutant)
         likely = self._killers.likely(hunted.mutant.name)
         seconds, files = self._reach.seconds, defaultdict[str, float](float)
         for test in tests:
             files[file_of(test)] += seconds[test]
-        known = list(dict.fromkeys(test for test in [*likely, *alike] if test in tests))
+        known = list(dict.fromkeys(test for test in likely if test in tests))
         others = sorted(set(tests) - set(known), key=lambda t: (files[file_of(t)], file_of(t), seconds[t], t))
         first, left = list(known), FIRST_S
         for test in others:

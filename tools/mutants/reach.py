@@ -6,12 +6,11 @@ What is kept holds wherever the sources and the file of tests have the same text
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from blinkpy.sources import PACKAGE, source_digest
-from mutants.likeness import Likeness
 from mutants.mutations import Mutant
 from mutants.processes import FRESH, HERE, Processes
 from mutants.session import IMPORTS, Change, Reached, trace_tests, tracer
@@ -28,33 +27,24 @@ LEFT_OUT = {"test_compile_cache.py", "test_policy_check.py"}  # they start proce
 FILE_S = 600.0  # of the processor, for all tests of a file, while their lines are noted
 LOOK_S = 4.0  # of the simulator and the state machine, to see what they reach
 CHOSEN_S = 15.0  # of the processor, of the tests for one mutant
-ALIKE, ALIKE_S = 10, 5.0  # of those whose text is like it, that go first: functions, and seconds of the processor
-PARAMETERS_S = 0.5  # of it, for more parameters of each such function
 
 
 class Reaching(NamedTuple):
-    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests. alike:
-    those of the tests whose text is like the mutant."""
+    """Who reaches a mutant's line. tests: quickest first. at_import: also whoever imports the module, or a file of tests."""
 
     stages: list[str]
     tests: list[str]
     at_import: bool
-    alike: list[str]
-
-
-def _none_alike(mutant: Mutant, tests: Iterable[str]) -> list[str]:
-    return []
 
 
 class Reach(NamedTuple):
     """seconds: of the processor, for each test that plain Python runs. left_out: the other tests, and why. lines: of each file
     below the package, line -> stages, tests, files whose tests share a fixture that reaches it, and files that reach it when
-    they are imported. alike: of some tests, which text is like a mutant; the likeliest first."""
+    they are imported."""
 
     seconds: dict[str, float]
     left_out: dict[str, str]
     lines: dict[str, dict[str, list[str]]]
-    alike: Callable[[Mutant, Iterable[str]], list[str]] = _none_alike
 
     def of(self, mutant: Mutant) -> Reaching:
         """As many tests as there is time for. Of a line that begins nothing, as inside of an expression, the one before it
@@ -72,30 +62,12 @@ class Reach(NamedTuple):
             functions[function := test.partition("[")[0]] += 1
             nth[test] = functions[function]
         ordered = sorted(some, key=lambda test: (test not in reached, nth[test], self.seconds[test]))
-        alike = self._alike(mutant, ordered)
-        for test in [*alike, *(test for test in ordered if test not in alike)]:
+        for test in ordered:
             if self.seconds[test] <= left:
                 left -= self.seconds[test]
                 tests.append(test)
         tests.sort(key=ordered.index)
-        return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported), alike)
-
-    def _alike(self, mutant: Mutant, tests: list[str]) -> list[str]:
-        """The first parameters of each function, then more of them: each may be about another part of the line."""
-        found, left, more = list[str](), ALIKE_S, dict[str, float]()
-        alike = self.alike(mutant, tests)
-        for test in alike:
-            function = test.partition("[")[0]
-            if len(more) < ALIKE and function not in more and self.seconds[test] <= left:
-                more[function] = PARAMETERS_S
-                left -= self.seconds[test]
-                found.append(test)
-        for test in (test for test in alike if test not in found):
-            function = test.partition("[")[0]
-            if function in more and self.seconds[test] <= more[function]:
-                more[function] -= self.seconds[test]
-                found.append(test)
-        return found
+        return Reaching([stage for stage in STAGES if stage in reached], tests, bool(imported))
 
 
 def file_of(test: str) -> str:
@@ -104,7 +76,7 @@ def file_of(test: str) -> str:
 
 def reach(processes: Processes, traced: list[Path], seed: int, folder: str) -> Reach:
     """As measured before, or now: some minutes for all. traced: the files of which lines are asked."""
-    found = Reach({}, {}, defaultdict(lambda: defaultdict(list)), Likeness(test_files(), ROOT).alike)
+    found = Reach({}, {}, defaultdict(lambda: defaultdict(list)))
     for reached in _measured(processes, [str(path) for path in traced], seed, folder):
         found.seconds.update(reached.seconds)
         found.left_out.update(reached.left_out)

@@ -6,15 +6,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import uvloop
 from support.front_end.fake_engine import FakeEngine
 from support.front_end.http_server import serving
 from support.front_end.tiny_tokenizer import write_model
 
-from benchmarks.common.load import UNFINISHED, LoadResult, Record
 from benchmarks.serving.attackers import ATTACKS, Site
-from benchmarks.serving.attacks import gaps
 
 LONGEST_S = 60.0  # for all of them to show
 SCALE = 0.05
@@ -77,16 +74,3 @@ def test_every_attack_is_tried_or_needs_more_than_a_front_end() -> None:
     others = {"claiming front end", "killed workers", "guessed prompts", "heavy answers", "drain"}
     assert ATTACKS.keys() - EXPECTED.keys() == others
     assert all(attack.__doc__ and "\n" not in attack.__doc__ for attack in ATTACKS.values())
-
-
-def test_gaps_count_where_they_touch_the_time() -> None:
-    """Also one that began before it, and one that did not end."""
-
-    def load(*streams: list[float]) -> LoadResult:
-        records = [Record(0.0, 0.0, 0, UNFINISHED, np.array(times)) for times in streams]
-        return LoadResult(records, np.zeros(1), 0.0, 100.0, 20.0)
-
-    assert gaps(load([1, 2, 3, 4, 5, 6]), 102.5, 104.5) == [1.0, 1.0, 1.0]
-    assert gaps(load([1, 2, 9]), 104, 105) == [7.0]
-    assert sorted(gaps(load([1, 2], [1, 19.5]), 104, 105)) == [18.0, 18.5]
-    assert gaps(load([19.5]), 101, 119) == []

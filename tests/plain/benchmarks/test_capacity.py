@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.harness import UsageError
-from benchmarks.tuning.capacity import Choice, StepTimes, closed_loop, predict, read_decode, requests_of
+from benchmarks.tuning.capacity import Choice, StepTimes, predict, read_decode, requests_of
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, Work, serve
 
@@ -51,45 +51,6 @@ def test_a_request_alone_takes_the_time_of_its_steps() -> None:
     decode = [3.0 + 0.001 * context for context in (301, 302)]
     assert found["tpot_p50"] == pytest.approx(np.mean(decode), rel=1e-3)
     assert found["itl_p99"] == pytest.approx(decode[1], rel=1e-3)
-
-
-def test_a_stream_sends_its_next_request_after_an_answer(rng: np.random.Generator) -> None:
-    """Against the order of all ends and arrivals: never more in flight than streams, each so long after its predecessor."""
-    streams, rounds = 5, 6
-    lengths = rng.integers(1, 40, (streams * rounds, 2))
-    times = StepTimes(DECODE, outside_ms=0.7)
-    requests = closed_loop(lengths, streams, rng, times)
-    delays = requests.arrival_ns.copy()
-    assert delays.max() < 1.4e6
-    server = TimedSimulation(fcfs, Watched(3, 64, 16, 4096, 0, 0, 0), requests)
-    out = serve(server, streams)
-    assert (out.arrival[:streams] == delays[:streams]).all()
-    assert (out.arrival[streams:] == out.ended[:-streams] + delays[streams:]).all()
-    assert (out.started >= out.arrival).all()
-    assert (out.ended >= out.first_token).all()
-    events = sorted([(t, 1) for t in out.arrival.tolist()] + [(t, -1) for t in out.ended.tolist()])
-    assert np.cumsum([change for _, change in events]).max() == streams
-
-
-def test_large_steps_move_time_from_tpot_to_ttft(rng: np.random.Generator) -> None:
-    """16 streams of short prompts: TTFT and the rest of an answer add up to about the same, whatever the steps."""
-    times = StepTimes(DECODE)
-    requests = closed_loop(np.tile([[64, 40]], (64, 1)), 16, rng, times)
-    small, large, three = (
-        predict(choice, times, requests, OPTIONS, 16)
-        for choice in (Choice("fcfs", 256), Choice("fcfs", 1024), Choice("fcfs", 1024, 128, 256, 256))
-    )
-    assert large["tpot_p50"] < 0.95 * small["tpot_p50"]
-    assert large["ttft_mean"] > 1.2 * small["ttft_mean"]
-    assert large["e2e_mean"] == pytest.approx(small["e2e_mean"], rel=0.05)
-    assert large["itl_max"] > 1.5 * small["itl_max"]
-    assert three["tpot_p50"] == pytest.approx(large["tpot_p50"], rel=0.02)
-
-
-def test_decode_steps_are_interpolated_between_those_measured() -> None:
-    times = StepTimes(DECODE, context_ns=0.0)
-    steps = [times.step_ms(Work(rows, rows, 0, 10**6, 0)) for rows in (1, 8, 16, 64)]
-    assert steps == pytest.approx([3, 4, 4 + 1 / 3, 5])
 
 
 def test_decode_results_are_read_without_their_context(tmp_path: Path) -> None:

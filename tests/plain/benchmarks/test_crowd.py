@@ -58,11 +58,3 @@ def test_figures_of_what_was_served_and_a_count_of_what_was_not() -> None:
     assert [found["gap_ms"][key] for key in ("count", "min", "max")] == [3, 500.0, 2000.0]
     assert [found["request_ms"][key] for key in ("count", "min", "max")] == [2, 1000.0, 4000.0]
     assert (found["health_ms"]["max"], "answer_ms" in found) == (30_000.0, False)
-
-
-def test_where_nothing_was_served_the_failures_are_left() -> None:
-    requests, load = made((1, UNFINISHED, []), (99, "connection refused", []))
-    found = figures(requests, load, MARKS, lambda *_: [])
-    assert found["failed"] == {f"request: {UNFINISHED}": 1, "stream: connection refused": 1}
-    assert (found["streams"], found["requests_per_s"], found["token_events_per_s"]) == (0, 0.0, 0.0)
-    assert not {"gap_ms", "request_ms", "health_ms"} & found.keys()

@@ -3,12 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.common.harness import Run, WrongAnswer
 from benchmarks.report.part_tables import LEDGER, Results, simulated, simulated_turns
 from blinkpy.verify.sim.runs import RunReport
 
@@ -61,24 +59,6 @@ def test_complete_runs_are_counted(run: Callable[..., int], tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "revisions", "failures", "code"),
-    [
-        (["--turns", "1000", "--only", "compared"], CLEAN, 1, 1),
-        (["--turns", "1000", "--only", "compared"], CLEAN | {"dirty": True}, 0, 2),
-        (["--turns", "1000", "--only", "compared"], {}, 0, 2),
-        (["--turns", "1000", "--only", "compared"], [CLEAN, CLEAN, CLEAN | {"dirty": True}], 0, 1),
-        (["--turns", "1000"], CLEAN, 0, 2),
-    ],
-    ids=["a failure", "a changed tree", "an unknown commit", "a tree that changes", "turns of all testers"],
-)
-def test_nothing_else_is_counted(
-    run: Callable[..., int], tmp_path: Path, options: list[str], revisions: Any, failures: int, code: int
-) -> None:
-    assert run(*options, revisions=revisions, failures=failures) == code
-    assert Results(tmp_path).lines(LEDGER) == []
-
-
 def test_the_committed_ledger_counts_no_world_twice() -> None:
     """Of one mode and commit; and every line is of a clean tree."""
     from benchmarks.common.harness import RESULTS
@@ -92,33 +72,3 @@ def test_the_committed_ledger_counts_no_world_twice() -> None:
         }
         assert not worlds & seen, json.dumps(line)
         seen |= worlds
-
-
-@pytest.mark.parametrize("failures", [0, 1])
-def test_hostile_runs_go_on_until_both_numbers_are_reached(
-    failures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With new seeds each time; and a failure leaves no result."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    import fuzz_hostile
-
-    seeds = list[int]()
-
-    def run_seeds(arguments: Any) -> RunReport:
-        assert arguments.hostile
-        seeds.append(arguments.seed)
-        found = [None] * (failures if len(seeds) == 3 else 0)
-        return RunReport(arguments.seed, 10, 1000, 2.0, found, cpu_seconds=0.5, claims=600, entries=900)
-
-    monkeypatch.setattr(fuzz_hostile, "run_seeds", run_seeds)
-    numbers = {"entries": 5000, "claims": 5000, "turns": 100, "seed": 77, "jobs": 1}
-    options = SimpleNamespace(output=tmp_path / "r.json", smoke=False, wait_quiet=0, note="", **numbers)
-    if failures:
-        with pytest.raises(WrongAnswer, match="1 worlds failed"):
-            fuzz_hostile.fuzz_hostile(Run("tools.fuzz_hostile", options))
-        assert not options.output.exists()
-        return
-    fuzz_hostile.fuzz_hostile(Run("tools.fuzz_hostile", options))
-    results = json.loads(options.output.read_text())["results"]
-    assert seeds == [77 + 10 * i for i in range(9)]
-    assert (results["garbage entries"], results["claims"], results["turns"], results["worlds"]) == (8100, 5400, 9000, 90)

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blinkpy.engine.devices.null_step import synthetic_token
-
 TOOLS = Path(__file__).parents[3] / "tools"
 VOCABULARY = 4096
 
@@ -19,12 +17,6 @@ def soak_requests(monkeypatch: pytest.MonkeyPatch) -> Any:
     from soak import soak_requests
 
     return soak_requests
-
-
-def test_expected_tokens_are_the_null_engines(soak_requests: Any, rng: np.random.Generator) -> None:
-    text = soak_requests.ExpectedText()
-    for seed, position in rng.integers(0, 2**31, (300, 2)).tolist():
-        assert text.token(seed, position % 2048) == synthetic_token(seed, position % 2048, VOCABULARY // 16, VOCABULARY)
 
 
 def test_each_wrong_answer_is_a_fault(soak_requests: Any, rng: np.random.Generator) -> None:
@@ -51,12 +43,3 @@ def test_each_wrong_answer_is_a_fault(soak_requests: Any, rng: np.random.Generat
         if len(fine.texts) > 1:
             assert judge.fault(number, replace(fine, texts={0: fine.texts[0]}))
     assert len(kinds) >= 2
-
-
-def test_a_choice_is_what_a_grammar_leads_to(soak_requests: Any) -> None:
-    """By hand: of one option there is no choice, and whatever the seed, the text is one of the options."""
-    text = soak_requests.ExpectedText()
-    assert text.chosen(5, 3, ("fog",)) == "fog"
-    found = {text.chosen(seed, 3, ("fog", "tea", "rain on the roof")) for seed in range(20)}
-    assert len(found) > 1
-    assert found <= {"fog", "tea", "rain on the roof"}
