@@ -121,7 +121,7 @@ def test_every_dependency_is_justified_with_its_range() -> None:
 
 
 SOURCES = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")), *sorted((ROOT / "docs").glob("*.md")))
 
 
 def anchors(page: Path) -> set[str]:
