@@ -14,8 +14,8 @@ def table() -> str:
     """A Markdown table of all keywords that are known."""
     remarks = dict.fromkeys(["", *(keyword.remark for keyword in KEYWORDS.values())])
     rows = [(_list(name for name in KEYWORDS if KEYWORDS[name].remark == remark), remark or "supported") for remark in remarks]
-    rows += [(_list((REFERENCE, *PLACES)), "supported inside of the schema; recursion is unrolled")]
-    rows += [(_list(ANNOTATIONS), "no effect, and so have unknown ones that do not look like misspelt ones")]
+    rows += [(_list((REFERENCE, *PLACES)), "supported within the schema; recursion is unrolled")]
+    rows += [(_list(ANNOTATIONS), "no effect; the same holds for unknown keywords, unless they look like a misspelt keyword")]
     reasons = dict.fromkeys(REFUSED.values())
     rows += [(_list(name for name, why in REFUSED.items() if why == reason), f"**refused**: {reason}") for reason in reasons]
     return "".join(f"| {names} | {text} |\n" for names, text in [("keyword", ""), ("---", "---"), *rows])

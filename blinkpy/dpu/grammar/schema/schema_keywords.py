@@ -25,7 +25,7 @@ from blinkpy.dpu.grammar.string_rules import FORMATS
 MOST_LENGTH = 512  # of a string
 SCALARS = (type(None), bool, int, float, str)
 NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, but for the sign
-REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # others say nothing, as the specification has it
+REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as the specification says
 
 Demand = Callable[[Shape, Any, Place], None]
 
@@ -283,12 +283,12 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-_CLOSED = "names without it mean no other members"
+_CLOSED = "an object that lists members but lacks it has no other members"
 KEYWORDS = {
     "type": Keyword(_type),
     "enum": Keyword(_enum, f"up to {MOST_ALTERNATIVES} values"),
     "const": Keyword(_const),
-    "not": Keyword(_not, "of `type`, or of `enum` or `const` with scalars, alone"),
+    "not": Keyword(_not, "only of `type`, or of `enum` or `const` with scalars"),
     "minimum": Keyword(_bound("minimum")),
     "maximum": Keyword(_bound("maximum")),
     "exclusiveMinimum": Keyword(_bound("exclusiveMinimum"), "a number, or a boolean as in draft 4"),
@@ -297,15 +297,15 @@ KEYWORDS = {
     "minLength": Keyword(_min_length, f"up to {MOST_LENGTH}"),
     "maxLength": Keyword(_max_length, f"up to {MOST_LENGTH}; each character takes 14 states"),
     "pattern": Keyword(
-        _pattern, "what is regular: no backreferences, word boundaries, `\\p`; lookahead at the beginning alone, behind `^`"
+        _pattern, "regular expressions without backreferences, word boundaries and `\\p`; lookahead only at the start, after `^`"
     ),
-    "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; others say nothing"),
-    "properties": Keyword(_members, "in this order; members may be left out where they are not required"),
+    "format": Keyword(_format, f"{_list((*FORMATS, *NUMBER_FORMATS))}; not {_list(REFUSED_FORMATS)}; other formats are ignored"),
+    "properties": Keyword(_members, "in this order; members that are not required may be missing"),
     "patternProperties": Keyword(_members, "up to 4 patterns"),
-    "additionalProperties": Keyword(_members, f"behind the others; {_CLOSED}"),
+    "additionalProperties": Keyword(_members, f"after the other members; {_CLOSED}"),
     "required": Keyword(_required),
     "propertyNames": Keyword(_property_names),
-    "minProperties": Keyword(_min_properties, "of members without names of their own, one counts"),
+    "minProperties": Keyword(_min_properties, "members that only a pattern or `additionalProperties` allows count as one"),
     "maxProperties": Keyword(_max_properties),
     "dependentRequired": Keyword(_dependent("dependentRequired")),
     "dependentSchemas": Keyword(_dependent("dependentSchemas")),
@@ -318,7 +318,7 @@ KEYWORDS = {
     "uniqueItems": Keyword(_unique_items, "`false`, or with `maxItems` of 1"),
     "allOf": Keyword(_all_of),
     "anyOf": Keyword(_any_of),
-    "oneOf": Keyword(_one_of, "of schemas that exclude each other: by types, bounds, patterns, or a required member"),
+    "oneOf": Keyword(_one_of, "of schemas that exclude each other by types, bounds, patterns, or a required member"),
     "nullable": Keyword(_only_false("nullable"), "`false` only; give `null` as a type"),
 }
 GROUPS = (
