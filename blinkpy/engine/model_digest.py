@@ -1,9 +1,12 @@
 """What tells two engines with different weights apart, without reading all of them."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from blinkpy.config import Config
+from blinkpy.model_files import open_file, read_bytes
+from blinkpy.models.weights.safetensors_files import weight_files
 from blinkpy.queues.content_digest import digest_of_bytes
 
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: other weights differ nearly everywhere
@@ -15,13 +18,13 @@ def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
     options = config.model.quantization, config.model.load_format, config.cache.kv_cache_dtype, config.cache.window_cache
     dummy = config.model.seed if config.model.load_format == "dummy" else None
     digest = hashlib.sha256(repr((options, config.model.dtype, dummy, reads_weights)).encode())
-    digest.update((folder / "config.json").read_bytes())
+    digest.update(read_bytes(folder, "config.json"))
     if reads_weights and dummy is None:
-        for file in sorted(folder.glob("*.safetensors")):
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size} ".encode())
-            with file.open("rb") as source:
+        for path in weight_files(folder):
+            with open_file(folder, path.name) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.name} {size} ".encode())
                 for sample in range(SAMPLES):
-                    source.seek(sample * size // SAMPLES)
-                    digest.update(source.read(SAMPLE_BYTES))
+                    file.seek(sample * size // SAMPLES)
+                    digest.update(file.read(SAMPLE_BYTES))
     return digest_of_bytes(digest.digest())

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 from blinkpy.config import Config, ConfigError, step_sizes
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.text.chat_template import load_template
-from blinkpy.dpu.text.tokenizer import Tokenizer, read_json
+from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.engine.devices.cuda_device import MINIMUM_TOKENS
 from blinkpy.engine.sizing import engine_sizes, pages_for
+from blinkpy.model_files import read_json
 from blinkpy.models.cache_scales import cache_itemsize
 from blinkpy.models.description.blocks import Experts
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -67,7 +68,7 @@ def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, in
     """The facts of a model's folder. local: its weights should be there. gpus: bytes of memory by name. Raises ConfigError where
     config.json can't be read."""
     facts = ModelFacts()
-    raw = read_json(folder / "config.json")
+    raw = read_json(folder, "config.json")
     names = raw.get("architectures")
     facts.model_class = str(names[0] if isinstance(names, list) and names else raw.get("model_type", "?"))
     quantized = raw.get("quantization_config")
@@ -166,14 +167,13 @@ def _spelled(rope: Rope) -> str:
 
 
 def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription | None, config: Config) -> None:
-    kind = read_json(tokenizer.folder / "tokenizer.json").get("model", {})
     ids = tokenizer.encode("x").tolist()
     template = load_template(tokenizer.folder, tokenizer.config, "", PROBE_CHARACTERS)
     dialect = ChatDialect(template, config.model, tokenizer.model_type)
     tokenizer.end_with(dialect.ends)
     tokenizer.request_defaults()
     facts.tokenizer = {
-        "kind": str(kind.get("type", "?")) if isinstance(kind, dict) else "?",
+        "kind": type(tokenizer.encoder.model).__name__,
         "class": str(tokenizer.config.get("tokenizer_class") or "?"),
         "tokens": tokenizer.vocab_size,
         "begins a text": None if tokenizer.bos_id is None else tokenizer.spell(tokenizer.bos_id)[0],

@@ -4,15 +4,16 @@ import threading
 from pathlib import Path
 
 from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
+from blinkpy.model_files import has_file, read_bytes
 from blinkpy.queues.content_digest import digest_of_bytes
 
 Facts = dict[str, int]
 
 
 def tokenizer_digest(folder: Path) -> int:
-    """Of the tokenizer in a model's folder; 0 where there is none."""
-    file = folder / "tokenizer.json"
-    return digest_of_bytes(file.read_bytes()) if file.is_file() else 0
+    """Of the tokenizer in a model's folder; 0 where there is none. Raises ConfigError."""
+    name = "tokenizer.json"
+    return digest_of_bytes(read_bytes(folder, name)) if has_file(folder, name) else 0
 
 
 def identity(pair: QueuePair) -> Facts:

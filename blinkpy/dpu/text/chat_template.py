@@ -22,9 +22,9 @@ import jinja2.parser
 import jinja2.sandbox
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.text.tokenizer import read_json, special_token
+from blinkpy.dpu.text.tokenizer import special_token
+from blinkpy.model_files import TEMPLATE_BYTES, has_file, read_json, read_own_template, read_text
 
-MAX_TEMPLATE_BYTES = 1 << 20
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 PLAIN, WITH_TOOLS = "default", "tool_use"  # names of a model's templates; it may have others, which nothing asks for
 ADDITIONAL = "additional_chat_templates"  # folder of those that have a name but PLAIN
@@ -111,26 +111,18 @@ def find_templates(folder: Path, tokenizer_config: Mapping[str, Any], override: 
     tokenizer_config.json, or of chat_template.json (of models with images, Mistral Small 3.1). A single one is PLAIN. Raises
     ConfigError."""
     if override:
-        return {PLAIN: _read_template(Path(override).expanduser())}
-    files = {PLAIN: folder / "chat_template.jinja", WITH_TOOLS: folder / ADDITIONAL / f"{WITH_TOOLS}.jinja"}
-    if files[PLAIN].exists():
-        return {name: _read_template(path) for name, path in files.items() if path.exists()}
-    found = tokenizer_config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+        return {PLAIN: read_own_template(Path(override).expanduser())}
+    files = {PLAIN: "chat_template.jinja", WITH_TOOLS: f"{ADDITIONAL}/{WITH_TOOLS}.jinja"}
+    if has_file(folder, files[PLAIN]):
+        return {name: read_text(folder, file) for name, file in files.items() if has_file(folder, file)}
+    found = tokenizer_config.get("chat_template")
+    found = found or read_json(folder, "chat_template.json", optional=True).get("chat_template")
     entries = found if isinstance(found, list) else [{"name": PLAIN, "template": found}] * (found is not None)
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     sources: dict[str, Any] = {name: named[name] for name in (PLAIN, WITH_TOOLS) if name in named}
-    if any(not isinstance(source, str) or len(source) > MAX_TEMPLATE_BYTES for source in sources.values()):
+    if any(not isinstance(source, str) or len(source) > TEMPLATE_BYTES for source in sources.values()):
         raise ConfigError(f"{folder}: chat_template in tokenizer_config.json or chat_template.json is not a template")
     return sources
-
-
-def _read_template(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"the chat template {path} is larger than {MAX_TEMPLATE_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read the chat template {path}: {error}") from error
 
 
 def load_template(folder: Path, tokenizer_config: dict[str, Any], override: str, max_characters: int) -> ChatTemplate | None:

@@ -21,6 +21,7 @@ from blinkpy.queues.request_parameters import INT32_MAX
 
 # Their values are words of the API. Templates make special tokens of some, '<|' + role + '|>', and compare with others.
 WORD_KEYS = frozenset({"role", "type"})
+LONGEST, MOST_CHARACTERS = 256, 1 << 21  # of special tokens: their beginnings and ends are listed, each
 
 
 class SpecialTokens:
@@ -30,17 +31,23 @@ class SpecialTokens:
         added = encoder.get_added_tokens_decoder()
         special = {token.content: (number, token) for number, token in added.items() if token.special and token.content}
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one counts
+        if len(names[0] if names else "") > LONGEST or sum(map(len, names)) > MOST_CHARACTERS:
+            limits = f"{LONGEST} characters each and {MOST_CHARACTERS:,} together"
+            raise ConfigError(f"the tokenizer's special tokens are too long (limits: {limits})")
         nonce = str(secrets.randbelow(10**18))
         self._aliases = {name: f"\ue000{nonce}.{i}\ue001" for i, name in enumerate(names)}
         taken = {*encoder.get_vocab(with_added_tokens=True).values(), *added}
         meant: dict[int, int] = {}  # alias to special token
         encoder.encode_special_tokens = True
+        aliases = []
         for name in names:
-            number, token = special[name]
+            _, token = special[name]
             # Found before a normalizer changes the text: one that puts spaces in front would hide all but the first.
             how = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
-            encoder.add_tokens([AddedToken(self._aliases[name], special=False, **how)])
-            meant[int(encoder.token_to_id(self._aliases[name]) or 0)] = number
+            aliases.append(AddedToken(self._aliases[name], special=False, **how))
+        encoder.add_tokens(aliases)  # in one call: each rebuilds the automaton over all added tokens
+        for name in names:
+            meant[int(encoder.token_to_id(self._aliases[name]) or 0)] = special[name][0]
         if taken & meant.keys():
             raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be given twice")
         self._first_alias = min(meant, default=INT32_MAX)

@@ -3,7 +3,6 @@
 Encoding long texts releases the GIL, so it can run in a thread beside an event loop.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from blinkpy.dpu.text.detokenizer import Detokenizer, TokenTexts
 from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.token_lengths import most_characters
 from blinkpy.dpu.text.token_pieces import token_pieces
+from blinkpy.model_files import has_file, read_bytes, read_json
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
@@ -28,20 +28,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Classes that go by add_bos_token and add_eos_token; for the others the post-processor of tokenizer.json decides.
 CLASSES_WITH_BOS_KEYS = ("", "Llama", "CodeLlama", "Gemma", "Cohere")
+MOST_ADDED = 1 << 16  # tokens beside the vocabulary; published models have a few thousand
+MOST_ENDS = 1 << 10  # ids in an eos_token_id
 logger = logging.getLogger("blinkpy.frontend")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model's folder; {} when it isn't there. Raises ConfigError when it is no such thing."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return content
 
 
 def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
@@ -55,11 +44,27 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json. Where it lists no added tokens, as older ones, special tokens of special_tokens_map.json count more
     than its own: transformers reads them so. Raises ConfigError."""
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_json(folder, "tokenizer_config.json", optional=True)
     if "added_tokens_decoder" in config:
         return config
-    named = read_json(folder / "special_tokens_map.json")
+    named = read_json(folder, "special_tokens_map.json", optional=True)
     return {**config, **{name: value for name, value in named.items() if name.endswith("_token")}}
+
+
+def read_encoder(folder: Path) -> Encoder:
+    """The encoder of tokenizer.json, as it is written there. Raises ConfigError."""
+    path = folder / "tokenizer.json"
+    if not has_file(folder, path.name):
+        raise ConfigError(f"{folder} has no {path.name}")
+    content = read_bytes(folder, path.name)
+    try:
+        encoder = Encoder.from_buffer(content)
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"can't read {path}: {error}") from error
+    added = len(encoder.get_added_tokens_decoder())
+    if added > MOST_ADDED:
+        raise ConfigError(f"{path} has {added:,} added tokens; at most {MOST_ADDED:,} are supported")
+    return encoder
 
 
 class Shown(NamedTuple):
@@ -79,19 +84,14 @@ class Tokenizer:
     def __init__(self, folder: Path):
         self.folder = folder
         self.config = read_tokenizer_config(folder)
-        self.generation_config = read_json(folder / "generation_config.json")
-        if not (folder / "tokenizer.json").is_file():
-            raise ConfigError(f"{folder} has no tokenizer.json")
-        try:
-            self.encoder = Encoder.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"can't read {folder / 'tokenizer.json'}: {error}") from error
+        self.generation_config = read_json(folder, "generation_config.json", optional=True)
+        self.encoder = read_encoder(folder)
         # A tokenizer may come with the truncation that its model was trained with: a prompt is never cut silently.
         self.encoder.no_truncation()
         self.encoder.no_padding()
         self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)  # the model's may be larger
         self.bos_id = self._id(special_token(self.config, "bos_token"))  # at the start of a text, if any
-        model_config = read_json(folder / "config.json")
+        model_config = read_json(folder, "config.json", optional=True)
         self.model_type = str(model_config.get("model_type", ""))
         self._eos_id = self._id(special_token(self.config, "eos_token"))  # at the end of a text, if any
         self.eos_ids = self._eos_ids(model_config)  # each ends a text; at most STOP_IDS
@@ -113,7 +113,7 @@ class Tokenizer:
         for source in (self.generation_config, model_config):
             value = source.get("eos_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= INT32_MAX for token in ids):
+            if len(ids) > MOST_ENDS or not all(type(token) is int and 0 <= token <= INT32_MAX for token in ids):
                 raise ConfigError(f"{self.folder}: eos_token_id is {value!r:.200}")
             found.update(dict.fromkeys(ids))
         ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # its own is never left out

@@ -20,6 +20,20 @@ DEFAULTS = {
 }
 """What missing keys mean in most families."""
 
+MOST = {
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "moe_intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "num_experts": 1 << 16,
+    "num_experts_per_tok": 1 << 10,
+    "vocab_size": 1 << 24,
+}
+"""Numbers that make something large have limits far above any model's: a config.json is a stranger's."""
+
 _UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
     ((None,), "quantization_config compression_config query_pre_attn_scalar attention_multiplier clip_qkv vision_config"),
     ((None,), "attention_chunk_size sliding_window"),
@@ -77,7 +91,7 @@ class HfConfig(Mapping[str, Any]):
 
     def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = 1 << 31) -> int:
         """The value of the first name that has one, or the default. Without a default it must be there."""
-        value = self._first(names, default)
+        value, high = self._first(names, default), min(high, MOST.get(names[0], high))
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(f"{self.where}: {names[0]} must be an integer from {low} to {high}, not {value!r:.80}")
         return value

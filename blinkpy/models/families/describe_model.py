@@ -1,12 +1,12 @@
 """From a model's config.json to the description of its decoder. No torch: it works in the base install."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
+from blinkpy.model_files import read_json
 from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -40,15 +40,7 @@ def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescriptio
 
 def describe_model(folder: str | Path, quantization: str = "auto") -> DecoderDescription:
     """Description of the model in a folder, from its config.json. quantization: value of --quantization. Raises ConfigError."""
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} must hold an object, not {type(config).__name__}")
+    config = read_json(Path(folder), "config.json")
     try:
         return describe_config(config, quantization)
     except ConfigError as error:

@@ -9,6 +9,7 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.safetensors_files import FP8, ITEM_BYTES, NUMBERS, PACKED, StoredTensor, read_header, weight_files
 from blinkpy.models.weights.weight_parts import Part, all_parts, cache_scales, expected_tensors
+from blinkpy.models.weights.weight_reader import open_weights
 
 FREQUENCIES = ".rotary_emb.inv_freq"  # not parameters: old checkpoints store the frequencies of the rotary embedding
 SPARE = ("v_head.", "value_head.", "score.", "mtp.", "model.mtp.", "model.score.", "model.v_head.")
@@ -47,7 +48,7 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape) or first.dtype not in ITEM_BYTES:
         return False
     left = math.prod(first.shape) * ITEM_BYTES[first.dtype]
-    with open(first.path, "rb") as one, open(second.path, "rb") as other:
+    with open_weights(first.path) as one, open_weights(second.path) as other:
         one.seek(first.offset)
         other.seek(second.offset)
         while left > 0:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.model_files import has_file, open_file
 from blinkpy.models.weights.safetensors_files import weight_files
 from blinkpy.progress import ProgressCallback
 
@@ -53,8 +54,9 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
     else:
         raise ConfigError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'demo'")
     for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
-        if not (folder / name).is_file():
+        if not has_file(folder, name):
             raise ConfigError(f"{folder} has no {name}{_hint(name, folder, fetched)}")
+        open_file(folder, name).close()
     if weights:
         weight_files(folder)
     return folder
@@ -62,7 +64,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
 
 def _hint(name: str, folder: Path, fetched: bool) -> str:
     """What to do about a file that is not there. fetched: from the hub, where files of other forms were left."""
-    hints = [hint for other, hint in OTHER_FORMS[name].items() if (folder / other).exists()]
+    hints = [hint for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
     if not hints and fetched:
         hints = [f"another form of it on the hub ({', '.join(OTHER_FORMS[name])}) has to be converted first (docs/models.md)"]
     return f"; {hints[0]}" if hints else ""

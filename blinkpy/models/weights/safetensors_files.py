@@ -4,15 +4,16 @@ The file format: 8 bytes, little endian, with the length of a JSON header; the h
 dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
 """
 
-import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from blinkpy.config import ConfigError
+from blinkpy.model_files import has_file, open_file, parse_json, read_json
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES, MOST_DIMENSIONS = 100_000_000, 16
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 NUMBERS = tuple(ITEM_BYTES)
 PACKED = "U8"  # dtype of MXFP4's blocks and scales
@@ -34,23 +35,20 @@ class StoredTensor:
 def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Name and place of each tensor of a file. Raises ConfigError for one that is truncated or malformed."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_file(path.parent, path.name) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
                 raise ConfigError(f"{path} is truncated or no safetensors file ({size} bytes)")
-            header = json.loads(file.read(length))
+            text = file.read(length)
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} is no safetensors file: {error}") from error
-    if not isinstance(header, dict):
-        raise ConfigError(f"{path} is no safetensors file: its header is no object")
+    header = parse_json(text, f"{path} is no safetensors file: its header")
     header.pop("__metadata__", None)
     for name, entry in header.items():
         try:
+            if len(entry["shape"]) > MOST_DIMENSIONS:
+                raise ValueError("more dimensions than any tensor")
             dtype, shape = entry["dtype"], tuple(_whole(n) for n in entry["shape"])
             start, end = (_whole(n) for n in entry["data_offsets"])
         except (TypeError, KeyError, ValueError) as error:
@@ -73,19 +71,19 @@ def _whole(number: object) -> int:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold a model's weights. Raises ConfigError, naming what is missing, unless the folder has all of them."""
     index = folder / INDEX
-    if not index.is_file():
-        if not (folder / SINGLE).is_file():
+    if not has_file(folder, INDEX):
+        if not has_file(folder, SINGLE):
             others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors"))
             hint = f"; {', '.join(others[:3])} can't be used" if others else ""
             raise ConfigError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}{hint}")
         return [folder / SINGLE]
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = set(read_json(folder, INDEX)["weight_map"].values())
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(f"{index} names a file outside of the folder: {name!r}")
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}, which {INDEX} names")
+            raise ConfigError(f"{index} names a file outside of the folder: {name!r:.200}")
+        if not has_file(folder, name):
+            raise ConfigError(f"{folder} has no {name:.200}, which {INDEX} names")
     return [folder / name for name in sorted(names)]

@@ -5,14 +5,12 @@ from io import FileIO
 from pathlib import Path
 
 from blinkpy.config import ConfigError
+from blinkpy.model_files import open_file
 
 
 def open_weights(path: Path) -> FileIO:
     """The file, for read_into. Raises ConfigError."""
-    try:
-        return FileIO(path)
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    return open_file(path.parent, path.name)
 
 
 def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:

@@ -270,9 +270,9 @@ def test_decode_drops_nothing(tmp_path, rng) -> None:
     [
         ("tokenizer.json", "{", "can't read"),
         ("tokenizer.json", None, "no tokenizer.json"),
-        ("tokenizer_config.json", "[]", "not a JSON object"),
-        ("special_tokens_map.json", "{", "can't read"),
-        ("generation_config.json", "{", "can't read"),
+        ("tokenizer_config.json", "[]", "must hold an object"),
+        ("special_tokens_map.json", "{", "is not JSON"),
+        ("generation_config.json", "{", "is not JSON"),
         ("config.json", '{"eos_token_id": "x"}', "eos_token_id"),
         ("config.json", '{"eos_token_id": true}', "eos_token_id"),
     ],

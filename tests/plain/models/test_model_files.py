@@ -144,7 +144,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
         ("model.norm.weight", {"data_offsets": [-256, 0]}, "bytes"),
         ("model.norm.weight", {"data_offsets": [1 << 60, (1 << 60) + 256]}, "truncated"),
         ("model.norm.weight", {"data_offsets": None}, "malformed"),
-        ("model.norm.weight", {"data_offsets": [0, float("inf")]}, "malformed"),
+        ("model.norm.weight", {"data_offsets": [0, float("inf")]}, "not JSON: Infinity"),
         ("model.norm.weight", {"data_offsets": [0, 256.5]}, "malformed"),
         ("model.norm.weight", {"shape": [True, 64]}, "malformed"),
     ],
@@ -327,7 +327,7 @@ def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
     shard.rename(folder / "away")
     refused(folder, f"has no {shard.name}, which")
     (folder / "away").rename(shard)
-    for text, words in (("{", "no index"), ("{}", "no index"), ('{"weight_map": {"x": "../model.safetensors"}}', "outside")):
+    for text, words in (("{", "not JSON"), ("{}", "no index"), ('{"weight_map": {"x": "../model.safetensors"}}', "outside")):
         index.write_text(text)
         refused(folder, words)
     index.write_text(good)
