@@ -145,7 +145,7 @@ def main() -> None:
     for shape in dict.fromkeys(shape for shape, *_ in jobs):
         best = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
         for row_count in MEASURED_ROWS[shape.rows]:
-            table.entries[key(shape.n, shape.k, row_count, shape.dtype, shape.swiglu, shape.blocks)] = best
+            table.entries[key(shape._replace(rows=row_count))] = best
     print("wrote", table.save(gpu, about_tables() | {"dependent_launches": options.pdl}))
 
 

@@ -31,8 +31,8 @@ class ConfigTable(Generic[T]):
     suffix: ClassVar[str] = ""  # of the file's name
 
     @staticmethod
-    def from_json(entry: Any) -> Any:
-        """An entry of the file. Raises ValueError, KeyError or TypeError for a damaged one."""
+    def from_json(name: str, entry: Any) -> Any:
+        """An entry of the file, and its name. Raises ValueError, KeyError, TypeError or AttributeError for a damaged one."""
         raise NotImplementedError
 
     @staticmethod
@@ -55,12 +55,25 @@ class ConfigTable(Generic[T]):
         if not path.exists():
             return cls()
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if document["version"] != VERSION:
                 raise ConfigError(f"version {document['version']}, expected {VERSION}")
-            return cls({name: cls.from_json(entry) for name, entry in document[cls.section].items()})
+            entries = dict(document[cls.section].items())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a table of configurations, {cls.section!r}: {error}") from error
+        return cls({name: cls._entry(path, name, entry) for name, entry in entries.items()})
+
+    @classmethod
+    def _entry(cls, path: Path, name: str, entry: Any) -> T:
+        try:
+            checked: T = cls.from_json(name, entry)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            words = f"unknown field {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"{path}: entry {name!r} of {cls.section!r}: {words}; remove the entry, or measure it again "
+                f"(docs/gpu-loop.md): shapes without one have defaults"
+            ) from error
+        return checked
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
         """Write the table; measured: with what (versions, date)."""

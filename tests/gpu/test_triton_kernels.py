@@ -159,8 +159,7 @@ def test_linear(rng: np.random.Generator, dtype: torch.dtype, layer: LinearShape
     """With the default, with what the GPU's table has, and with the configurations that variants declare for real sizes."""
     shape = layer._replace(rows=m, dtype=dtype)
     table = LinearTable.load(torch.cuda.get_device_name())
-    configs = {default_config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu)}
-    configs.add(table.config(shape.n, shape.k, m, dtype, swiglu=shape.swiglu))
+    configs = {default_config(shape._replace(norm=False)), table.config(shape._replace(norm=False))}
     for variant in VARIANTS.values():
         cases_of_it = [case for case in variant.cases if case.large and not case.shape.fp8]
         configs |= {case.config for case in cases_of_it if variant.supports(shape)}
@@ -196,8 +195,7 @@ FP8_LAYERS += [layer._replace(blocks=True) for layer in FP8_LAYERS]
 def test_fp8_linear(rng: np.random.Generator, layer: LinearShape, m: int) -> None:
     """With the default, and with what the GPU's table has."""
     shape, table = layer._replace(rows=m), LinearTable.load(torch.cuda.get_device_name())
-    sizes, how = (shape.n, shape.k, m, shape.dtype), {"swiglu": shape.swiglu, "blocks": shape.blocks}
-    for config in {default_config(*sizes, **how), table.config(*sizes, **how)}:
+    for config in {default_config(shape), table.config(shape)}:
         if leaves_partials(config):
             linear_case(rng, CUDA, config, shape._replace(partials=True, bias=False, residual=False))
         else:
@@ -213,8 +211,8 @@ def test_quantised_rows(rng: np.random.Generator, dtype: torch.dtype, width: int
 
 def test_logits(rng: np.random.Generator) -> None:
     for m in (1, 17, 128):
-        config = default_config(128_256, 1024, m, torch.bfloat16)
-        linear_case(rng, CUDA, config, LinearShape(m, 128_256, 1024, result=torch.float32))
+        shape = LinearShape(m, 128_256, 1024, result=torch.float32)
+        linear_case(rng, CUDA, default_config(shape), shape)
 
 
 @both_dtypes

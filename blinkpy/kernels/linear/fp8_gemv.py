@@ -18,8 +18,9 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, MAX_WIDTH
 from blinkpy.kernels.fp8_words import WORD, multiply_words, multiply_words_exactly, pack_row
-from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.tile_product import finish_row
 
 
@@ -137,6 +138,13 @@ def supports(shape: LinearShape) -> bool:
     return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0 and shape.k <= MAX_WIDTH
 
 
+def needs(config: LinearConfig, shape: LinearShape) -> Needs:
+    """The row, packed to float16 or as float32, and two tiles of weights; of float32 one unpacked tile, too."""
+    row, halves, exact = block_k(shape.k), 2 if shape.swiglu else 1, (shape.inputs or shape.result) == torch.float32
+    weights = 2 * halves * config.block_n * row // 4
+    return Needs(values=row + weights + config.block_n * row if exact else row // 2 + weights)
+
+
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """Tiles of at most 64 registers of a thread, and as many programs as SMs hold at once, or one for each tile."""
     halves = 2 if shape.swiglu else 1
@@ -173,7 +181,8 @@ VARIANT = LinearVariant(
     ),
     (_fp8_gemv,),
     supports=supports,
-    check=partial(check_sizes, block_n=1),
+    check=partial(check_block_n, least=1),
+    needs=needs,
     candidates=candidates,
     quantised_inputs=False,
 )

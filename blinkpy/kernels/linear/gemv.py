@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.tile_product import finish_row, weight_tile
 
 
@@ -99,6 +100,13 @@ def supports(shape: LinearShape) -> bool:
     return shape.rows == 1 and not shape.fp8
 
 
+def needs(config: LinearConfig, shape: LinearShape) -> Needs:
+    """A tile of weights, its sums, and the row's part."""
+    halves, vector = 2 if shape.swiglu else 1, 1 if config.elementwise else 16 // shape.dtype.itemsize
+    tile = halves * config.block_n * config.block_k
+    return Needs(values=tile * shape.dtype.itemsize // 4 + tile // vector + config.block_k)
+
+
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
     """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
     halves = 2 if shape.swiglu else 1
@@ -128,6 +136,7 @@ VARIANT = LinearVariant(
     ),
     (_gemv,),
     supports=supports,
-    check=partial(check_sizes, block_n=1),
+    check=partial(check_block_n, least=1),
+    needs=needs,
     candidates=candidates,
 )

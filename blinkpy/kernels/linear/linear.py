@@ -12,10 +12,11 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
+from blinkpy.kernels.kernel_needs import check_needs
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors
 from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearVariant
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearVariant
 from blinkpy.kernels.norm import rms_norm
 
 VARIANTS: dict[str, LinearVariant] = by_name(
@@ -29,6 +30,8 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
     A norm or SwiGLU that the variant does not fuse runs as a kernel of its own, in the workspace. Raises ValueError or TypeError
     where call, configuration and workspace do not fit together.
     """
+    if config.variant not in VARIANTS:
+        raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; there are {', '.join(VARIANTS)}")
     variant = VARIANTS[config.variant]
     check_call(call, config, variant)
     scratch = call.workspace.rows
@@ -62,8 +65,9 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
         (call.counts, "counts", *HEADER),
         (call.workspace.partial, "partial", (None,), torch.float32),
     )
-    if not variant.supports(shape) or quantised != (fp8 and variant.quantised_inputs):
-        raise ValueError(f"{config} does not compute {shape}")
+    check_config(config, shape)
+    if quantised != (fp8 and variant.quantised_inputs):
+        raise ValueError(f"{config} does not compute {shape}: it takes inputs {'as FP8' if fp8 else 'in a storage dtype'}")
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:
             raise ValueError(f"{config}: not every variant leaves partial sums, and none with swiglu or a residual")
@@ -87,11 +91,25 @@ def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:
     ]
 
 
-def check_config(config: LinearConfig) -> None:
-    """Raise ConfigError unless a kernel can be built from the configuration."""
+def check_config(config: LinearConfig, shape: LinearShape) -> None:
+    """Raise ConfigError unless the configuration's variant computes layers of this shape with it, and the kernel fits a
+    multiprocessor: everything that a launch would refuse of the two."""
     if config.variant not in VARIANTS:
         raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; there are {', '.join(VARIANTS)}")
-    VARIANTS[config.variant].check(config)
+    variant = VARIANTS[config.variant]
+    if not variant.supports(shape):
+        raise ConfigError(f"linear configuration: variant {variant.name!r} does not compute {shape}")
+    variant.check(config, shape)
+    check_needs(variant.needs(config, shape), config.warps, f"linear configuration: {config} for {shape}")
+
+
+def fits(config: LinearConfig, shape: LinearShape) -> bool:
+    """Whether `check_config` takes it."""
+    try:
+        check_config(config, shape)
+    except ConfigError:
+        return False
+    return True
 
 
 def can_fuse(config: LinearConfig, *features: str) -> bool:

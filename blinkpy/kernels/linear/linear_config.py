@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import check_power_of_two
 
+MOST = {"block_m": 256, "block_n": 512, "block_k": 8192, "split_k": 64, "warps": 32, "stages": 16, "tiles": 1 << 20}
+"""The largest value of each number of a configuration."""
+
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """How one linear layer is computed. What a variant does not use keeps its default."""
+    """How one linear layer is computed. What a variant does not use keeps its default.
+
+    Raises ConfigError for numbers that no variant takes. Whether its own variant takes them for a layer of some shape:
+    `blinkpy.kernels.linear.linear.check_config`.
+    """
 
     variant: str = "triton"  # name of a `LinearVariant`
     block_m: int = 16
@@ -24,12 +31,10 @@ class LinearConfig:
     """Release the dependent launch at the start, not after the products. Good where one program fills an SM; otherwise the
     programs of the next layer crowd on the few SMs that get free first."""
 
-
-def check_sizes(config: LinearConfig, **smallest: int) -> None:
-    """Raise ConfigError unless blocks and warps are powers of two, and counts positive. smallest: value of a field, where it is
-    not 16 (warps: 1); 0 for a field that is not checked."""
-    for name, least in {"block_m": 16, "block_n": 16, "block_k": 16, "warps": 1, **smallest}.items():
-        if least:
-            check_power_of_two(f"linear configuration: {name}", getattr(config, name), least)
-    if min(config.split_k, config.stages, config.tiles) < 1:
-        raise ConfigError(f"linear configuration: split_k, stages or tiles out of range in {config}")
+    def __post_init__(self) -> None:
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise ConfigError(f"linear configuration: {name} {value!r} must be an integer from 1 to {most}")
+        for name, least in (("block_m", 16), ("block_k", 16), ("warps", 1)):
+            check_power_of_two(f"linear configuration: {name}", getattr(self, name), least)

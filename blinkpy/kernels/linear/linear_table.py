@@ -3,14 +3,15 @@
 Measured by `python -m benchmarks.tuning.kernel_tuner`.
 """
 
+import re
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, power_of_two_at_most
-from blinkpy.kernels.fp8_rows import FP8
-from blinkpy.kernels.linear.linear import VARIANTS, check_config
+from blinkpy.kernels.linear.linear import VARIANTS, check_config, fits
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearShape
 
@@ -22,49 +23,71 @@ JSON_KEYS = {"variant": "kind", "weights_first": "swap", "early_trigger": "early
 FIELDS = {JSON_KEYS.get(field.name, field.name): field.name for field in fields(LinearConfig)}
 
 
-def default_config(n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False) -> LinearConfig:
-    """A configuration that works for any shape, without measurement; n: outputs, k: inputs, rows: of the bucket. dtype: of the
-    weights; blocks: of FP8, a scale for each block."""
-    if dtype == FP8:
-        return default_fp8_config(n, k, rows, swiglu, blocks)
+def default_config(shape: LinearShape) -> LinearConfig:
+    """A configuration that works for any shape, without measurement. It passes `check_config`.
+
+    Of the shape count rows (of the bucket), sizes, dtype, swiglu, blocks and, with FP8, the dtype of the result.
+    """
+    config = _fp8_default(shape) if shape.fp8 else _default(shape)
+    check_config(config, shape)
+    return config
+
+
+def _default(shape: LinearShape) -> LinearConfig:
+    rows, n, k, dtype, halves = shape.rows, shape.n, shape.k, shape.dtype, 2 if shape.swiglu else 1
     if rows > 64:
         return LinearConfig("cublas")
     if rows == 1:
         # 16 or 32 KiB of weights a tile: 16 or 32 registers of a thread, so that several programs fit an SM.
         block_k = min(2048, max(128, 1 << (k - 1).bit_length()))
-        block_n = (16_384 if k <= 4096 else 32_768) // dtype.itemsize // block_k // (2 if swiglu else 1)
-        return LinearConfig("gemv", block_n=min(block_n, 16), block_k=block_k, warps=8)
+        block_n = (16_384 if k <= 4096 else 32_768) // dtype.itemsize // block_k // halves
+        return LinearConfig("gemv", block_n=power_of_two_at_most(min(block_n, 16)), block_k=block_k, warps=8)
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if dtype == torch.float32:
         return LinearConfig(block_m=block_m, block_n=32, block_k=32, split_k=1, stages=3)
-    block_n = 16 if n < 8192 or (swiglu and n < 32_768) else 32
+    block_n = 16 if n < 8192 or (shape.swiglu and n < 32_768) else 32
     split_k = 1
-    if not swiglu and n <= 4096 and k >= 2048:
+    if not shape.swiglu and n <= 4096 and k >= 2048:
         block_n, split_k = 32, 4 if k >= 8192 else 2
     if block_m == 64:
         block_n = max(32, block_n)
     block_k = 128 if block_m == 64 or k < 1024 else 256
-    tile = (block_m + block_n * (2 if swiglu else 1)) * block_k * 2
+    tile = (block_m + block_n * halves) * block_k * 2
     return LinearConfig(block_m=block_m, block_n=block_n, block_k=block_k, split_k=split_k, stages=max(2, min(5, 98_304 // tile)))
 
 
-def default_fp8_config(n: int, k: int, rows: int, swiglu: bool, blocks: bool) -> LinearConfig:
+def _fp8_default(shape: LinearShape) -> LinearConfig:
     """The same of FP8 operands: weights first, and in tiles that the matrix unit takes at once."""
-    if rows > 64 and not (blocks or n % 16 or k % 16):
+    rows, k, halves = shape.rows, shape.k, 2 if shape.swiglu else 1
+    if rows > 64 and VARIANTS["cublas"].supports(shape):
         return LinearConfig("cublas")
-    if VARIANTS["fp8_gemv"].supports(LinearShape(rows, n, k, dtype=FP8)):
-        block_n = power_of_two_at_most(min(8, 16_384 // k // (2 if swiglu else 1)))
-        return LinearConfig("fp8_gemv", block_n=block_n, warps=8 if k <= 16_384 else 16)
+    if VARIANTS["fp8_gemv"].supports(shape):
+        block_n = power_of_two_at_most(min(8, 16_384 // k // halves))
+        config = LinearConfig("fp8_gemv", block_n=block_n, warps=8 if k <= 16_384 else 16)
+        if fits(config, shape):  # a row of more than 32,768 inputs, half of that in float32, fills the registers
+            return config
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
-    split_k = 1 if swiglu or k < 2048 or rows > 64 else 4 if k >= 8192 else 2
-    halves = 2 if swiglu else 1
+    split_k = 1 if shape.swiglu or k < 2048 or rows > 64 else 4 if k >= 8192 else 2
     stages = max(2, min(6, 98_304 // ((block_m + 64 * halves) * 128)))
     return LinearConfig("triton", block_m, 64, 128, split_k, 4, stages, weights_first=True)
 
 
-def key(n: int, k: int, rows: int, dtype: torch.dtype, swiglu: bool, blocks: bool = False) -> str:
+def key(shape: LinearShape) -> str:
     """Name of an entry in a table."""
-    return f"n{n} k{k} m{rows} {str(dtype).removeprefix('torch.')}{' blocks' if blocks else ''}{' swiglu' if swiglu else ''}"
+    dtype, blocks = str(shape.dtype).removeprefix("torch."), " blocks" if shape.fp8 and shape.blocks else ""
+    return f"n{shape.n} k{shape.k} m{shape.rows} {dtype}{blocks}{' swiglu' if shape.swiglu else ''}"
+
+
+KEY = re.compile(r"n([1-9]\d{0,8}) k([1-9]\d{0,8}) m([1-9]\d{0,8}) (bfloat16|float32|float8_e4m3fn)( blocks)?( swiglu)?")
+
+
+def shape_of(name: str) -> LinearShape:
+    """The shape that `key` makes a name of. Raises ConfigError for another name."""
+    found = KEY.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"{name!r} is not the name of a shape, such as {key(LinearShape(16, 6144, 4096))!r}")
+    n, k, rows, dtype, blocks, swiglu = found.groups()
+    return LinearShape(int(rows), int(n), int(k), swiglu=bool(swiglu), dtype=getattr(torch, dtype), blocks=bool(blocks))
 
 
 class LinearTable(ConfigTable[LinearConfig]):
@@ -73,29 +96,31 @@ class LinearTable(ConfigTable[LinearConfig]):
     section = "linear"
 
     @staticmethod
-    def from_json(entry: dict[str, Any]) -> LinearConfig:
-        config = LinearConfig(**{FIELDS[name]: value for name, value in entry.items()})
-        check_config(config)
+    def from_json(name: str, entry: dict[str, Any]) -> LinearConfig:
+        config = LinearConfig(**{FIELDS[field]: value for field, value in entry.items()})
+        check_config(config, shape_of(name))
         return config
 
     @staticmethod
     def to_json(entry: LinearConfig) -> dict[str, Any]:
         return {JSON_KEYS.get(name, name): value for name, value in asdict(entry).items()}
 
-    def config(
-        self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False
-    ) -> LinearConfig:
-        """The configuration for `rows` rows: measured at the next larger row count of ROW_BUCKETS, else the default."""
-        bucket = next((size for size in ROW_BUCKETS if size >= rows), 0)
-        found = self.entries.get(key(n, k, bucket, dtype, swiglu, blocks))
-        return found or default_config(n, k, rows, dtype, swiglu=swiglu, blocks=blocks)
+    def config(self, shape: LinearShape) -> LinearConfig:
+        """The configuration of a layer: measured at the next larger row count of ROW_BUCKETS, else the default. Tables are
+        measured with results of bfloat16: FP8 layers of a float32 model have defaults."""
+        if shape.fp8 and shape.out_dtype != torch.bfloat16:
+            return default_config(shape)
+        found = self.entries.get(key(shape._replace(rows=next((size for size in ROW_BUCKETS if size >= shape.rows), 0))))
+        if found is not None:
+            check_config(found, shape)
+        return found or default_config(shape)
 
 
 class InvariantLinearTable(LinearTable):
     """One configuration for all numbers of rows: the sums of a row have one order, whatever is computed beside it."""
 
-    def config(
-        self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False
-    ) -> LinearConfig:
+    def config(self, shape: LinearShape) -> LinearConfig:
         # The default of 64 rows, which are as many as the matrix unit takes at once, with undivided sums.
-        return replace(default_config(n, k, 64, dtype, swiglu=swiglu, blocks=blocks), split_k=1)
+        config = replace(default_config(shape._replace(rows=64)), split_k=1)
+        check_config(config, shape)
+        return config

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import GEGLU
+from blinkpy.kernels.config_files import check_power_of_two
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, ROW_SCALES
-from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
+from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.linear.linear_config import LinearConfig
 
 
 class LinearShape(NamedTuple):
@@ -137,10 +140,21 @@ class LinearCall:
         return self.x if x is None else x, self.x if weight is None else weight
 
 
-def check_block_k(call: LinearCall, config: LinearConfig) -> None:
-    """Raise ValueError where a step over K would cross from one scale of blocks to the next."""
-    if call.scales_kind == BLOCK_SCALES.value and config.block_k > BLOCK:
-        raise ValueError(f"{config}: with a scale for each block, block_k is at most {BLOCK}")
+def check_block_n(config: LinearConfig, shape: LinearShape, least: int = 16) -> None:
+    """Raise ConfigError unless block_n is a power of two of at least `least`."""
+    check_power_of_two("linear configuration: block_n", config.block_n, least)
+
+
+def check_block_k(config: LinearConfig, shape: LinearShape) -> None:
+    """Raise ConfigError where a step over K would cross from one scale of blocks to the next."""
+    if shape.fp8 and shape.blocks and config.block_k > BLOCK:
+        raise ConfigError(f"linear configuration: block_k {config.block_k} is over {BLOCK}, the inputs that share a scale")
+
+
+def check_tile(config: LinearConfig, shape: LinearShape) -> None:
+    """Raise ConfigError unless block_n is a power of two of at least 16, and a step over K stays within one scale."""
+    check_block_n(config, shape)
+    check_block_k(config, shape)
 
 
 @dataclass(frozen=True)
@@ -157,8 +171,10 @@ class LinearVariant:
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
     supports: Callable[[LinearShape], bool] = lambda shape: not shape.fp8
     """Whether it computes layers of these rows, sizes and dtype."""
-    check: Callable[[LinearConfig], None] = check_sizes
-    """Raises ConfigError unless a kernel can be built from the configuration."""
+    check: Callable[[LinearConfig, LinearShape], None] = check_tile
+    """Raises ConfigError unless a kernel for a shape that it supports can be built from the configuration."""
+    needs: Callable[[LinearConfig, LinearShape], Needs] = lambda config, shape: Needs()
+    """What a program of that kernel needs of a multiprocessor, by formula."""
     candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
     quantised_inputs: bool = True

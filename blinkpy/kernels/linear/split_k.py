@@ -14,8 +14,9 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
+from blinkpy.kernels.kernel_needs import Needs, pipeline_bytes
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_k
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled, weight_tile
 
 
@@ -157,7 +158,6 @@ def _linear(
 
 def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
     """Launch the kernel: all but the norm fused. Raises ValueError where the workspace is too small."""
-    check_block_k(call, config)
     x, out, rows, n = call.x, call.out, len(call.x), call.out.shape[-1]
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals
@@ -216,6 +216,15 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
             stages = min(8, share // ((block_m + halves * block_n) * block_k))
             if stages >= 3:
                 yield LinearConfig("triton", block_m, block_n, block_k, split_k, warps, stages, weights_first=True)
+
+
+def needs(config: LinearConfig, shape: LinearShape) -> Needs:
+    """Operands in the pipeline's buffers, and sums in registers; with a scale for each block twice as many."""
+    wide, sums = (2 if shape.swiglu else 1) * config.block_n, 2 if shape.blocks and shape.fp8 else 1
+    tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
+    first, tf32 = config.block_n if config.weights_first else config.block_m, shape.dtype == torch.float32
+    shared = pipeline_bytes(tile, config.stages, first, config.warps, tf32=tf32)
+    return Needs(shared, config.block_m * wide * sums)
 
 
 def supports(shape: LinearShape) -> bool:
@@ -279,5 +288,6 @@ VARIANT = LinearVariant(
     ),
     (_linear,),
     supports=supports,
+    needs=needs,
     candidates=candidates,
 )

@@ -17,7 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
-from blinkpy.kernels.linear.linear_config import LinearConfig, check_sizes
+from blinkpy.kernels.kernel_needs import OTHER_SHARED, Needs
+from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_k
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled
 
@@ -158,10 +159,17 @@ def tile_widths(width: int) -> tuple[int, int, int]:
     return first, second, third
 
 
-def check_config(config: LinearConfig) -> None:
-    """Raise ConfigError unless a kernel can be built from the configuration."""
+def check_strips(config: LinearConfig, shape: LinearShape) -> None:
+    """Raise ConfigError unless block_n is a width that `tile_widths` cuts, and a step over K stays within one scale."""
     tile_widths(config.block_n)
-    check_sizes(config, block_n=0)
+    check_block_k(config, shape)
+
+
+def needs(config: LinearConfig, shape: LinearShape) -> Needs:
+    """As of split_k.py; strips of 16 columns that are not there cost nothing."""
+    wide, sums = (2 if shape.swiglu else 1) * config.block_n, 2 if shape.blocks and shape.fp8 else 1
+    tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
+    return Needs(config.stages * tile + OTHER_SHARED, config.block_m * wide * sums)
 
 
 def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
@@ -170,7 +178,6 @@ def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
     for tensor, name in ((x, "x"), (weight, "weight")):
         if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
             raise ValueError(f"{name}: the tensor memory accelerator needs rows that begin at multiples of 16 bytes")
-    check_block_k(call, config)
     widths = tile_widths(config.block_n)
     halves = 2 if call.swiglu else 1
 
@@ -262,6 +269,7 @@ VARIANT = LinearVariant(
     ),
     (_linear_tma,),
     supports=supports,
-    check=check_config,
+    check=check_strips,
+    needs=needs,
     candidates=candidates,
 )

@@ -4,13 +4,15 @@ Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides 
 and with it every result.
 """
 
+import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, check_power_of_two
+from blinkpy.kernels.kernel_needs import Needs, check_needs
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,23 @@ class ExpertShape:
     fp8: str = ""
 
     def key(self, dtype: torch.dtype) -> str:
-        """Name of its entry in a table."""
+        """Name of its entry in a table. dtype: of activations, and of weights that are not packed."""
         size = f"e{self.experts} top{self.top_k} h{self.hidden} w{self.width}"
-        return (
-            f"{size} {str(dtype).removeprefix('torch.')}{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
-        )
+        stored = f"{' mxfp4' if self.mxfp4 else ''}{f' fp8 {self.fp8}' if self.fp8 else ''}"
+        return f"{size} {str(dtype).removeprefix('torch.')}{stored}"
+
+    @classmethod
+    def of_key(cls, name: str) -> tuple[Self, torch.dtype]:
+        """The shape and the dtype that `key` makes a name of. Raises ConfigError for another name."""
+        found = KEY.fullmatch(name)
+        if found is None:
+            raise ConfigError(f"{name!r} is not the name of a shape, such as 'e128 top8 h2048 w768 bfloat16'")
+        experts, top_k, hidden, width, dtype, mxfp4, fp8 = found.groups()
+        return cls(int(experts), int(top_k), int(hidden), int(width), bool(mxfp4), fp8 or ""), getattr(torch, dtype)
+
+
+SIZE = r"([1-9]\d{0,8})"
+KEY = re.compile(rf"e{SIZE} top{SIZE} h{SIZE} w{SIZE} (bfloat16|float32)( mxfp4)?(?: fp8 (rows|blocks))?")
 
 
 MXFP4_DEFAULTS = (
@@ -69,8 +83,27 @@ MXFP4_DEFAULTS = (
 """By the tokens of an expert; the fastest of some for gpt-oss's shape on an H200."""
 
 
+def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.dtype) -> None:
+    """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: of activations."""
+    for name, tile in (("up", config.up), ("down", config.down)):
+        needs = tile_needs(config.block_m, tile, shape, dtype, halves=2 if name == "up" else 1)
+        check_needs(needs, tile.warps, f"configuration of experts: {name} {tile} with block_m {config.block_m} for {shape}")
+
+
+def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
+    """What a program of the grouped product needs. halves: 2 for gate and up."""
+    return Needs()
+
+
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
-    """Tiles that work for any shape, without measurement: narrow while experts see few tokens and reading weights is the cost."""
+    """Tiles that work for any shape, without measurement: narrow while experts see few tokens and reading weights is the cost.
+    They pass `check_expert_config`."""
+    config = _default(shape, tokens, dtype)
+    check_expert_config(config, shape, dtype)
+    return config
+
+
+def _default(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:
     if dtype == torch.float32:
         return ExpertConfig(16, ExpertTile(32, 32, stages=3), ExpertTile(32, 32, stages=3))
     each = tokens * shape.top_k / shape.experts  # tokens of an expert on average
@@ -91,11 +124,15 @@ class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
     section, suffix = "experts", "_experts"
 
     @staticmethod
-    def from_json(entry: dict[str, Any]) -> dict[int, ExpertConfig]:
-        return {
+    def from_json(name: str, entry: dict[str, Any]) -> dict[int, ExpertConfig]:
+        shape, dtype = ExpertShape.of_key(name)
+        configs = {
             int(tokens): ExpertConfig(fields["block_m"], ExpertTile(**fields["up"]), ExpertTile(**fields["down"]))
             for tokens, fields in entry.items()
         }
+        for config in configs.values():
+            check_expert_config(config, shape, dtype)
+        return configs
 
     @staticmethod
     def to_json(entry: dict[int, ExpertConfig]) -> dict[str, Any]:
@@ -106,7 +143,9 @@ class ExpertTable(ConfigTable[dict[int, ExpertConfig]]):
         buckets = self.entries.get(shape.key(dtype))
         if not buckets:
             return default_expert_config(shape, tokens, dtype)
-        return buckets[min((n for n in buckets if n >= tokens), default=max(buckets))]
+        config = buckets[min((n for n in buckets if n >= tokens), default=max(buckets))]
+        check_expert_config(config, shape, dtype)
+        return config
 
 
 class InvariantExpertTable(ExpertTable):

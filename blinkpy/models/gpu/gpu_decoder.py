@@ -35,6 +35,7 @@ from blinkpy.kernels.norm import rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.gpu.config_choice import config_of, quantises
 from blinkpy.models.gpu.gpu_buffers import Buffers, ExpertBuffers, ResidualStream, fp8_scratch
 from blinkpy.models.gpu.step_shapes import StepShape, blocks_of_group
 from blinkpy.models.paged_cache import PagedCache
@@ -305,9 +306,7 @@ class GpuDecoder:
 
     def _config(self, weight: torch.Tensor | Fp8Matrix, rows: int, *, swiglu: bool = False) -> LinearConfig:
         """swiglu: half of the weight's rows are gate, half up."""
-        stored, blocks = (weight.values, weight.blocks) if isinstance(weight, Fp8Matrix) else (weight, False)
-        outputs, width = stored.shape
-        return self.table.config(outputs // 2 if swiglu else outputs, width, rows, stored.dtype, swiglu=swiglu, blocks=blocks)
+        return config_of(self.table, weight, rows, self.weights.dtype, swiglu=swiglu)
 
     def _linear(
         self,
@@ -368,11 +367,6 @@ class GpuDecoder:
         linear(call, config)
         if norm is not None:
             rms_norm(call.out, norm, self.model.norm.eps, counts, hidden, add=True, pdl=self.pdl)
-
-
-def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix) -> bool:
-    """Whether inputs of the matrix are quantised: where it is FP8, and the configuration's variant takes them so."""
-    return isinstance(weight, Fp8Matrix) and VARIANTS[config.variant].quantised_inputs
 
 
 def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -1,6 +1,7 @@
 """Tables of measured configurations: round trip, lookup, defaults that fit the GPU, and damaged files."""
 
 import json
+import re
 import runpy
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
 from blinkpy.kernels.config_files import FOLDER
-from blinkpy.kernels.linear.linear import VARIANTS, check_config
+from blinkpy.kernels.linear.linear import check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key
 from blinkpy.kernels.linear.linear_variants import LinearShape
@@ -32,16 +33,17 @@ BF16 = torch.bfloat16
 
 def test_round_trip_and_lookup_of_linear_configs(tmp_path: Path) -> None:
     measured = LinearConfig(block_n=64, split_k=2, weights_first=True, early_trigger=True)
-    table = LinearTable({key(4096, 1024, 16, BF16, False): measured})
+    table = LinearTable({key(LinearShape(16, 4096, 1024)): measured})
     table.save(GPU, {"torch": "x"}, tmp_path)
     written = json.loads((tmp_path / "nvidia_h200.json").read_text())["linear"]["n4096 k1024 m16 bfloat16"]
     assert (written["kind"], written["swap"], written["early"]) == ("triton", True, True)  # users' files have these names
     again = LinearTable.load(GPU, tmp_path)
     assert again.entries == table.entries
-    assert again.config(4096, 1024, 9, BF16) == measured  # the next larger row count
-    assert again.config(4096, 1024, 17, BF16) == default_config(4096, 1024, 17, BF16)
-    assert again.config(4096, 1024, 9, BF16, swiglu=True) != measured
-    assert again.config(4096, 1024, 4096, BF16).variant == "cublas"
+    shape = LinearShape(9, 4096, 1024)
+    assert again.config(shape) == measured  # the next larger row count
+    assert again.config(shape._replace(rows=17)) == default_config(shape._replace(rows=17))
+    assert again.config(shape._replace(swiglu=True)) != measured
+    assert again.config(shape._replace(rows=4096)).variant == "cublas"
 
 
 def test_round_trip_and_lookup_of_expert_configs(tmp_path: Path) -> None:
@@ -62,28 +64,51 @@ def test_an_unknown_gpu_has_no_entries(tmp_path: Path, table: Any) -> None:
     assert table.load("Some Other GPU", tmp_path).entries == {}
 
 
+@pytest.mark.parametrize("document", ["{", "[]", '{"version": 2, "linear": {}, "experts": {}}', '{"version": 1}'])
+@pytest.mark.parametrize("table", [LinearTable, ExpertTable])
+def test_damaged_files_are_refused(tmp_path: Path, table: Any, document: str) -> None:
+    table.path(GPU, tmp_path).write_text(document)
+    with pytest.raises(ConfigError, match="not a table of configurations"):
+        table.load(GPU, tmp_path)
+
+
+ONE, MANY, BLOCKS = "n4096 k4096 m1 bfloat16", "n4096 k4096 m64 bfloat16", "n4096 k4096 m64 float8_e4m3fn blocks"
+QWEN = "e128 top8 h2048 w768 bfloat16"
+
+
 @pytest.mark.parametrize(
-    "document",
+    ("table", "name", "entry", "words"),
     [
-        "{",
-        [],
-        {"version": 2, "linear": {}, "experts": {}},
-        *({"version": 1, "linear": {"x": damaged}} for damaged in ({"block_m": 17}, {"tile": 16}, {"kind": "none"})),
-        {"version": 1, "linear": {"x": {"kind": "tma", "block_n": 24}}},
-        {"version": 1, "experts": {"x": {"16": GOOD | {"block_m": 24}}}},
-        {"version": 1, "experts": {"x": {"16": GOOD | {"up": {"block_n": 8, "block_k": 64}}}}},
-        {"version": 1, "experts": {"x": {"16": GOOD | {"down": {"block_n": 32, "block_k": 64, "stages": 0}}}}},
-        {"version": 1, "experts": {"x": {"16": GOOD | {"down": {"tile": 32}}}}},
-        {"version": 1, "experts": {"x": {"many": GOOD}}},
+        (LinearTable, "x", {}, "not the name of a shape"),
+        (LinearTable, "n4096 k4096 m0 bfloat16", {}, "not the name of a shape"),
+        (LinearTable, MANY, {"block_m": 17}, "block_m 17 must be a power of two"),
+        (LinearTable, MANY, {"block_m": 16.0}, "block_m 16.0 must be an integer"),
+        (LinearTable, MANY, {"stages": 0}, "stages 0 must be an integer from 1"),
+        (LinearTable, MANY, {"tile": 16}, "unknown field 'tile'"),
+        (LinearTable, MANY, [], "no attribute"),
+        (LinearTable, MANY, {"kind": "none"}, "unknown variant 'none'"),
+        (LinearTable, MANY, {"kind": "gemv"}, "variant 'gemv' does not compute"),
+        (LinearTable, MANY, {"kind": "tma", "block_n": 24}, "block_n 24 must be a sum"),
+        (LinearTable, BLOCKS, {"block_k": 256}, "block_k 256 is over 128"),
+        (LinearTable, MANY, {"block_m": 64, "block_n": 256, "block_k": 128, "stages": 5}, "bytes of shared memory"),
+        (LinearTable, ONE, {"kind": "gemv", "block_n": 64, "block_k": 4096, "warps": 4}, "registers a thread"),
+        (ExpertTable, "x", {"16": GOOD}, "not the name of a shape"),
+        (ExpertTable, QWEN, {"16": GOOD | {"block_m": 24}}, "block_m 24 must be a power of two"),
+        (ExpertTable, QWEN, {"16": GOOD | {"up": {"block_n": 8, "block_k": 64}}}, "up.block_n 8"),
+        (ExpertTable, QWEN, {"16": GOOD | {"down": {"block_n": 32, "block_k": 64, "stages": 0}}}, "down.stages 0"),
+        (ExpertTable, QWEN, {"16": GOOD | {"down": {"tile": 32}}}, "tile"),
+        (ExpertTable, QWEN, {"many": GOOD}, "many"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path: Path, document: Any) -> None:
-    text, known = document if document == "{" else json.dumps(document), document if isinstance(document, dict) else {}
-    for table, kind, file in ((LinearTable, "linear", "nvidia_h200.json"), (ExpertTable, "experts", "nvidia_h200_experts.json")):
-        (tmp_path / file).write_text(text)
-        if kind in known or not known:
-            with pytest.raises(ConfigError, match=rf"{file}|linear configuration|configuration of experts"):
-                table.load(GPU, tmp_path)
+def test_an_entry_that_does_not_pass_its_check_is_named(tmp_path: Path, table: Any, name: str, entry: Any, words: str) -> None:
+    path = table.path(GPU, tmp_path)
+    good = {"linear": {MANY: {"kind": "cublas"}}, "experts": {QWEN: {"16": GOOD}}}[table.section]
+    path.write_text(json.dumps({"version": 1, table.section: good}))
+    assert table.load(GPU, tmp_path).entries
+    path.write_text(json.dumps({"version": 1, table.section: good | {name: entry}}))
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        table.load(GPU, tmp_path)
+    assert f"{path}: entry {name!r} of {table.section!r}" in str(refused.value)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
@@ -91,8 +116,7 @@ def test_damaged_tables_are_refused(tmp_path: Path, document: Any) -> None:
 def test_defaults_of_linear_layers_are_valid(rows: int, dtype: torch.dtype) -> None:
     for n, k in ((32, 32), (6144, 4096), (4096, 14336), (151_936, 2048)):
         for swiglu in (False, True):
-            config = default_config(n, k, rows, dtype, swiglu=swiglu)
-            check_config(config)
+            config = default_config(LinearShape(rows, n, k, swiglu=swiglu, dtype=dtype))
             assert (config.variant == "gemv") == (rows == 1)
 
 
@@ -101,10 +125,7 @@ def test_defaults_of_linear_layers_are_valid(rows: int, dtype: torch.dtype) -> N
 def test_defaults_of_fp8_layers_are_valid(rows: int, blocks: bool) -> None:
     for n, k in ((48, 32), (6144, 4096), (4096, 14336), (8192, 28672), (96, 100)):
         for swiglu in (False, True):
-            config = default_config(n, k, rows, torch.float8_e4m3fn, swiglu=swiglu, blocks=blocks)
-            check_config(config)
-            shape = LinearShape(rows, n, k, swiglu=swiglu, dtype=torch.float8_e4m3fn, blocks=blocks)
-            assert VARIANTS[config.variant].supports(shape)
+            config = default_config(LinearShape(rows, n, k, swiglu=swiglu, dtype=torch.float8_e4m3fn, blocks=blocks))
             assert (config.variant == "fp8_gemv") == (rows == 1 and k % 8 == 0)
 
 
@@ -131,10 +152,9 @@ def test_defaults_of_published_widths_are_valid(dtype: torch.dtype, blocks: bool
     assert {k for _, _, k in matrices} >= {2560, 3072, 5120, 28_672}
     for (swiglu, n, k), rows in product(matrices, (1, 2, 4, 16, 17, 64, 65, 70, 256, 2048, 8192)):
         for table in (LinearTable(), InvariantLinearTable()):
-            config = table.config(n, k, rows, dtype, swiglu=swiglu, blocks=blocks)
-            check_config(config)
             shape = LinearShape(rows, n, k, swiglu=swiglu, dtype=dtype, blocks=blocks)
-            assert VARIANTS[config.variant].supports(shape), (shape, config)
+            config = table.config(shape)
+            check_config(config, shape)
             assert not blocks or dtype != torch.float8_e4m3fn or config.variant == "fp8_gemv" or config.block_k <= 128
 
 

@@ -16,14 +16,16 @@ from blinkpy.device.array_trees import map_arrays
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.linear.linear_variants import LinearShape
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cache_scales import scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep
 from blinkpy.models.cpu.cpu_step import measure_cache as measure_on_cpu
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.gpu.config_choice import quantises
 from blinkpy.models.gpu.gpu_calibration import measure_cache
-from blinkpy.models.gpu.gpu_decoder import GpuDecoder, quantises
+from blinkpy.models.gpu.gpu_decoder import GpuDecoder
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
@@ -107,10 +109,8 @@ class ChosenTable(LinearTable):
         super().__init__()
         self._choose = choose
 
-    def config(
-        self, n: int, k: int, rows: int, dtype: torch.dtype, *, swiglu: bool = False, blocks: bool = False
-    ) -> LinearConfig:
-        return self._choose(n, rows) or super().config(n, k, rows, dtype, swiglu=swiglu, blocks=blocks)
+    def config(self, shape: LinearShape) -> LinearConfig:
+        return self._choose(shape.n, shape.rows) or super().config(shape)
 
 
 HIDDEN = model_zoo.BASE["hidden_size"]
