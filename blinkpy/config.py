@@ -331,6 +331,12 @@ class FrontendOptions:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on (0: any free port)", low=0, high=65535)
     workers: int = option(1, "number of front-end processes, each with its own queue pair", low=1, high=64, commands=ALL)
+    worker_hang_s: int = option(
+        120,
+        "time for which a worker's event loop may be blocked, in seconds; then the worker is replaced (0: no limit)",
+        low=0,
+        high=86_400,
+    )
     api_key: str = option("", "API key; requests must send it as 'Authorization: Bearer KEY' (or set BLINKPY_API_KEY)")
     max_body_bytes: int = option(
         8 << 20, "maximum size of a request body, in bytes; larger ones get a 413", low=1024, high=1 << 30

@@ -24,6 +24,7 @@ from blinkpy.process_exit import describe_exit
 from blinkpy.progress import ProgressCallback
 
 STEADY_S = 60.0  # a process that served for so long and then died counts as one that died for the first time
+MOST_GAP_S = 1.0  # of the time between two looks at a beat that counts: the watcher may have been stopped
 
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
 
@@ -37,6 +38,25 @@ class ChildError(RuntimeError):
     def __init__(self, message: str, usage: bool = False):
         super().__init__(message)
         self.usage = usage
+
+
+class BeatWatch:
+    """Detects that a process or a thread hangs: its beat, a number that changes while it works, does not change.
+
+    limit_s: the longest time without a change, in seconds; 0: no limit.
+    """
+
+    def __init__(self, limit_s: float):
+        self._limit_s = limit_s
+        self.still_s = 0.0  # time without a change
+        self._beat: int | None = None
+        self._looked = 0.0
+
+    def is_over(self, beat: int, now: float) -> bool:
+        """Whether the beat has not changed for longer than the limit. now: on any clock, s."""
+        self.still_s = self.still_s + min(now - self._looked, MOST_GAP_S) if beat == self._beat else 0.0
+        self._beat, self._looked = beat, now
+        return 0 < self._limit_s < self.still_s
 
 
 class Reporter:

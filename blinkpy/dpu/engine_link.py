@@ -1,11 +1,13 @@
-"""The queue pair on an event loop: one poll for all streams, checks of the engine's health, and reattachment.
+"""The queue pair on an event loop: one poll for all streams, and reattachment. Heartbeats and checks of the engine are made in
+a thread of their own (blinkpy.dpu.link.link_thread), which no work of the event loop delays.
 
 While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes a step's tokens
 together, which makes them cheap, but no more than MOST_COMPLETIONS, or the ends of MOST_FINAL requests, before everybody else on
-the event loop has had a turn. Without requests nothing is polled; only heartbeats go on.
+the event loop has had a turn. Without requests nothing is polled.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
 from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.generation import Generation, Sink
+from blinkpy.dpu.link.link_thread import CHECK_S, LinkThread
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
@@ -25,11 +28,10 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
-LINK = "the link to the engine"  # in the log
+LINK, HEARTBEAT, PROGRESS = "the link to the engine", "the link thread", "the report of progress"  # in the log
 NOT_YET = "The engine is not connected yet."
 RECONNECT_S = 0.2
 CONNECT_POLL_S = 0.005
-CHECK_S = 0.1  # at most; a quarter of the lease if that is less
 # In one turn of the event loop: one or two milliseconds, and as much for what requests that have ended take after it.
 MOST_COMPLETIONS, MOST_FINAL = 128, 16
 
@@ -39,11 +41,25 @@ Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int
 
 
 class EngineLink:
-    """Submits generations and passes completions to them. connect: returns an attached QueuePair, within about a second. starts:
-    of the engine, if somebody here starts it again when it dies. label: what the log calls it, where there are several."""
+    """Submits generations and passes completions to them.
 
-    def __init__(self, connect: Callable[[], QueuePair], metrics: Metrics, starts: EngineStarts | None = None, label: str = ""):
+    connect: returns an attached QueuePair, within about a second.
+    starts: of the engine, if a process of this server restarts it.
+    label: the engine's in the log, if there are several.
+    thread: of all links of this worker; shared: this link neither starts nor ends it.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], QueuePair],
+        metrics: Metrics,
+        starts: EngineStarts | None = None,
+        label: str = "",
+        thread: LinkThread | None = None,
+        shared: bool = False,
+    ):
         self._connect, self._metrics, self._starts = connect, metrics, starts
+        self.thread, self._shared = thread or LinkThread(), shared
         self._log_prefix = label and f"{label}: "
         self.pair: QueuePair | None = None
         self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
@@ -51,14 +67,14 @@ class EngineLink:
         self._problem = NOT_YET
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.Handle | None = None
-        self._checked = 0.0  # when the queue pair was last found alive, s
         self._pace = PollPace()
         self._step: tuple[float, bool] | None = None  # of completions that go on in the next turn: begin, s, and whether clumped
 
     def start(self, watched: WatchedTasks) -> None:
-        """Begin to connect, on the running event loop; everything else comes later. watched: hears of heartbeats or polling that
-        have ended by an exception that nobody foresaw; nothing here goes on then."""
+        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, which end heartbeats or polls."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
+        if not self._shared:
+            start_thread(self.thread, watched)
         watched.start(LINK, self._keep_connected())
 
     async def connected(self, timeout_s: float) -> bool:
@@ -74,8 +90,15 @@ class EngineLink:
             self._poll_timer.cancel()
         if self.pair is not None:
             self.fail_all(shutting_down())
-            self.pair.close()
-            self.pair = None
+            self._drop(self.pair)
+        if not self._shared:
+            self.thread.close()
+
+    def _drop(self, pair: QueuePair) -> None:
+        """Give a queue pair up, which is this link's no more."""
+        self.pair = None
+        self.thread.remove(pair)
+        pair.close()
 
     def status(self) -> str | None:
         """None when requests can be served, otherwise why not, as a sentence."""
@@ -90,11 +113,16 @@ class EngineLink:
         return None
 
     def readiness(self) -> str | None:
-        """As status(), for a proof that the queue pair lives: it was checked, and gave a heartbeat, within half its lease."""
+        """As status(), with proof: within half a lease the queue pair had a heartbeat, and the event loop ran."""
         problem, pair = self.status(), self.pair
-        if problem is None and pair is not None and time.monotonic() - self._checked > pair.facts.lease_ms / 2000:
+        if problem is not None or pair is None:
+            return problem
+        oldest = time.monotonic() - pair.facts.lease_ms / 2000
+        if self.thread.checked(pair) < oldest:
             return "The queue pair has had no heartbeat for half its lease."
-        return problem
+        if self.thread.progressed < oldest:
+            return "The event loop has not run for half a lease."
+        return None
 
     def unavailable(self, problem: str) -> ApiError:
         """A 503 for what status() or readiness() tells, with the time to ask again."""
@@ -334,6 +362,7 @@ class EngineLink:
         pair, self.pair, self._step = self.pair, None, None
         if pair is None:
             return
+        self.thread.remove(pair)
         self._problem = _sentence(error)
         logger.error("%squeue pair lost: %s", self._log_prefix, error)
         self._metrics.count("engine_losses")
@@ -343,6 +372,15 @@ class EngineLink:
         pair.transport.close()
         self._give_up([request.owner for request in lost] + self._take_held(), failure)
         self.on_failure(failure)
+
+    def _on_loss(self, pair: QueuePair, error: Exception) -> None:
+        """In the link thread: a queue pair is lost. If the event loop stands still, its streams end or move when it goes on."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._lose_pair, pair, error)
+
+    def _lose_pair(self, pair: QueuePair, error: Exception) -> None:
+        if self.pair is pair:
+            self._lose(error)
 
     async def _keep_connected(self) -> None:
         stray = 0
@@ -358,10 +396,8 @@ class EngineLink:
             if self.pair is not pair:
                 continue
             try:
-                pair.heartbeat()
-                pair.check()
-                self._checked = time.monotonic()
-            except (EngineLostError, TransportError) as error:
+                pair.refresh()
+            except TransportError as error:
                 self._lose(error)
                 continue
             self._gauge("slots", pair.sizes.slots)
@@ -380,11 +416,24 @@ class EngineLink:
                 logger.warning("%s%s", self._log_prefix, problem)
             self._problem = problem
             return None
-        self._checked = time.monotonic()
         self.pair = pair
+        self.thread.add(pair, self._on_loss)
         self._gauge("attached", 1)
         logger.info("%sattached queue pair %d, epoch %d", self._log_prefix, pair.transport.pair, pair.epoch)
         return pair
+
+
+def start_thread(thread: LinkThread, watched: WatchedTasks) -> None:
+    """Start a link thread from the running event loop, which reports its progress to it from now on."""
+    loop = asyncio.get_running_loop()
+
+    def failed(error: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(watched.failed, HEARTBEAT, error)
+
+    thread.on_failure = failed
+    thread.start()
+    watched.start(PROGRESS, thread.report_progress())
 
 
 def _sentence(error: Exception) -> str:

@@ -6,6 +6,7 @@ to a worker that died wait for its successor. At the end each socket is closed w
 """
 
 import logging
+import mmap
 import os
 import secrets
 import socket
@@ -16,10 +17,11 @@ from pathlib import Path
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
 from blinkpy.dpu.handover import Door, Inheritance
+from blinkpy.dpu.link.link_thread import PROGRESS, WORDS_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
-from blinkpy.processes import Child, pause_before_start
+from blinkpy.processes import BeatWatch, Child, pause_before_start
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
@@ -63,12 +65,21 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 class WorkerProcess:
-    """One worker and its successors."""
+    """One worker and its successors. words: those of blinkpy.dpu.link.link_thread, of this worker."""
 
     def __init__(
-        self, index: int, config: Config, folder: Path, sock: socket.socket, memory_fd: int, starts_fd: int, secret: bytes
+        self,
+        index: int,
+        config: Config,
+        folder: Path,
+        sock: socket.socket,
+        words: "memoryview[int]",
+        memory_fd: int,
+        starts_fd: int,
+        secret: bytes,
     ):
-        self.index, self._config, self._sock = index, config, sock
+        self.index, self._config, self._sock, self._words = index, config, sock, words
+        self._progress = BeatWatch(config.frontend.worker_hang_s)
         self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
         self.attached = False  # to an engine, when it was ready
         self.error = ""
@@ -90,6 +101,7 @@ class WorkerProcess:
         """Start the process; its predecessor is gone."""
         self._starts += 1
         self._started = time.monotonic()
+        self._progress = BeatWatch(self._config.frontend.worker_hang_s)
         # In the supervisor's session: who kills that kills the workers.
         self._process = Child("worker", self._config, "blinkpy.dpu.worker", self._orders, self._fds, own_session=False)
 
@@ -117,6 +129,16 @@ class WorkerProcess:
             self._delay = pause_before_start(self._delay, time.monotonic() - self._started, RESTART_DELAYS_S)
             self._next_start = time.monotonic() + self._delay
         return code
+
+    def end_if_hung(self) -> None:
+        """Kill the process if its event loop is blocked for too long. The next look() finds it dead."""
+        if self._process is None or not self.ready:
+            return
+        if self._progress.is_over(self._words[PROGRESS], time.monotonic()):
+            logger.error(
+                "worker %d hung, and was killed: its event loop was blocked for %.0f s", self.index, self._progress.still_s
+            )
+            self._process.end(0)
 
     def is_hopeless(self) -> bool:
         """Whether it has never been ready, however often it was started."""
@@ -191,10 +213,15 @@ class Supervisor:
         door = options.handover
         self._door = Door(door, self._sockets) if door and inherited is None else None
         self._handed_over = False
-        self._memory_fd = os.memfd_create("blinkpy-workers")  # the metrics of all workers, and behind them their tenants
-        os.ftruncate(self._memory_fd, options.workers * (BLOCK_BYTES + TABLE_BYTES))
+        self._memory_fd = os.memfd_create("blinkpy-workers")  # metrics of all workers, then their tenants, then their words
+        before = options.workers * (BLOCK_BYTES + TABLE_BYTES)
+        os.ftruncate(self._memory_fd, before + options.workers * WORDS_BYTES)
+        words, each = memoryview(mmap.mmap(self._memory_fd, 0))[before:].cast("q"), WORDS_BYTES // 8
         orders = self._memory_fd, starts_fd, secrets.token_bytes(32)
-        self.workers = [WorkerProcess(i, config, folder, sock, *orders) for i, sock in enumerate(self._sockets)]
+        self.workers = [
+            WorkerProcess(i, config, folder, sock, words[each * i : each * (i + 1)], *orders)
+            for i, sock in enumerate(self._sockets)
+        ]
 
     def stop(self) -> None:
         """Ask run() to end, and the second time to end at once; from any thread or signal handler."""
@@ -230,6 +257,7 @@ class Supervisor:
                     logger.error("worker %d died at each of %d starts: giving up", worker.index, FIRST_STARTS)
                     return 1
             worker.restart_if_due()
+            worker.end_if_hung()
             worker.hang_up(self._hang_ups)
         if self._on_ready is not None and all(worker.ready for worker in self.workers):
             if self._inherited is not None and not self._take_over(self._inherited):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, cast
@@ -17,7 +18,7 @@ from typing import NoReturn, cast
 import uvicorn
 
 from blinkpy.config import AccessOptions, Config
-from blinkpy.dpu.admission.tenant_table import TenantTable
+from blinkpy.dpu.admission.tenant_table import TABLE_BYTES, TenantTable
 from blinkpy.dpu.api_errors import shutting_down, unavailable
 from blinkpy.dpu.descriptors import allowed_connections
 from blinkpy.dpu.engine_link import EngineLink
@@ -35,6 +36,7 @@ from blinkpy.dpu.http.connection import Connection, ConnectionRoom
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
+from blinkpy.dpu.link.link_thread import WORDS_BYTES, LinkThread
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
 from blinkpy.dpu.watch.energy_meter import EnergyMeter, start_energy_meter
 from blinkpy.dpu.watch.log_output import end_logging, start_logging
@@ -227,18 +229,20 @@ def make_server(
     known of the engines', none or of each; secret: as of Service. Raises ConfigError for a model or keys that the front end can't
     work with."""
     workers = config.frontend.workers
-    split = workers * BLOCK_BYTES
-    metrics = Metrics(pair, workers, memory and memory[:split])
-    tenants = TenantTable(pair, workers, memory and memory[split:])
+    parts = accumulate((workers * size for size in (BLOCK_BYTES, TABLE_BYTES, WORDS_BYTES)), initial=0)
+    shared = [memory and memory[begin:end] for begin, end in pairwise(parts)]
+    metrics, tenants = Metrics(pair, workers, shared[0]), TenantTable(pair, workers, shared[1])
+    words = shared[2] and shared[2][pair * WORDS_BYTES : (pair + 1) * WORDS_BYTES]
+    thread = LinkThread(words, config.frontend.worker_hang_s)
     identity = WorkerIdentity(pair, owner or new_owner())
     configs = engine_configs(config)
     if len(configs) == 1 and not config.extension(FleetOptions).engines_file:
         ((_, link_config),) = configs.items()
         engine: EngineLink | Fleet = EngineLink(
-            lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None
+            lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None, thread=thread
         )
     else:
-        engine = _make_fleet(config, configs, folder, identity, metrics, starts)
+        engine = _make_fleet(config, configs, folder, identity, metrics, starts, thread)
     service = Service(config, folder, engine, metrics, tenants, secret)
     if isinstance(engine, Fleet):
         engine.pieces = lambda: service.tokenizer.pieces_in_grammars
@@ -252,6 +256,7 @@ def _make_fleet(
     worker: WorkerIdentity,
     metrics: Metrics,
     starts: Sequence[EngineStarts],
+    thread: LinkThread,
 ) -> Fleet:
     same = IdentityCheck(tokenizer_digest(folder))
 
@@ -265,7 +270,7 @@ def _make_fleet(
         file = EnginesFile(config, lambda label, link_config: entry(label, link_config, None))
         entries, watch = file.entries, file.watch
     rule, moves, timeout_s = load_rule(options.placement), options.max_moves, options.move_timeout_s
-    return Fleet(entries, metrics, rule=rule, most_moves=moves, move_timeout_s=timeout_s, watch=watch)
+    return Fleet(entries, metrics, rule=rule, most_moves=moves, move_timeout_s=timeout_s, watch=watch, thread=thread)
 
 
 def may_meter(config: Config) -> bool:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.process_exit import describe_exit
-from blinkpy.processes import Child, ChildError, pause_before_start
+from blinkpy.processes import BeatWatch, Child, ChildError, pause_before_start
 from blinkpy.progress import ProgressCallback
-from blinkpy.serving.beat_watch import BeatWatch
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.transport.engine_life import EngineLife
 from blinkpy.transport.segment import unlink_stale

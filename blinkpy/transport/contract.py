@@ -44,7 +44,8 @@ class EngineWords(NamedTuple):
 
 
 class Transport(Protocol):
-    """One queue pair's memory; see the module for the promises. Not thread-safe."""
+    """One queue pair's memory; see the module for the promises. For one thread, except for heartbeat and checks: write_word of
+    FRONT_HEARTBEAT, read_engine, read_pair, read_fault and lost may run in a second one. close() comes when that has ended."""
 
     layout: QueueLayout
     facts: EngineFacts

@@ -30,12 +30,11 @@ from blinkpy import cli
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
-from blinkpy.processes import ChildError
+from blinkpy.processes import BeatWatch, ChildError
 from blinkpy.queues.header import read_header
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
 from blinkpy.serving import kept_engine
-from blinkpy.serving.beat_watch import BeatWatch
 from blinkpy.serving.kept_engine import KeptEngine
 from blinkpy.transport.segment import segment_path
 

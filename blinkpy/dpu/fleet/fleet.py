@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
-from blinkpy.dpu.engine_link import CONNECT_POLL_S, Submission
+from blinkpy.dpu.engine_link import CONNECT_POLL_S, Submission, start_thread
 from blinkpy.dpu.fleet.continuation import NoContinuationError, Pieces, continuation
 from blinkpy.dpu.fleet.engine_places import EngineEntry, EnginePlaces
 from blinkpy.dpu.fleet.fleet_link import FleetLink
@@ -24,6 +24,7 @@ from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
 from blinkpy.dpu.fleet.placement_rules import Rule, prefix
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.link.link_thread import LinkThread
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watched_tasks import WatchedTasks
@@ -63,7 +64,9 @@ class Fleet:
         move_timeout_s: float = 30.0,
         rule: Rule = prefix,
         watch: Watch | None = None,
+        thread: LinkThread | None = None,
     ):
+        self._thread = thread or LinkThread()
         self._metrics, self.pieces, self._rule, self._watch = metrics, pieces, rule, watch
         self._most_moves, self._move_timeout_s = most_moves, move_timeout_s
         self.on_room: Callable[[], None] = lambda: None
@@ -76,7 +79,7 @@ class Fleet:
         self.links = self._places.links
 
     def _link(self, index: int, one: EngineEntry) -> FleetLink:
-        link = FleetLink(index, one.label, one.connect, self._metrics, one.starts, self._on_lost, self._on_gauge)
+        link = FleetLink(index, one.label, one.connect, self._metrics, one.starts, self._on_lost, self._on_gauge, self._thread)
         link.on_room, link.on_failure = self._room_came, self._link_failed
         return link
 
@@ -85,6 +88,7 @@ class Fleet:
     def start(self, watched: WatchedTasks) -> None:
         """As of EngineLink, for all."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
+        start_thread(self._thread, watched)
         for link in self.links:
             link.start(watched)
         if self._watch is not None:
@@ -118,6 +122,7 @@ class Fleet:
         self._fail_moving(shutting_down())
         for link in self.links:
             link.close()
+        self._thread.close()
 
     @property
     def pair(self) -> QueuePair | None:

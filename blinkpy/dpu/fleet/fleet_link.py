@@ -8,6 +8,7 @@ from blinkpy.dpu.engine_link import NOT_YET, EngineLink, Submission
 from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.dpu.fleet.placement import EngineLoad
 from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.link.link_thread import LinkThread
 from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
@@ -37,8 +38,9 @@ class FleetLink(EngineLink):
         starts: EngineStarts | None,
         on_lost: Lost,
         on_gauge: GaugeChange,
+        thread: LinkThread | None = None,
     ):
-        super().__init__(connect, metrics, starts, f"engine {label}")
+        super().__init__(connect, metrics, starts, f"engine {label}", thread, shared=True)
         self.index, self.label = index, label
         self.leaving = self.vacant = False
         self._on_lost, self._on_gauge = on_lost, on_gauge
@@ -61,8 +63,7 @@ class FleetLink(EngineLink):
             self._poll_timer.cancel()
             self._poll_timer = None
         if self.pair is not None:
-            self.pair.close()
-            self.pair = None
+            self._drop(self.pair)
             self._gauge("attached", 0)
 
     def occupy(self, label: str, connect: Callable[[], QueuePair], starts: EngineStarts | None) -> None:
@@ -77,8 +78,7 @@ class FleetLink(EngineLink):
         connect = self._connect
         pair = await super()._try_connect()
         if pair is not None and self._connect is not connect:  # the engine was let go meanwhile
-            self.pair = None
-            pair.close()
+            self._drop(pair)
             self._gauge("attached", 0)
             return None
         return pair

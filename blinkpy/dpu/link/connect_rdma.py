@@ -11,10 +11,15 @@ news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records ar
 they are there; so are the hit words, before the first word of a request goes out. Health and the engine's words of the pair are
 read when somebody looks at the engine's health, which happens several times a second, and before the submission ring or an arena
 may seem full.
+
+Each public call takes a lock: a second thread gives heartbeats and checks the engine, and the verbs of a queue pair are for
+one thread at a time. It is held for microseconds: for a batch of verbs, for what has been completed, or for READ_SPIN_NS.
+Whichever thread finds completions takes them.
 """
 
 import contextlib
 import mmap
+import threading
 import time
 from dataclasses import dataclass
 from itertools import accumulate
@@ -81,6 +86,7 @@ class RdmaTransport:
             if getattr(welcome, name).length != length:
                 raise LayoutError(f"the engine offers {getattr(welcome, name).length} bytes as region {name!r}, not {length}")
         self._port, self._end, self._welcome = port, end, welcome
+        self._lock = threading.Lock()
         self.queue = SendQueue(end, depth)
 
         self._copy = RegisteredMemory(layout.front_region_bytes)
@@ -127,38 +133,44 @@ class RdmaTransport:
     # ---- writes ---------------------------------------------------------------------------------------------------------
 
     def write_prompt(self, offset: int, tokens: Int32) -> None:
-        self._prompt[offset : offset + len(tokens)] = tokens
-        self._batch.append(self._piece(self.layout.prompt + offset * 4, len(tokens) * 4))
-        self._used_tokens += len(tokens)
+        with self._lock:
+            self._prompt[offset : offset + len(tokens)] = tokens
+            self._batch.append(self._piece(self.layout.prompt + offset * 4, len(tokens) * 4))
+            self._used_tokens += len(tokens)
 
     def write_hashes(self, offset: int, hashes: Int64) -> None:
-        self._hashes[offset : offset + len(hashes)] = hashes
-        self._batch.append(self._piece(self.layout.hashes + offset * 8, len(hashes) * 8))
-        self._used_hashes += len(hashes)
+        with self._lock:
+            self._hashes[offset : offset + len(hashes)] = hashes
+            self._batch.append(self._piece(self.layout.hashes + offset * 8, len(hashes) * 8))
+            self._used_hashes += len(hashes)
 
     def write_entry(self, index: int, entry: bytes) -> None:
-        start = self.layout.sq + index * len(entry)
-        self._copy.buffer[start : start + len(entry)] = entry
-        self._batch.append(self._piece(start, len(entry)))
-        self._silent.add(int.from_bytes(entry[4 * WORD_SLOT : 4 * WORD_SLOT + 4], "little"))
-        self._used_entries += 1
+        with self._lock:
+            start = self.layout.sq + index * len(entry)
+            self._copy.buffer[start : start + len(entry)] = entry
+            self._batch.append(self._piece(start, len(entry)))
+            self._silent.add(int.from_bytes(entry[4 * WORD_SLOT : 4 * WORD_SLOT + 4], "little"))
+            self._used_entries += 1
 
     def ring_doorbell(self, doorbell: int) -> None:
-        self._words[W.FRONT_DOORBELL] = doorbell
-        self._post_words()
+        with self._lock:
+            self._words[W.FRONT_DOORBELL] = doorbell
+            self._post_words()
 
     def write_cancel(self, slot: int, request_id: int) -> None:
-        self._cancel[slot] = request_id
-        self._reap()
-        self.queue.write([self._piece(self.layout.cancel + slot * 8, 8)], self._copy_key, self._front_key, WRITES)
+        with self._lock:
+            self._cancel[slot] = request_id
+            self._reap()
+            self.queue.write([self._piece(self.layout.cancel + slot * 8, 8)], self._copy_key, self._front_key, WRITES)
 
     def write_word(self, index: int, value: int) -> None:
-        self._words[index] = value
-        if index == W.FRONT_CQ_HEAD and value >> W.EPOCH_SHIFT == self._published_head >> W.EPOCH_SHIFT:
-            ahead = (value - self._published_head) & W.POSITION_MASK
-            if ahead < self._head_step:
-                return
-        self._post_words()
+        with self._lock:
+            self._words[index] = value
+            if index == W.FRONT_CQ_HEAD and value >> W.EPOCH_SHIFT == self._published_head >> W.EPOCH_SHIFT:
+                ahead = (value - self._published_head) & W.POSITION_MASK
+                if ahead < self._head_step:
+                    return
+            self._post_words()
 
     def _piece(self, offset: int, length: int) -> WritePiece:
         """A piece of our region, from the copy to the engine."""
@@ -176,28 +188,29 @@ class RdmaTransport:
     # ---- reads ----------------------------------------------------------------------------------------------------------
 
     def read_completions(self, position: int, limit: int) -> list[int]:
-        self._reap()
-        look = self._look
-        if look is not None and position == look.position + look.served:
-            if look.served < len(look.words):
-                return self._serve(look, limit)
-            self._look = None
-            if look.full:  # more may be on its way when the caller looks again
-                self._ask(position)
-            return []
-        self._look = None
-        self._ask(position)
-        deadline = 0
-        while True:
+        with self._lock:
             self._reap()
-            if self._look is not None or not (self._asked[1] or self._pending):
-                break
-            now = time.monotonic_ns()
-            deadline = deadline or now + READ_SPIN_NS
-            if now >= deadline:
-                break
-        look = self._look
-        return self._serve(look, limit) if look is not None and look.position == position else []
+            look = self._look
+            if look is not None and position == look.position + look.served:
+                if look.served < len(look.words):
+                    return self._serve(look, limit)
+                self._look = None
+                if look.full:  # more may be on its way when the caller looks again
+                    self._ask(position)
+                return []
+            self._look = None
+            self._ask(position)
+            deadline = 0
+            while True:
+                self._reap()
+                if self._look is not None or not (self._asked[1] or self._pending):
+                    break
+                now = time.monotonic_ns()
+                deadline = deadline or now + READ_SPIN_NS
+                if now >= deadline:
+                    break
+            look = self._look
+            return self._serve(look, limit) if look is not None and look.position == position else []
 
     def _serve(self, look: CompletionRead, limit: int) -> list[int]:
         words = look.words[look.served : look.served + limit]
@@ -275,18 +288,19 @@ class RdmaTransport:
         return self._hits[slot]
 
     def read_pair(self) -> EngineWords:
-        self._reap()
-        sizes, now, before = self.layout.sizes, self._pair_now, self._pair_before
-        short = (
-            4 * self._used_entries > sizes.sq_entries
-            or 4 * self._used_tokens > sizes.prompt_tokens - self.facts.grammar_arena
-            or 4 * self._used_hashes > sizes.hash_entries
-        )
-        # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
-        if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
-            self._ask_pair()
-        # The epoch is from a read that was over when the others were read.
-        return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], now[W.PAIR_ATTACHED])
+        with self._lock:
+            self._reap()
+            sizes, now, before = self.layout.sizes, self._pair_now, self._pair_before
+            short = (
+                4 * self._used_entries > sizes.sq_entries
+                or 4 * self._used_tokens > sizes.prompt_tokens - self.facts.grammar_arena
+                or 4 * self._used_hashes > sizes.hash_entries
+            )
+            # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
+            if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
+                self._ask_pair()
+            # The epoch is from a read that was over when the others were read.
+            return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], now[W.PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
         if not self._in_flight[PAIR]:
@@ -300,13 +314,14 @@ class RdmaTransport:
         return self._health[W.ENGINE_STATE]
 
     def read_engine(self) -> list[int]:
-        self._reap()
-        if not self._in_flight[HEALTH]:
-            self._in_flight[HEALTH] = True
-            region, address = self._welcome.engine, self._landing.address + self._place[HEALTH]
-            self.queue.read((address, ENGINE_READ_WORDS * 8, region.address), self._landing_key, region.rkey, HEALTH)
-        self._ask_pair()
-        return self._health[:BLOCK_WORDS]
+        with self._lock:
+            self._reap()
+            if not self._in_flight[HEALTH]:
+                self._in_flight[HEALTH] = True
+                region, address = self._welcome.engine, self._landing.address + self._place[HEALTH]
+                self.queue.read((address, ENGINE_READ_WORDS * 8, region.address), self._landing_key, region.rkey, HEALTH)
+            self._ask_pair()
+            return self._health[:BLOCK_WORDS]
 
     def read_fault(self) -> int:
         return self._health[BLOCK_WORDS + W.CONTROL_FAULT]
@@ -337,7 +352,8 @@ class RdmaTransport:
 
     def lost(self) -> bool:
         """False: a queue pair that fails raises at the next call, whichever it is."""
-        self._reap()
+        with self._lock:
+            self._reap()
         return False
 
     def close(self) -> None:

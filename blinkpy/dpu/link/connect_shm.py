@@ -25,16 +25,17 @@ from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import CLOSED, RETRY_S, lock_bytes, lock_file, open_file, segment_path
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
-NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
 
 class ShmTransport:
-    """Loads and stores to one queue pair of a mapped segment; implements blinkpy.transport.contract.Transport."""
+    """Loads and stores to one queue pair of a mapped segment; implements blinkpy.transport.contract.Transport.
 
-    def __init__(self, path: Path, fd: int, mapping: mmap.mmap, pair: int):
+    fd, probe: two descriptions of the segment's file, open until close(); probe is for lost().
+    """
+
+    def __init__(self, path: Path, fd: int, mapping: mmap.mmap, pair: int, probe: int = CLOSED):
         self.layout, self.facts = read_header(memoryview(mapping))
         self.pair = pair
-        self._path, self._fd, self._mapping = path, fd, mapping
+        self._path, self._fd, self._probe, self._mapping = path, fd, probe, mapping
         self._fence = store_fence()
         layout, sizes = self.layout, self.layout.sizes
         front, back = layout.front_region(pair), layout.engine_region(pair)
@@ -110,23 +111,20 @@ class ShmTransport:
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
                 return True
-            # A second description: a flock of our own one would stay until it is closed.
-            fd = open_file(self._path)
         except FileNotFoundError:
             return True
-        except OSError as error:
-            if error.errno in NO_DESCRIPTOR:  # that says nothing about the engine: ask again at the next check
-                return False
-            raise
-        try:
-            return lock_file(fd, fcntl.LOCK_SH)
-        finally:
-            os.close(fd)
+        # By a second description, which is kept: a look needs no descriptor, of which there may be none left.
+        if not lock_file(self._probe, fcntl.LOCK_SH):
+            return False
+        fcntl.flock(self._probe, fcntl.LOCK_UN)
+        return True
 
     def close(self) -> None:
         if self._fd == CLOSED:
             return
         os.close(self._fd)  # and with it the lock on the pair
+        if self._probe != CLOSED:
+            os.close(self._probe)
         self._fd = CLOSED
         self._words.release()
         self._bytes.release()
@@ -156,8 +154,11 @@ def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: 
 
 
 def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
-    fd = open_file(path)
-    try:
+    with contextlib.ExitStack() as opened:
+        fd = open_file(path)
+        opened.callback(os.close, fd)
+        probe = open_file(path)
+        opened.callback(os.close, probe)
         if lock_file(fd, fcntl.LOCK_SH):  # until fd is closed, at once
             raise BlockingIOError(errno.EAGAIN, "it is dead")
         status = os.fstat(fd)
@@ -176,10 +177,9 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
         if taken is None:
             none = f"all {pairs} queue pairs are in use by front ends: start the engine with more --workers"
             raise BlockingIOError(errno.EAGAIN, none if or_another else f"queue pair {pair} is in use by another front end")
-        return ShmTransport(path, fd, mapping, taken)
-    except BaseException:
-        os.close(fd)
-        raise
+        transport = ShmTransport(path, fd, mapping, taken, probe)
+        opened.pop_all()  # the transport closes them
+        return transport
 
 
 def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:

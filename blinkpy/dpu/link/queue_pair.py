@@ -1,4 +1,5 @@
-"""The client of one queue pair: submit, poll, cancel, and notice when the engine is gone. Synchronous, for one thread.
+"""The client of one queue pair: submit, poll, cancel, and notice when the engine is gone. Synchronous, for one thread; beat() and
+check() may run in a second one.
 
 Space is taken when a request is submitted and comes back on two paths: ring entries and arenas when the engine has
 consumed the entry (PAIR_SQ_HEAD), the slot when the request's final completion was read. A completion is matched to
@@ -120,7 +121,7 @@ class QueuePair:
         self.transport.write_word(W.FRONT_CLAIM, claim)
         deadline = time.monotonic() + timeout_s
         while True:
-            self._bump()
+            self.beat()
             words = self.transport.read_pair()
             if words.epoch == claim and words.attached == 1:
                 break
@@ -137,16 +138,21 @@ class QueuePair:
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Say that this front end lives. At least once in half a lease; doorbell and head are stored again as well: a
-        late write of an earlier owner may have covered them (O6 of docs/verification.md)."""
-        self._bump()
+        """Say that this front end lives, and refresh(): for a front end of one thread, at least once in half a lease."""
+        self.beat()
+        self.refresh()
+
+    def beat(self) -> None:
+        """Say that this front end lives. A second thread may do so, and check(), between the attachment and the end."""
+        self._beat += 1
+        self.transport.write_word(W.FRONT_HEARTBEAT, self._beat)
+
+    def refresh(self) -> None:
+        """Store doorbell and head again: a late write of an earlier owner may have covered them (O6 of docs/verification.md).
+        In the thread that submits and polls, or the doorbell could go back."""
         if self._attached:
             self._ring()
             self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(self._cq_position))
-
-    def _bump(self) -> None:
-        self._beat += 1
-        self.transport.write_word(W.FRONT_HEARTBEAT, self._beat)
 
     def _stamp(self, position: int) -> int:
         return self.epoch << W.EPOCH_SHIFT | position & W.POSITION_MASK

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from support.waiting import wait_for
 
 from blinkpy.config import Config
 from blinkpy.dpu.http import connection
+from blinkpy.dpu.link.link_thread import ALIVE, PROGRESS, WORDS_BYTES
 from blinkpy.dpu.supervisor import RESTART_DELAYS_S, Supervisor, WorkerProcess
 from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.processes import STEADY_S
@@ -184,7 +186,7 @@ def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(
     monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: (started.append(now[0]), Dying())[1])
     monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
-        worker = WorkerProcess(0, Config(), folder, sock, 0, -1, b"")
+        worker = WorkerProcess(0, Config(), folder, sock, memoryview(bytearray(16)).cast("q"), 0, -1, b"")
         worker.start()
         for _ in range(3000):
             worker.look(0)
@@ -260,19 +262,51 @@ def test_the_watch_over_connections_is_watched(folder, monkeypatch, caplog) -> N
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_health_proves_that_the_queue_pair_lives(folder, monkeypatch) -> None:
-    """A keeper that hangs: nothing is wrong but that nothing happens."""
+def test_health_proves_that_the_link_thread_beats_and_that_the_loop_runs(folder, monkeypatch) -> None:
+    """Either of them hangs: nothing is wrong but that nothing happens. With two words, /health says which."""
     with FakeEngine() as engine, serving(engine, folder) as server:
-        pair = server.engine_client.pair
+        pair, thread = server.engine_client.pair, server.engine_client.thread
         assert server.client.get("/health").status_code == 200
-        monkeypatch.setattr("blinkpy.dpu.engine_link.CHECK_S", 1000.0)
-        pair.facts = pair.facts._replace(lease_ms=1 << 40)
-        began = time.monotonic()
-        wait_for(lambda: server.engine_client._checked > began)  # and falls asleep behind that
-        pair.facts = pair.facts._replace(lease_ms=100)
-        wait_for(lambda: server.client.get("/health").status_code == 503)
-        assert "heartbeat" in server.client.get("/health").json()["error"]["message"]
-        assert server.client.get("/livez").json() == {"status": "alive"}
+        pair.facts = pair.facts._replace(lease_ms=2000)
+        for name, word in (("round", "heartbeat"), ("progress", "event loop")):
+            with monkeypatch.context() as patch:
+                patch.setattr(thread, name, lambda: None)
+                wait_for(lambda: server.client.get("/health").status_code == 503)
+                assert word in server.client.get("/health").json()["error"]["message"]
+                assert server.client.get("/livez").json() == {"status": "alive"}
+            wait_for(lambda: server.client.get("/health").status_code == 200)
+
+
+def test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not(folder, monkeypatch) -> None:
+    """By the words of its memory. While it starts there is no loop yet; its successor has as much time."""
+    now, ends = [100.0], list[float]()
+    words = memoryview(bytearray(WORDS_BYTES)).cast("q")
+    child = SimpleNamespace(pid=1, exit_code=lambda: None, reports=lambda timeout: [], end=lambda timeout: ends.append(now[0]))
+    monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: child)
+    monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
+    with socket.socket() as sock:
+        worker = WorkerProcess(0, Config().with_options({"worker_hang_s": 9}), folder, sock, words, 0, -1, b"")
+
+        def look(seconds: float, loop_runs: bool) -> None:
+            for _ in range(round(seconds / 0.5)):
+                now[0] += 0.5
+                words[ALIVE] += 1
+                words[PROGRESS] += loop_runs
+                worker.end_if_hung()
+
+        look(20.0, loop_runs=False)
+        for _ in range(2):
+            worker.start()
+            look(20.0, loop_runs=False)
+            worker.ready = True
+            look(20.0, loop_runs=True)
+            now[0] += 3600.0  # the supervisor itself was stopped, and perhaps the worker with it
+            look(8.0, loop_runs=False)
+            assert ends == []
+            look(1.5, loop_runs=False)
+            assert len(ends) >= 1
+            ends.clear()
+            worker.ready = False
 
 
 def test_livez_needs_no_engine(folder) -> None:

@@ -1,6 +1,5 @@
 """The queue pair on an event loop, call by call: clock, timers, sleeps and queue pair are stand-ins that note what happens."""
 
-import asyncio
 import errno
 import random
 from collections import Counter
@@ -12,7 +11,8 @@ import pytest
 
 from blinkpy.dpu import engine_link
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.engine_link import CHECK_S, CONNECT_POLL_S, RECONNECT_S, EngineLink
+from blinkpy.dpu.engine_link import CONNECT_POLL_S, RECONNECT_S, EngineLink
+from blinkpy.dpu.link.link_thread import CHECK_S
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
 from blinkpy.dpu.poll_pace import POLL_S
 from blinkpy.queues.completion import HAS_TOKEN
@@ -96,10 +96,17 @@ class Stage:
             transport=transport, facts=SimpleNamespace(lease_ms=2000), stray_completions=0, in_flight=1, free_slots=9, epoch=4,
             state_name=lambda: "draining", poll=lambda *most: [], stopped_early=False, live=list, abandon=list,
             close=log.noted("pair.close"), cancel=lambda request: log.append(("cancel", request.name)),
-            heartbeat=log.noted("heartbeat"), check=log.noted("check"), sizes=SimpleNamespace(slots=9),
+            refresh=log.noted("refresh"), sizes=SimpleNamespace(slots=9),
             submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
         )  # fmt: skip
         self.link.pair = self.pair
+        self.checked = 100.0  # by the link thread
+        self.link.thread = thread = SimpleNamespace(
+            add=lambda pair, on_loss: log.append(("thread.add", pair is self.pair, on_loss == self.link._on_loss)),
+            remove=lambda pair: log.append(("thread.remove", pair is self.pair)),
+            close=log.noted("thread.close"), checked=lambda pair: self.checked, progressed=100.0,
+        )  # fmt: skip
+        self.thread: Any = thread
         self.link._loop = SimpleNamespace(call_later=self.later)
         self.link._pace = SimpleNamespace(delay=self.delay, restart=log.noted("restart"))
         self.polls: list[tuple[float, bool, bool]] = []
@@ -116,7 +123,7 @@ class Stage:
     def lost(self, *owners: str, problem: str = "The card fell out.") -> list[Any]:
         """What follows from a loss."""
         fails = [("fail", name, 503, problem) for name in owners]
-        return [("count", "engine_losses"), ("gauge", "attached", 0), ("transport.close",), *fails]
+        return [("thread.remove", True), ("count", "engine_losses"), ("gauge", "attached", 0), ("transport.close",), *fails]
 
 
 @pytest.fixture
@@ -518,7 +525,7 @@ def driven(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_keeper_connects_refreshes_and_connects_again(driven: Stage, caplog: pytest.LogCaptureFixture) -> None:
     link, log, pair = driven.link, driven.log, driven.pair
     caplog.set_level("INFO", "blinkpy.frontend")
     link.pair = None
@@ -534,43 +541,72 @@ def test_the_keeper_connects_beats_checks_and_connects_again(driven: Stage, capl
         pair.facts.lease_ms = lease
         assert keeper.send(None) == pytest.approx(wait)
         if lease == 2000:
-            assert log.taken() == [("connect",), ("gauge", "attached", 1)]
+            assert log.taken() == [("connect",), ("thread.add", True, True), ("gauge", "attached", 1)]
             assert caplog.records[-1].message == "attached queue pair 2, epoch 4"
         else:
-            assert log.taken() == [("heartbeat",), ("check",), *GAUGES]
+            assert log.taken() == [("refresh",), *GAUGES]
     for strays, counted in ((3, 3), (3, 0), (5, 2)):
         pair.stray_completions = strays
         caplog.clear()
         keeper.send(None)
         expected = [("count", "stray_completions", counted)] if counted else []
-        assert log.taken() == [("heartbeat",), ("check",), *GAUGES, *expected]
+        assert log.taken() == [("refresh",), *GAUGES, *expected]
         assert [record.message for record in caplog.records] == [f"{counted} completions for slots without a request"] * bool(
             counted
         )
-    for name, error in (("heartbeat", BROKEN), ("check", LOST)):
-        good, link._connect = getattr(pair, name), log.noted("connect", LOST)
-        setattr(pair, name, log.noted(name, error))
-        assert keeper.send(None) == RECONNECT_S
-        beats = [("heartbeat",)] if name == "check" else []
-        assert log.taken() == [*beats, (name,), *driven.lost(problem=engine_link._sentence(error)), ("connect",)]
-        setattr(pair, name, good)
-        link._connect, pair.stray_completions = log.noted("connect", pair), 0
-        assert keeper.send(None) == pytest.approx(0.1)
-        pair.stray_completions = 1  # counted from 0 again
-        keeper.send(None)
-        assert ("count", "stray_completions", 1) in log.taken()
+    good, link._connect = pair.refresh, log.noted("connect", LOST)
+    pair.refresh = log.noted("refresh", BROKEN)
+    assert keeper.send(None) == RECONNECT_S
+    assert log.taken() == [("refresh",), *driven.lost(problem=engine_link._sentence(BROKEN)), ("connect",)]
+    pair.refresh = good
+    link._connect, pair.stray_completions = log.noted("connect", pair), 0
+    assert keeper.send(None) == pytest.approx(0.1)
+    pair.stray_completions = 1  # counted from 0 again
+    keeper.send(None)
+    assert ("count", "stray_completions", 1) in log.taken()
     link.pair = None  # lost by somebody else meanwhile
     keeper.send(None)
     assert log.taken()[0] == ("connect",)
     keeper.close()
 
 
-def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, started = SimpleNamespace(), list[str]()
-    watched = SimpleNamespace(start=lambda name, work: (work.close(), started.append(name)))
+def test_what_the_link_thread_finds_is_handled_on_the_loop(stage: Stage) -> None:
+    """Once, for the pair that it found it of, and not at all once the loop is closed."""
+    calls, link = list[Any](), stage.link
+    link._loop = SimpleNamespace(call_soon_threadsafe=lambda *call: calls.append(call))  # type: ignore[assignment]
+    link._on_loss(stage.pair, LOST)
+    assert (stage.log, link.pair) == ([], stage.pair), "nothing happens in the link thread"
+    ((call, *arguments),) = calls
+    call(SimpleNamespace(), LOST)
+    assert stage.log == [], "an earlier pair's loss is none of this one's"
+    call(*arguments)
+    assert (stage.log.taken(), link.pair) == (stage.lost(), None)
+    call(*arguments)
+    assert stage.log == []
+
+    def closed(*_: Any) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    link._loop = SimpleNamespace(call_soon_threadsafe=closed)  # type: ignore[assignment]
+    link._on_loss(stage.pair, LOST)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """And the link thread, unless another one has started it."""
+    told, loop, started = list[Any](), SimpleNamespace(), list[str]()
+    loop.call_soon_threadsafe = lambda *call: told.append(call)
+    watched = SimpleNamespace(start=lambda name, work: (work and work.close(), started.append(name)), failed="failed")
     monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    stage.link.start(watched)
-    assert (stage.link._loop, started) == (loop, ["the link to the engine"])
+    stage.link._shared, stage.thread.start = shared, stage.log.noted("thread.start")
+    stage.thread.report_progress = lambda: None
+    stage.link.start(watched)  # type: ignore[arg-type]
+    names = [] if shared else ["the report of progress"]
+    assert (stage.link._loop, started) == (loop, [*names, "the link to the engine"])
+    assert stage.log == ([] if shared else [("thread.start",)])
+    if not shared:
+        stage.thread.on_failure(LOST)
+        assert told == [("failed", "the link thread", LOST)], "it ends the worker"
 
 
 def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:
@@ -595,8 +631,8 @@ def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
         assert stage.link.pair is None
         if attached:
             told = ("fail", "a", 503, "The server is shutting down.")
-            ended += [("timer.cancel",), ("cancel", "a"), told, ("pair.close",)]
-        assert stage.log.taken() == ended
+            ended += [("timer.cancel",), ("cancel", "a"), told, ("thread.remove", True), ("pair.close",)]
+        assert stage.log.taken() == [*ended, ("thread.close",)]
 
 
 def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
@@ -613,28 +649,16 @@ def test_who_is_held_fails_before_others_hear_that_all_have(stage: Stage) -> Non
 
 
 def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(stage: Stage) -> None:
-    stage.now, stage.link._checked = 1.0, 0.0  # the lease has 2 s
-    assert stage.link.readiness() is None
-    stage.now = 1.0001
-    assert stage.link.readiness() == "The queue pair has had no heartbeat for half its lease."
+    """Of the link thread, and of the event loop."""
+    beat, loop = "The queue pair has had no heartbeat for half its lease.", "The event loop has not run for half a lease."
+    for checked, progressed, problem in ((0.0, 0.0, beat), (9.0, 0.0, loop), (0.0, 9.0, beat), (9.0, 9.0, None)):
+        stage.now, stage.checked, stage.thread.progressed = 1.0, checked, progressed  # the lease has 2 s
+        assert stage.link.readiness() is None
+        stage.now = 1.0001
+        assert stage.link.readiness() == problem
+    stage.checked = 0.0
     stage.pair.transport.read_engine_state = lambda: STATE_DRAINING
     assert stage.link.readiness() == "The engine is draining.", "what the engine says of itself comes first"
-
-
-def test_a_pair_that_was_just_attached_is_one_too(stage: Stage) -> None:
-    stage.link.pair, stage.link._connect = None, lambda: stage.pair
-    assert asyncio.run(stage.link._try_connect()) is stage.pair
-    assert stage.link.readiness() is None
-
-
-def test_each_heartbeat_that_the_keeper_gives_is_a_proof_of_life(driven: Stage) -> None:
-    link, keeper = driven.link, driven.link._keep_connected()
-    keeper.send(None)  # the first one waits before it beats
-    for _ in range(5):
-        driven.now += 0.9  # the lease has 2 s
-        keeper.send(None)
-        assert link.readiness() is None
-    keeper.close()
 
 
 def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
