@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.common.harness import revision, software
+
 PERIOD_S = 0.05  # the counter itself moves every 20 to 100 ms
 CLOCK_EVERY = 10  # readings of the counter: the clock is read less often
 ENOUGH = 5  # readings for a line
@@ -118,3 +120,10 @@ def _visible(nvml: Any) -> Any:
     if len(found) != 1:
         raise LookupError(f"CUDA_VISIBLE_DEVICES={listed} names no GPU")
     return found[0]
+
+
+def gpu_environment() -> dict[str, Any]:
+    """What a result from this GPU says of its origin: card, driver, power limit, versions, commit, date."""
+    facts = EnergyMeter().facts
+    gpu = {name: facts.get(name, "unknown") for name in ("gpu", "driver", "power_limit_w")}
+    return {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")}

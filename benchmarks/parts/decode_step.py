@@ -29,10 +29,9 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tests")]
 
 from support.engine_serving import collect, config_for  # noqa: E402
 
-from benchmarks.common.harness import revision, software  # noqa: E402
 from benchmarks.common.json_grammar import byte_level_tokenizer, endless_objects  # noqa: E402
 from benchmarks.common.model_shapes import SHAPES  # noqa: E402
-from benchmarks.common.nvml import EnergyMeter  # noqa: E402
+from benchmarks.common.nvml import gpu_environment  # noqa: E402
 from benchmarks.common.roofline import floor_us  # noqa: E402
 from blinkpy.device.cuda.cuda_graphs import StepGraph  # noqa: E402
 from blinkpy.dpu.link.connect_shm import attach_segment  # noqa: E402
@@ -132,11 +131,10 @@ def _measure(
     client.start()
     engine.run(budget_s=arguments.budget)
     client.join(20)
-    gpu = {"gpu": torch.cuda.get_device_name(), "driver": EnergyMeter().facts.get("driver", "unknown")}
     result: dict[str, Any] = {
         **{name: getattr(arguments, name) for name in ARGUMENTS},
         "start_s": {name: round(seconds, 2) for name, seconds in engine.timings.items()},
-        "environment": {**gpu, **software(), "commit": revision(), "date": time.strftime("%Y-%m-%d")},
+        "environment": gpu_environment(),
         "rows": {},
     }
     runner = engine.runner

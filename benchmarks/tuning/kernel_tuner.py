@@ -1,19 +1,25 @@
 """The tuner of the linear layers: finds the fastest configuration of each on this GPU and writes the table that is shipped.
 
     python -m benchmarks.tuning.kernel_tuner
+    python -m benchmarks.tuning.kernel_tuner --models Qwen3-8B Qwen3-32B --fp8 rows --rows 1 16 64 --times build/times.json
 
-All candidates are compiled first, in parallel processes that only fill Triton's cache; then each is timed against cuBLAS,
-and the fastest is stored. From 2 to 16 rows the work is the same, so those row counts share one measurement.
+Models are those of benchmarks/common/model_shapes.py, and of tools/published_models.py by the last part of their hub id. All
+candidates are compiled first, in parallel processes that only fill Triton's cache; then each is timed against cuBLAS, and the
+fastest is stored. From 2 to 16 rows the work is the same, so those row counts share one measurement.
 """
 
 import argparse
 import datetime
+import json
 import os
+import runpy
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from itertools import compress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +27,13 @@ import triton
 from triton.testing import do_bench_cudagraph
 
 from benchmarks.common import aot_compile
+from benchmarks.common.harness import ROOT
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
+from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
@@ -103,10 +111,16 @@ def about_tables() -> dict[str, str | None]:
     return {**versions, "date": datetime.date.today().isoformat()}
 
 
+def described_model(name: str) -> DecoderDescription:
+    """Of a shape's name, or the last part of a published model's hub id. Raises KeyError."""
+    published = runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]
+    return describe_config((SHAPES | {model.hub_id.split("/")[1]: model.config for model in published})[name])
+
+
 def layer_shapes(models: list[str], rows_wanted: list[int], fp8: str = "") -> list[LinearShape]:
     """The linear layers of models, each once, at each row count. fp8: those that are FP8, with scales for "rows" or "blocks"."""
     found = set()
-    for described in (describe_config(SHAPES[name]) for name in models):
+    for described in map(described_model, models):
         for part in [*layer_parts(described, 0), *outer_parts(described)]:
             if len(part.shape) == 2 and part.field != "embedding":
                 n, k = part.shape
@@ -125,10 +139,11 @@ def layer_shapes(models: list[str], rows_wanted: list[int], fp8: str = "") -> li
 def main() -> None:
     """Measure every linear layer. The table's entries of other shapes are kept."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["llama-3-8b", "qwen3-30b-a3b", "phi-4"], choices=list(SHAPES))
+    parser.add_argument("--models", nargs="+", default=["llama-3-8b", "qwen3-30b-a3b", "phi-4"])
     parser.add_argument("--rows", type=int, nargs="+", choices=MEASURED_ROWS, default=list(MEASURED_ROWS)[:-1], help="row counts")
     parser.add_argument("--fp8", choices=["rows", "blocks"], default="", help="FP8 operands, and what has a scale")
     parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
+    parser.add_argument("--times", type=Path, help="write the time of each candidate, as JSON")
     options = parser.parse_args()
     gpu = torch.cuda.get_device_name()
     table = LinearTable.load(gpu)
@@ -142,23 +157,40 @@ def main() -> None:
     ]
     print(f"compiling {len(jobs)} candidates", flush=True)
     usable = compiled(compile_candidate, jobs)
+    every = []
     for shape in dict.fromkeys(shape for shape, *_ in jobs):
-        best = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
+        times = measure(shape, [config for measured, config, _ in usable if measured == shape], options.pdl)
+        best = min(times, key=lambda config: weighted(config, times[config]))
+        every += [{**_plain(shape), "config": asdict(config), "us": round(us, 3)} for config, us in times.items()]
+        if options.times:  # after each shape: what is measured is kept if the run ends early
+            options.times.write_text(json.dumps({"gpu": gpu, **about_tables(), "times": every}))
         for row_count in MEASURED_ROWS[shape.rows]:
             table.entries[key(shape._replace(rows=row_count))] = best
     print("wrote", table.save(gpu, about_tables() | {"dependent_launches": options.pdl}))
 
 
-def measure(shape: LinearShape, configs: list[LinearConfig], pdl: bool) -> LinearConfig:
-    """The best configuration of a layer; prints the best few."""
+def _plain(shape: LinearShape) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in shape._asdict().items()
+    }
+
+
+def weighted(config: LinearConfig, us: float) -> float:
+    """What candidates are compared by."""
+    return us * (1 if VARIANTS[config.variant].kernels else MARGIN)
+
+
+def measure(shape: LinearShape, configs: list[LinearConfig], pdl: bool) -> dict[LinearConfig, float]:
+    """Microseconds of each configuration of a layer; prints the best few."""
     run, copies = prepare(shape, "cuda", pdl)
     times = {config: layer_us(partial(run, config), copies) for config in configs}
     size = weight_bytes(shape)
-    ranked = sorted(times, key=lambda config: times[config] * (1 if VARIANTS[config.variant].kernels else MARGIN))
     print(f"{shape.weight_rows}x{shape.k} rows {shape.rows}: cuBLAS {times.get(CUBLAS, float('nan')):.1f} us")
-    for config in ranked[:PRINTED]:
+    for config in sorted(times, key=lambda config: weighted(config, times[config]))[:PRINTED]:
         print(f"{times[config]:9.1f} us {size / times[config] / 1e3:6.0f} GB/s  {config}", flush=True)
-    return ranked[0]
+    return times
 
 
 if __name__ == "__main__":

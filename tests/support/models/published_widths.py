@@ -1,0 +1,293 @@
+"""Two layers of a published model at its real widths, in each form that it is served in, and what a reference says of them.
+
+The weights are random; transformers makes and writes them. Of the model's sizes three are cut: layers, vocabulary, and the number
+of experts where two layers of them would not fit a GPU beside their float32 reference.
+"""
+
+import json
+import re
+import runpy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from support.models.fp8_checkpoints import LINEAR, FakeFp8
+from support.models.model_zoo import save_mxfp4
+
+ROOT = Path(__file__).parents[3]
+VOCAB = 2048
+EXPERT_NUMBERS = 6_000_000_000
+"""Most weights of the experts of a layer; fewer experts are made where a model has more."""
+BLOCK = 128
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+LEFT_OUT = (
+    "quantization_config",
+    "num_nextn_predict_layers",
+    "torch_dtype",
+    "dtype",
+    "_sliding_window_pattern",
+    "sliding_window_pattern",
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is served. quantization, kv_cache: as the options of the same name; blocks: the checkpoint is FP8 with a scale
+    for each block of 128 x 128 weights."""
+
+    name: str
+    quantization: str = "auto"
+    kv_cache: str = "auto"
+    blocks: bool = False
+
+    @property
+    def fp8(self) -> str:
+        """What has a scale, "row" or "block"; "" if the weights are not FP8."""
+        return "block" if self.blocks else "row" if self.quantization == "fp8" else ""
+
+
+BF16 = Form("bfloat16")
+FP8_ROWS = Form("fp8", quantization="fp8", kv_cache="fp8_e4m3")
+FP8_BLOCKS = Form("fp8_blocks", blocks=True)
+MXFP4 = Form("mxfp4")
+MXFP4_FP8_CACHE = Form("mxfp4", kv_cache="fp8_e4m3")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """A model cut to two layers. names: hub ids of the models that have these widths; config: of transformers, flat."""
+
+    names: tuple[str, ...]
+    architecture: str
+    config: dict[str, Any]
+
+    @property
+    def numbers(self) -> int:
+        """Weights of two layers' MLPs."""
+        hidden, wide = self.config["hidden_size"], self.config.get("moe_intermediate_size") or self.config["intermediate_size"]
+        return int(2 * next((self.config[key] for key in EXPERTS if self.config.get(key)), 1) * 3 * hidden * wide)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        if self.config["model_type"] == "gpt_oss":
+            return MXFP4, MXFP4_FP8_CACHE
+        # Llama 4's experts are one tensor, for which no layout of blocks is published.
+        return (BF16, FP8_ROWS) if self.config["model_type"] == "llama4_text" else (BF16, FP8_ROWS, FP8_BLOCKS)
+
+
+def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The class and config of two layers of a model, text alone, from its published config.json."""
+    text = published.get("text_config", published)
+    nested = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "llama4_text": "Llama4ForCausalLM"}
+    architecture = text["architectures"][0] if "architectures" in text else nested[text["model_type"]]
+    config = {key: value for key, value in text.items() if key not in LEFT_OUT}
+    kind = getattr(transformers, architecture).config_class
+    config |= {"architectures": [architecture], "model_type": kind.model_type, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if layers := config.get("layer_types"):  # one of each kind
+        config["layer_types"] = [layers[0], layers[-1]]
+    if "no_rope_layers" in config or "no_rope_layer_interval" in config:
+        config["no_rope_layers"] = [1, 0]
+    if "first_k_dense_replace" in config:
+        config["first_k_dense_replace"] = 1
+    for key in EXPERTS:
+        if config.get(key):
+            width = config.get("moe_intermediate_size") or config["intermediate_size"]
+            config[key] = min(config[key], EXPERT_NUMBERS // (3 * width * config["hidden_size"]) // 8 * 8 or 8)
+    return architecture, config
+
+
+def published_widths() -> list[Widths]:
+    """Of every model of tools/published_models.py that is served; models of the same widths are one."""
+    found: dict[str, Widths] = {}
+    for model in runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]:
+        if model.refusal:
+            continue
+        architecture, config = cut(model.config)
+        key = json.dumps([architecture, {k: v for k, v in config.items() if k != "max_position_embeddings"}], sort_keys=True)
+        names = (*found[key].names, model.hub_id) if key in found else (model.hub_id,)
+        found[key] = Widths(names, architecture, config)
+    return list(found.values())
+
+
+def make_model(widths: Widths, seed: int, device: str) -> transformers.PreTrainedModel:
+    """In bfloat16, with weights drawn wide enough that logits spread over several units."""
+    kind = getattr(transformers, widths.architecture)
+    torch.manual_seed(seed)
+    config = kind.config_class(**widths.config)
+    config._experts_implementation = "eager"
+    with torch.device(device):
+        model = kind._from_config(config, dtype=torch.bfloat16)
+    gemma = "Gemma" in widths.architecture
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5).sub_(1 if gemma else 0)  # to which Gemma adds 1
+            elif name.endswith("sinks"):
+                parameter.normal_(2, 1)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.5)
+            elif "embed_tokens" in name:  # tied, it is the matrix of the logits as well
+                parameter.normal_(0, 2 * parameter.shape[-1] ** -0.5 if config.tie_word_embeddings else 0.5)
+            else:
+                parameter.normal_(0, 1.2 * _inputs(name, parameter, widths) ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.2, 0.2)
+    return model.eval()
+
+
+def _inputs(name: str, parameter: torch.Tensor, widths: Widths) -> int:
+    return parameter.shape[-2] if _transposed(name, widths) else parameter.shape[-1]
+
+
+def _transposed(name: str, widths: Widths) -> bool:
+    """Whether transformers keeps an expert's matrix as [inputs, outputs]."""
+    return "experts." in name and widths.config["model_type"] in ("llama4_text", "gpt_oss")
+
+
+def save(model: transformers.PreTrainedModel, widths: Widths, folder: Path, form: Form) -> None:
+    """Write the model in a form. It becomes a float32 model of the numbers that the checkpoint then stands for."""
+    if form.name == "mxfp4":
+        save_mxfp4(model, folder)
+    elif not (folder / "config.json").exists():
+        model.save_pretrained(folder, max_shard_size="50GB")
+    (folder / "tokenizer.json").write_text("{}")
+    if form.blocks:
+        _save_blocks(folder, model.device)
+    model.float()
+    if form.fp8:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if LINEAR.match(name) and parameter.dim() > 1:
+                    matrix = parameter.mT if _transposed(name, widths) else parameter
+                    values, scales = _by_blocks(matrix) if form.blocks else _by_rows(matrix)
+                    matrix.copy_(_numbers(values, scales, form.blocks))
+
+
+def _save_blocks(folder: Path, device: torch.device) -> None:
+    """Quantise the matrices of a checkpoint that transformers wrote."""
+    (file,) = folder.glob("*.safetensors")
+    tensors, stored = load_file(file), dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        if LINEAR.match(name) and tensor.dim() == 2 and name.endswith("weight"):
+            values, scales = _by_blocks(tensor.to(device))
+            stored |= {name: values.cpu(), f"{name}_scale_inv": scales.cpu()}
+        elif LINEAR.match(name) and tensor.dim() == 3:
+            raise ValueError(f"{name}: experts that are one tensor have no published layout of blocks")
+        else:
+            stored[name] = tensor
+    save_file(stored, file, metadata={"format": "pt"})
+    facts = json.loads((folder / "config.json").read_text())
+    facts["quantization_config"] = {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(facts))
+
+
+def _by_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 numbers of a matrix [..., n, k], and a scale for each row."""
+    scales = matrix.float().abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 448
+    return (matrix.float() / scales).clamp(-448, 448).to(torch.float8_e4m3fn), scales
+
+
+def _by_blocks(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with a scale for each block, [..., ceil(n / 128), ceil(k / 128)]."""
+    n, k = matrix.shape[-2:]
+    padded = torch.nn.functional.pad(matrix.float(), (0, -k % BLOCK, 0, -n % BLOCK))
+    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., rows, BLOCK, columns, BLOCK]
+    scales = blocks.abs().amax((-3, -1)).clamp_min(2.0**-100) / 448
+    values = (blocks / scales[..., :, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    flat = values.view(torch.uint8).flatten(-2).flatten(-3, -2)[..., :n, :k].contiguous()
+    return flat.view(torch.float8_e4m3fn), scales
+
+
+def _numbers(values: torch.Tensor, scales: torch.Tensor, blocks: bool) -> torch.Tensor:
+    if blocks:
+        n, k = values.shape[-2:]
+        scales = scales.repeat_interleave(BLOCK, -2)[..., :n, :].repeat_interleave(BLOCK, -1)[..., :k]
+    return values.float() * scales
+
+
+class RoundedCache(transformers.DynamicCache):
+    """Gives keys and values back as FP8 numbers with a power of two as the scale of each head."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *more: Any, **options: Any) -> Any:
+        return super().update(_through_fp8(keys), _through_fp8(values), layer, *more, **options)
+
+
+def _through_fp8(side: torch.Tensor) -> torch.Tensor:
+    largest = side.float().abs().amax((0, 2, 3), keepdim=True).clamp_min(2.0**-100)
+    scale = torch.exp2(torch.ceil(torch.log2(largest / 224)))
+    return ((side.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale).to(side.dtype)
+
+
+@contextmanager
+def narrowed(model: transformers.PreTrainedModel) -> Iterator[None]:
+    """Within the block the model computes in bfloat16: each part's weights are narrow while that part runs."""
+    wide: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def narrow(module: torch.nn.Module, arguments: Any) -> None:
+        for parameter in module.parameters():
+            wide[parameter], parameter.data = parameter.data, parameter.data.bfloat16()
+
+    def restore(module: torch.nn.Module, arguments: Any, result: Any) -> None:
+        for parameter in module.parameters():
+            parameter.data = wide.pop(parameter)
+
+    parts = (model.model.embed_tokens, *model.model.layers, model.model.norm, model.lm_head)
+    hooks = [hook for part in parts for hook in (part.register_forward_pre_hook(narrow), part.register_forward_hook(restore))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass
+class Reference:
+    """Log probabilities of transformers' model, [texts, tokens behind the prompt, vocabulary]."""
+
+    model: transformers.PreTrainedModel  # float32, of the numbers that the checkpoint stands for
+    form: Form
+
+    def three(self, texts: list[list[int]], prompt: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """In float32; in bfloat16; and in float32 with inputs, keys and values rounded as the form rounds them.
+
+        texts: of one length.
+        prompt: tokens of it.
+        """
+        share, cache = self.form.fp8, self.form.kv_cache != "auto"
+        exact = self._run(texts, prompt, nullcontext, False)
+        narrow = self._run(texts, prompt, lambda: narrowed(self.model), False)
+        around = (lambda: FakeFp8(self.model, share, {}, lambda name: False)) if share else nullcontext
+        return exact, narrow, self._run(texts, prompt, around, cache) if share or cache else exact
+
+    @torch.inference_mode()
+    def _run(
+        self, texts: list[list[int]], prompt: int, around: Callable[[], AbstractContextManager[Any]], fp8_cache: bool
+    ) -> torch.Tensor:
+        found = []
+        for some in _parts(texts):
+            ids = torch.tensor(some, device=self.model.device)
+            cache: dict[str, Any] = {"past_key_values": RoundedCache(), "use_cache": True} if fp8_cache else {"use_cache": False}
+            with around():
+                logits = self.model(ids[:, :-1], **cache).logits
+            found.append(torch.log_softmax(logits[:, prompt - 1 :].float(), -1))
+        return torch.cat(found)
+
+
+def _parts(texts: list[list[int]], tokens: int = 4096) -> Iterator[list[list[int]]]:
+    size = max(1, tokens // len(texts[0]))
+    for first in range(0, len(texts), size):
+        yield texts[first : first + size]
+
+
+def label(name: str) -> str:
+    """Of a hub id, for the name of a test."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name.partition("/")[2] or name)
