@@ -108,9 +108,9 @@ def blocks_of_source(source: str) -> Iterator[tuple[int, str]]:
 
 
 def faults_of(sentence: str) -> Iterator[str]:
-    words = re.findall(r"\S*\w\S*", sentence)
-    if len(words) > MOST_WORDS:
-        yield f"{len(words)} words"
+    parts = re.split(r": |; ", sentence) if re.search(r": .*; .*; ", sentence) else [sentence]  # items of a list count alone
+    if (words := max(len(re.findall(r"\S*\w\S*", part)) for part in parts)) > MOST_WORDS:
+        yield f"{words} words"
     if len(re.findall(r"\bthat\b", sentence)) > MOST_THATS:
         yield "three times `that`"
     yield from (f"{found[0].strip()!r} -> {hint}" for rule, hint in RULES if (found := rule.search(sentence)))

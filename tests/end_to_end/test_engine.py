@@ -159,6 +159,7 @@ def test_a_failing_step_is_announced_and_recorded_before_the_engine_ends(
 
 
 def test_a_turn_that_raises_is_recorded_with_all_that_it_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Supports claim recordings/crashes."""
     with pytest.raises(ArithmeticError), running_engine(max_model_len=64, record_folder=str(tmp_path)) as (engine, client):
         phases, scheduler = make_phases(short_prompts), engine.runner.scheduler
         arguments = scheduler.limits, as_memoryviews(engine.views), as_memoryviews(scheduler.state)
@@ -204,7 +205,10 @@ def test_a_broken_invariant_stops_a_checked_engine_and_is_recorded(monkeypatch: 
 
 
 def test_a_policy_that_faults_ends_no_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Everybody is served; who has no rank is counted, and the log names the line."""
+    """Everybody is served; who has no rank is counted, and the log names the line.
+
+    Supports claim policies/faults.
+    """
     monkeypatch.setattr("blinkpy.engine.engine.vetted_policy", load_policy)  # which would refuse it
     options = {"device": "null", "policy": f"{FAULTING}:rank", "max_model_len": 64, "num_pages": 64, "slots": 64}
     with running_engine(**options) as (engine, client):

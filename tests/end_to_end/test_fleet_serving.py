@@ -1,4 +1,7 @@
-"""Several engines behind one front end, as people start them."""
+"""Several engines behind one front end, as people start them.
+
+Supports claim fleet/moves.
+"""
 
 import os
 import random

@@ -170,7 +170,10 @@ WINDOWS = ["gemma2", "gemma3-nested", "gpt-oss", "olmo3", "mistral-window", "min
 @pytest.mark.parametrize("name", WINDOWS)
 def test_window_rings(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """Sequences of many times the window, chunks of up to six rings, preemptions, and slots that are taken again: logits to the
-    bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks."""
+    bit as with all tokens kept, and those of transformers; by torch, and by NumPy where it has all blocks.
+
+    Supports claim outputs/rings.
+    """
     model, described = save_model(name, tmp_path, int(rng.integers(2**31))), describe_model(tmp_path)
     makers: list[Any] = [make_decoder, *([] if lacking_without_torch(described) else [make_numpy_decoder])]
     assert len(makers) == 1 + (name in WITHOUT_TORCH)

@@ -1,5 +1,8 @@
 """Paced steps on an engine with a clock of its own: the null engine, whose loop is that of the CPU engine. Judged is what holds
-on a slow machine, too: that steps wait, and what comes before what."""
+on a slow machine, too: that steps wait, and what comes before what.
+
+Supports claim decisions/pace.
+"""
 
 import secrets
 import time

@@ -1,4 +1,7 @@
-"""Engines with --window-cache ring: the same tokens as transformers, memory as planned, and a recording that replays."""
+"""Engines with --window-cache ring: the same tokens as transformers, memory as planned, and a recording that replays.
+
+Supports claim outputs/rings.
+"""
 
 import logging
 import secrets

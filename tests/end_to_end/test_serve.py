@@ -81,7 +81,10 @@ def test_two_servers_run_side_by_side_and_end_without_a_trace(null_server: Serve
 
 
 def test_tenants_find_nothing_of_each_other_in_the_cache_and_sighup_reaches_the_keys(tmp_path: Path) -> None:
-    """The same prompt: no cached token of another key's, those of its own; and a key that is new is one after SIGHUP."""
+    """The same prompt: no cached token of another key's, those of its own; and a key that is new is one after SIGHUP.
+
+    Supports claim front-ends/keys.
+    """
     path = write_keys(tmp_path / "keys.toml", a={}, b={}, shares={"share_prefixes": True}, too={"share_prefixes": True})
     with serving("--device", "null", "--workers", "2", "--api-keys", str(path)) as server:
 
@@ -191,6 +194,7 @@ Engine.run = run
 
 
 def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: Path) -> None:
+    """Supports claim recordings/crashes."""
     policy = tmp_path / "killed.py"
     policy.write_text(KILLED_IN_A_TURN)
     options = ("--device", "null", "--no-restart", "--policy", f"{policy}:rank")

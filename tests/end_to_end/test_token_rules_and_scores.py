@@ -1,4 +1,8 @@
-"""Token rules, and log probabilities of prompts, of the demonstration model: against transformers."""
+"""Token rules, and log probabilities of prompts, of the demonstration model: against transformers.
+
+Claim outputs/scores (simulator): Token rules and scores of a prompt equal those of transformers. A preemption
+changes no score.
+"""
 
 from collections.abc import Iterator
 from typing import Any

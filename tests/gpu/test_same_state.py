@@ -1,6 +1,8 @@
 """The scheduler compiled by njit, and as two CUDA kernels of 256 lanes: the same inputs leave the same state, bit for bit, step
 by step, in storms whose every strided loop runs several tiles (tests/support/tile_storms.py). That plain Python and several lanes
 do what njit does needs no GPU: tests/compiled/scheduler/test_executions.py.
+
+Claim state/gpu: The loop on a GPU leaves the same state, too.
 """
 
 import os

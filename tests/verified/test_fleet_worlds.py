@@ -1,4 +1,7 @@
-"""Moves between engines that are worlds of the simulator: real fleet, real queue pairs, real schedulers."""
+"""Moves between engines that are worlds of the simulator: real fleet, real queue pairs, real schedulers.
+
+Claim fleet/moves: Moves between engines lose, double and change no token.
+"""
 
 import logging
 from collections.abc import Iterator

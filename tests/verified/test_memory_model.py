@@ -1,4 +1,7 @@
-"""The queue protocol on all machines, and the checker itself on programs whose outcomes are known."""
+"""The queue protocol on all machines, and the checker itself on programs whose outcomes are known.
+
+Claim memory/protocol: The protocol is correct on four machines, and needs each of its assumptions.
+"""
 
 from typing import Any
 

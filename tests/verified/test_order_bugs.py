@@ -2,6 +2,8 @@
 
 Machines that keep an order anyway forgive most of them; storms on weak ones must not. Those that no machine is needed for are
 among the seeded bugs (support/seeded_bugs.py).
+
+Supports claim memory/orders.
 """
 
 import pytest

@@ -1,4 +1,8 @@
-"""The order of accesses that the code itself has: O1 to O8 of docs/verification.md, on machines that reorder what they may."""
+"""The order of accesses that the code itself has: O1 to O8 of docs/verification.md, on machines that reorder what they may.
+
+Claim memory/orders: The code's accesses satisfy O1 to O8. A moved or weakened access, or a missing fence, is
+found.
+"""
 
 from typing import Any
 

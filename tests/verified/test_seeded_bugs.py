@@ -1,4 +1,7 @@
-"""The testers are tested: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md has their numbers."""
+"""The testers are tested: each bug of seeded_bugs.py, planted in the source, is found. docs/verification.md has their numbers.
+
+Claim testers/seeded-bugs: The testers find each seeded bug. A failure is shrunk, saved, and repeats exactly.
+"""
 
 import importlib
 import multiprocessing

@@ -21,25 +21,39 @@ from blinkpy.verify.sim.simulation import ENDLESS, Failure, Outcome, Simulation,
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
+    """Claim state/pages (simulator): Free, cached and held pages are all pages. An unshared page has one
+    owner, reference counts equal the references, and every list and bound holds.
+
+    Claim decisions/progress (simulator): Every request ends within a bounded number of turns, under every
+    shipped policy.
+    """
     report = run(list(SHIPPED.values()), seed, steps=1_500_000)
     assert not report.failures, report.failures
     assert report.calls >= 1_500_000
 
 
 def test_every_decision_is_that_of_the_rules(seed: int) -> None:
+    """Claim decisions/rules: Each decision follows the rules below."""
     report = run(list(SHIPPED.values()), seed, steps=40_000, turns=1000, oracle=True)
     assert not report.failures, report.failures
 
 
 def test_every_turn_is_repeated_from_its_record(seed: int) -> None:
-    """To the same decisions and the same record, from a world's first turn on, over rings that wrap."""
+    """To the same decisions and the same record, from a world's first turn on, over rings that wrap.
+
+    Supports claim recordings/replay.
+    """
     report = run(list(SHIPPED.values()), seed, steps=10_000, turns=500, records=True)
     assert not report.failures, report.failures
 
 
 @pytest.mark.parametrize(("lanes", "steps"), [(2, 800), (5, 1500), (32, 500)])
 def test_several_lanes_do_what_one_lane_does(seed: int, lanes: int, steps: int) -> None:
-    """In random order, bit for bit after each turn, records included, without a race; and that is what the rules say."""
+    """In random order, bit for bit after each turn, records included, without a race; and that is what the rules say.
+
+    Claim state/lanes: If one lane writes a word, no other lane touches it between the same two barriers.
+    No index is below 0.
+    """
     report = run(list(SHIPPED.values()), seed, steps, turns=100, oracle=True, records=True, lanes=lanes)
     assert not report.failures, report.failures
 
@@ -105,6 +119,7 @@ def _failure(schedule: Callable[..., int]) -> Failure:
 
 
 def test_a_failure_is_shrunk_saved_and_repeated(broken: Callable[..., int], tmp_path: Path) -> None:
+    """Supports claim testers/seeded-bugs."""
     failure = _failure(broken)
     assert simulate(failure.seed, 300, scheduler=broken).failure == failure
     scenario = shrink(failure, SHIPPED["fcfs"], "fcfs", seconds=200, scheduler=broken)

@@ -1,4 +1,7 @@
-"""The scheduler as kernels for sm_90, compiled without a GPU: words of others are read and written as their order needs."""
+"""The scheduler as kernels for sm_90, compiled without a GPU: words of others are read and written as their order needs.
+
+Claim memory/atomics: Compiled code has the atomics of its source, in PTX for sm_90 and in LLVM's text.
+"""
 
 import re
 from collections import Counter

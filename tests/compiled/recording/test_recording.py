@@ -31,6 +31,9 @@ HAPPENINGS = (
 
 
 def test_random_storms_replay_call_by_call(seed: int) -> None:
+    """Claim recordings/replay: Recordings replay to the same decisions and state, under all policies, with
+    several lanes.
+    """
     happened: Counter[str] = Counter()
     wrapped = 0
     for number in range(seed, seed + MOST_STORMS):

@@ -1,4 +1,7 @@
-"""What a recording holds of an engine that dies in a turn: all that the turn read, so that a replay shows it."""
+"""What a recording holds of an engine that dies in a turn: all that the turn read, so that a replay shows it.
+
+Claim recordings/crashes: The recording of an engine that dies in a turn contains all inputs of the turn.
+"""
 
 import importlib
 import random

@@ -1,6 +1,8 @@
 """Each clause of each invariant, at both sides of its bound: one state in which all is well, and small changes of it.
 
 Plain Python, and known beforehand: for storms, and the compiled check, see test_integrity.py.
+
+Supports claim state/checks.
 """
 
 from typing import Any

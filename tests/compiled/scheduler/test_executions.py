@@ -80,7 +80,12 @@ def agree(simulations: list[Simulation]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("policy", sorted(SHIPPED))
 def test_every_execution_leaves_the_same_state(seed: int, policy: str) -> None:
-    """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that."""
+    """Each request gets its tokens and its end in each of them, too: the simulator's checks see to that.
+
+    Claim state/executions (simulator): No data that a running step reads is changed or freed. Each
+    request gets exactly the engine's tokens, in order and once. Python, njit and several lanes leave the
+    same state, bit for bit.
+    """
     for number in range(4):
         agree(storms(FEW, seed + number, 120, SHIPPED[policy]))
 
@@ -125,7 +130,10 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str, int]) -> None:
-    """Every strided loop runs several tiles in 4 lanes, as in the 256 of tests/gpu/test_same_state.py."""
+    """Every strided loop runs several tiles in 4 lanes, as in the 256 of tests/gpu/test_same_state.py.
+
+    Supports claim state/lanes.
+    """
 
     def twin(limits: Limits, mirror: Mirror) -> Callable[[int], int]:
         queues, state = (as_memoryviews(map_arrays(torch.Tensor.numpy, tree)) for tree in (mirror.queues, mirror.state))
@@ -142,7 +150,11 @@ def test_storms_of_several_tiles_leave_the_same_state(seed: int, tiles: dict[str
 
 
 def test_the_fast_path_is_usual_where_it_should_be(seed: int) -> None:
-    """Turns of both kinds, hundreds of each, leave the same state."""
+    """Turns of both kinds, hundreds of each, leave the same state.
+
+    Claim decisions/fast-path: The fast path leaves the same state as the full path. The budget depends
+    only on decoding requests and waiting tokens.
+    """
     fast, finished, rounds = 0, 0, 0
     for number in range(12):
         more = agree(storms(("python", "general"), seed + number, 200, fcfs, chosen=ROOMY, odds=CALM))
@@ -164,7 +176,10 @@ def test_paths_agree_where_queues_have_just_room(seed: int, rows: int) -> None:
 
 
 def test_the_budget_follows_from_who_decodes_and_what_waits(seed: int) -> None:
-    """Against the same rule in NumPy, in states of random storms. Who waits counts, with a rank or, preempted, without one."""
+    """Against the same rule in NumPy, in states of random storms. Who waits counts, with a rank or, preempted, without one.
+
+    Supports claim decisions/fast-path.
+    """
     sizes = case_sizes(slots=6, rows=4, tokens=20, mixed_step_tokens=8, burst_step_tokens=14, burst_tokens=24, pages=40)
     seen, draw = {8: 0, 14: 0, 20: 0}, random.Random(seed)
     for number in range(200):

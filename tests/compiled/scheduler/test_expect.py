@@ -1,4 +1,7 @@
-"""What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves."""
+"""What phases expect: raised in Python, a fault word in checked code, nothing at all in the code that serves.
+
+Supports claim state/checks.
+"""
 
 import importlib
 from collections import Counter

@@ -1,4 +1,7 @@
-"""Grammars in the scheduler: who has a slot and for how long, what is refused, and where an output ends."""
+"""Grammars in the scheduler: who has a slot and for how long, what is refused, and where an output ends.
+
+Supports claim outputs/grammars.
+"""
 
 from dataclasses import replace
 
@@ -126,7 +129,10 @@ def test_a_client_keeps_to_its_share() -> None:
 
 def test_storms_in_a_small_arena(rng: np.random.Generator) -> None:
     """Front ends with more automata and token rules than the arena holds, cancels, successors, and an engine that reads one
-    entry a turn and preempts: what an unread entry names stays, and all tokens are right."""
+    entry a turn and preempts: what an unread entry names stays, and all tokens are right.
+
+    Supports claim front-ends/client.
+    """
     hits = written = full = preemptions = 0
     for number in range(50):
         if number >= 2 and min(hits, written, full, preemptions) > 0:

@@ -1,4 +1,7 @@
-"""The arithmetic of policies, in plain Python, against Python's integers, which have no end: around the ends of 64 bits."""
+"""The arithmetic of policies, in plain Python, against Python's integers, which have no end: around the ends of 64 bits.
+
+Supports claim policies/faults.
+"""
 
 import itertools
 import math

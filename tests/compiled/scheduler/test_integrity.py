@@ -1,4 +1,8 @@
-"""The check of the scheduler's state finds the damage that the reference finds, and nothing where nothing is damaged."""
+"""The check of the scheduler's state finds the damage that the reference finds, and nothing where nothing is damaged.
+
+Claim state/checks: The checks of the state find damage, in Python and compiled, on both sides of each bound.
+The assumptions of each phase hold.
+"""
 
 import random
 import sys

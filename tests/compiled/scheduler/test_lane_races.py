@@ -1,4 +1,7 @@
-"""The race detector of blinkpy.device.lane_races, and what it says about functions of the allocator in several lanes."""
+"""The race detector of blinkpy.device.lane_races, and what it says about functions of the allocator in several lanes.
+
+Supports claim state/lanes.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,4 +1,8 @@
-"""Paced steps, the rule R17, at the clock of a case: a step takes a turn, and the target has twenty."""
+"""Paced steps, the rule R17, at the clock of a case: a step takes a turn, and the target has twenty.
+
+Claim decisions/pace (simulator): No step is held while a prompt waits, a request is late, or the engine
+drains.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Bounds of the scheduler's phases, each from both sides: the functions that hold them, as plain Python."""
+"""Bounds of the scheduler's phases, each from both sides: the functions that hold them, as plain Python.
+
+Supports claim front-ends/intake.
+"""
 
 import itertools
 from collections.abc import Iterator

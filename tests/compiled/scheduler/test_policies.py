@@ -261,7 +261,11 @@ print(policy_digest(read_policy("{tmp_path}/policy.py:rank")))
 
 def test_kept_code_is_of_the_very_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the host and on the GPU: a policy whose global changed doesn't get the code that was compiled before, nor byte code that
-    was kept within the same second."""
+    was kept within the same second.
+
+    Claim policies/cache: Cached compiled code belongs to exactly this policy, including its globals and
+    helpers.
+    """
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "policy.py"
     host, gpu = set(), set()

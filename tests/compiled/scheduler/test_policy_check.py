@@ -1,4 +1,7 @@
-"""blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right."""
+"""blinkpy check: each thing that can be wrong with a policy is found, with the line; and what it measures is right.
+
+Supports claim policies/faults.
+"""
 
 import json
 import os

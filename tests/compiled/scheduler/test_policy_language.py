@@ -1,4 +1,8 @@
-"""The language of policies: a policy can't end an engine, and its ranks and faults are the same wherever it runs."""
+"""The language of policies: a policy can't end an engine, and its ranks and faults are the same wherever it runs.
+
+Claim policies/faults: A policy that divides by zero, overflows, or loops without end cannot end the engine.
+It has the same ranks and faults on every target, and its fault is reported with the line.
+"""
 
 import random
 from collections import Counter

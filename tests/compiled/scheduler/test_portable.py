@@ -164,6 +164,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("phase", ORDERS)
 def test_compiled_phases_access_words_as_their_source_does(phase: str) -> None:
+    """Supports claim memory/atomics."""
     function, orders = ORDERS[phase]
     case, compiled = make_case(attached=False), njit(function)
     compiled(case.limits, ArgumentTable(case.views, strided=True), ArgumentTable(case.state))

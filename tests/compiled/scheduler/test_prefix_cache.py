@@ -1,4 +1,7 @@
-"""The prefix cache: what is shared, what must never be, and what is given up when."""
+"""The prefix cache: what is shared, what must never be, and what is given up when.
+
+Claim outputs/prefix-hits: A prefix hit has the same tokens, salt and parents, even if hashes collide.
+"""
 
 from collections import Counter
 from itertools import pairwise

@@ -1,4 +1,7 @@
-"""Prompts whose log probabilities come back: a token a step, and afterwards as if they had been computed at once."""
+"""Prompts whose log probabilities come back: a token a step, and afterwards as if they had been computed at once.
+
+Supports claim outputs/scores.
+"""
 
 import pytest
 from support.scheduler_cases import make_case, tokens

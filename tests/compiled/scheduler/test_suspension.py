@@ -1,4 +1,9 @@
-"""Steps that are cut: latency-sensitive prompts interrupt one between two groups, within a bound, and nothing of it changes."""
+"""Steps that are cut: latency-sensitive prompts interrupt one between two groups, within a bound, and nothing of it changes.
+
+Claim decisions/suspension (simulator): A latency-sensitive prompt interrupts a cut step between two groups of
+layers, for a bounded number of steps. Meanwhile the data of the suspended step stays unchanged, and its
+requests end only after it.
+"""
 
 from typing import Any
 

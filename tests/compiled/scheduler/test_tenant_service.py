@@ -1,4 +1,8 @@
-"""Service of tenants: under `fair` it is by weight, floods delay nobody else, and nobody saves it up. The oracle agrees."""
+"""Service of tenants: under `fair` it is by weight, floods delay nobody else, and nobody saves it up. The oracle agrees.
+
+Claim decisions/tenants (simulator): Tenants that always have waiting requests are served by weight within a
+bound. A returning tenant has no credit, and service is counted to the token.
+"""
 
 import random
 

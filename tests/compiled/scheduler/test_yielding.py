@@ -1,4 +1,9 @@
-"""Classes in the scheduler: best-effort prompts yield to latency-sensitive ones for a bounded time; one class changes nothing."""
+"""Classes in the scheduler: best-effort prompts yield to latency-sensitive ones for a bounded time; one class changes nothing.
+
+Claim decisions/classes (simulator): A latency-sensitive prompt uses the next step. Best-effort prompts keep
+their pages, wait for a bounded number of turns, and are overtaken a bounded number of times. Limits of best
+effort hold, and limit no other class.
+"""
 
 import random
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Placement: the engine that has the prompt's pages unless it is busy, else the least loaded; and rules that users write."""
+"""Placement: the engine that has the prompt's pages unless it is busy, else the least loaded; and rules that users write.
+
+Supports claim fleet/placement.
+"""
 
 import dataclasses
 import logging

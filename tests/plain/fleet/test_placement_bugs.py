@@ -1,4 +1,8 @@
-"""Placement against its plain form, and bugs on purpose, which that must find."""
+"""Placement against its plain form, and bugs on purpose, which that must find.
+
+Claim fleet/placement: A request goes to the engine that has its prompt's pages, within bounds. A failing rule
+ends no worker.
+"""
 
 import importlib
 

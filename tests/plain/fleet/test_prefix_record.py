@@ -1,4 +1,7 @@
-"""The record of what a front end sent, against a plain list of pages of each engine in the order of their last use."""
+"""The record of what a front end sent, against a plain list of pages of each engine in the order of their last use.
+
+Supports claim fleet/placement.
+"""
 
 from collections.abc import Iterator
 

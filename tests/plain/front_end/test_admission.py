@@ -1,4 +1,7 @@
-"""Who gets slots, and when: limits at their boundaries, who waits, who is refused, and that nothing is lost."""
+"""Who gets slots, and when: limits at their boundaries, who waits, who is refused, and that nothing is lost.
+
+Supports claim decisions/front-end-queue.
+"""
 
 import asyncio
 import functools

@@ -1,4 +1,8 @@
-"""Each budget of the HTTP door: an option, a metric, an error that names it, and those who behave are served meanwhile."""
+"""Each budget of the HTTP door: an option, a metric, an error that names it, and those who behave are served meanwhile.
+
+Claim front-ends/http: A client that exceeds a limit gets an error that names the limit, and other streams
+continue. Unusual framing hides no request.
+"""
 
 import contextlib
 import json

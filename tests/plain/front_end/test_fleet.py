@@ -1,4 +1,7 @@
-"""Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine."""
+"""Several engines behind one front end: what goes where, who is refused, and that choices survive the loss of their engine.
+
+Supports claim fleet/moves.
+"""
 
 import logging
 import os

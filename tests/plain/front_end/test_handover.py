@@ -1,4 +1,7 @@
-"""A front end that takes the listening sockets of another one over: no request fails, and nobody else gets them."""
+"""A front end that takes the listening sockets of another one over: no request fails, and nobody else gets them.
+
+Claim fleet/handover: A front end replaces another one without a failed request.
+"""
 
 import contextlib
 import socket

@@ -1,4 +1,7 @@
-"""Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body."""
+"""Where a request ends, and what belongs to it: odd framing hides no second request, and no header behind a body.
+
+Supports claim front-ends/http.
+"""
 
 import http.client
 import json

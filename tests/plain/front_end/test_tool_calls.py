@@ -1,4 +1,7 @@
-"""Tool calls in a model's text: what a model wrote comes out, however it is cut into pieces, and nothing is lost."""
+"""Tool calls in a model's text: what a model wrote comes out, however it is cut into pieces, and nothing is lost.
+
+Claim outputs/calls: Calls and reasoning arrive as the model wrote them, however the text is split.
+"""
 
 import json
 import random

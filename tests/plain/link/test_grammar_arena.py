@@ -1,4 +1,7 @@
-"""Automata and token rules in the prompt arena: written once, found again, and never taken while an entry may need them."""
+"""Automata and token rules in the prompt arena: written once, found again, and never taken while an entry may need them.
+
+Supports claim front-ends/client.
+"""
 
 from dataclasses import replace
 from typing import Any

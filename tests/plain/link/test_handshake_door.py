@@ -1,4 +1,8 @@
-"""The door of the engine under strangers: side by side, a deadline in all, bounds, keys. No RDMA device is needed."""
+"""The door of the engine under strangers: side by side, a deadline in all, bounds, keys. No RDMA device is needed.
+
+Claim front-ends/handshake: A handshake needs the key. Unknown peers delay no other handshake, and hold no
+resource.
+"""
 
 import contextlib
 import socket

@@ -1,4 +1,8 @@
-"""The queue pair's client against an engine in plain Python: requests, room, cancels, epochs, loss."""
+"""The queue pair's client against an engine in plain Python: requests, room, cancels, epochs, loss.
+
+Claim front-ends/client: The client reuses no memory that is in use, and trusts no data of an earlier epoch.
+Automata and token rules are not overwritten while an unconsumed entry refers to them.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,8 @@
-"""The RDMA front end with the real scheduler and client, over a card and network that are late: see slow_card."""
+"""The RDMA front end with the real scheduler and client, over a card and network that are late: see slow_card.
+
+Claim memory/transports: A late card, and words of one transfer in any order, cause no error. Each transport
+keeps its contract.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace

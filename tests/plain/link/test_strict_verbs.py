@@ -1,4 +1,7 @@
-"""The RDMA transport from end to end over verbs that refuse what pyverbs and cards refuse: see strict_verbs."""
+"""The RDMA transport from end to end over verbs that refuse what pyverbs and cards refuse: see strict_verbs.
+
+Supports claim front-ends/handshake.
+"""
 
 import contextlib
 from collections.abc import Iterator

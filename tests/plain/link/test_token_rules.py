@@ -1,4 +1,7 @@
-"""The packed form of token rules: there and back, and what the engine takes of it."""
+"""The packed form of token rules: there and back, and what the engine takes of it.
+
+Supports claim outputs/grammars.
+"""
 
 import numpy as np
 import pytest

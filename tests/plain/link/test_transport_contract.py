@@ -1,4 +1,7 @@
-"""The contract of transports, for each of them: what is written and read, where, and when. RDMA goes over strict_verbs."""
+"""The contract of transports, for each of them: what is written and read, where, and when. RDMA goes over strict_verbs.
+
+Supports claim memory/transports.
+"""
 
 import contextlib
 import random

@@ -192,7 +192,11 @@ def test_batches_beyond_the_memory_are_refused(by: str, architecture: DecoderDes
 def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     by: str, architecture: DecoderDescription, rng: np.random.Generator
 ) -> None:
-    """Bit for bit, with another step between two groups; with more groups than layers, too."""
+    """Bit for bit, with another step between two groups; with more groups than layers, too.
+
+    Claim decisions/groups: A step in groups of layers, with other steps in between, gives the same result
+    as a whole step.
+    """
     for groups in (2, len(architecture.layers) + 1):
         step, whole, batches = make_step(architecture, by), make_step(architecture, by), make_batches(rng)
         first, second = (batches.add(rng.integers(0, VOCAB, n).tolist()) for n in (40, 9))

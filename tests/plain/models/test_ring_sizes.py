@@ -1,4 +1,8 @@
-"""Window rings: every token finds what its window holds, whatever chunks came before; their sizes, and what is refused."""
+"""Window rings: every token finds what its window holds, whatever chunks came before; their sizes, and what is refused.
+
+Claim outputs/rings: With window rings, each token finds the keys of its window, and logits equal those of
+transformers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -121,7 +121,8 @@ def test_every_dependency_is_justified_with_its_range() -> None:
 
 
 SOURCES = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
-PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")), *sorted((ROOT / "docs").glob("*.md")))
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+PAGES = (*(ROOT / name for name in TOP_PAGES), *sorted((ROOT / "docs").glob("*.md")))
 
 
 def anchors(page: Path) -> set[str]:

@@ -196,7 +196,10 @@ def test_a_step_in_groups_of_layers_gives_what_a_whole_one_gives(
     rng: np.random.Generator, tmp_path: Path, name: str, table: str, groups: int
 ) -> None:
     """With other steps between two groups, or what one may leave in the buffers that steps share. Sums end at a group's border,
-    so the last bits may differ."""
+    so the last bits may differ.
+
+    Supports claim decisions/groups.
+    """
     on = step_cases.on_device(rng, "cpu", name, tmp_path, torch.float32, table=TABLES[table])
     decoder, step = on.step.decoder, on.step
     long, short = (on.batches.add(rng.integers(0, 50, n).tolist()) for n in (20, 7))

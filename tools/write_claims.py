@@ -1,0 +1,83 @@
+"""Writes the table of claims in docs/verification.md again, from the docstrings of tests.
+
+A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
+`Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim. `Supports claim GROUP/NAME.` adds a test to the row of another test.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "verification.md"
+MARK = "<!-- claims, by make docs -->\n"
+GROUPS = {
+    "state": "State",
+    "decisions": "Decisions",
+    "policies": "Policies",
+    "front-ends": "Front ends",
+    "memory": "Memory order",
+    "outputs": "Outputs",
+    "fleet": "Fleet",
+    "recordings": "Recordings",
+    "testers": "Testers",
+}
+CLAIM = re.compile(r"^Claim ([\w-]+/[\w-]+)( \(simulator\))?:\s+(.*)", re.DOTALL)
+SUPPORT = re.compile(r"^Supports claims? (.*)\.$", re.DOTALL)
+
+
+def docstrings(folder: Path) -> Iterator[tuple[str, str]]:
+    """(test, docstring) of every test file and test below a folder, by path."""
+    for path in sorted(folder.rglob("test_*.py")):
+        name = path.relative_to(folder.parent).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        yield name, ast.get_docstring(tree) or ""
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        yield from ((f"{name}::{node.name}", ast.get_docstring(node) or "") for node in functions)
+
+
+def claims(folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Name -> text, tests. Raises ValueError for two claims of one name, an unknown group, and support of an unknown claim."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    support: list[tuple[str, str]] = []
+    for test, text in docstrings(folder):
+        for paragraph in (" ".join(part.split()) for part in text.split("\n\n")):
+            if claim := CLAIM.match(paragraph):
+                if claim[1] in found or claim[1].partition("/")[0] not in GROUPS:
+                    raise ValueError(f"{test}: claim {claim[1]} exists already, or its group is not one of {', '.join(GROUPS)}")
+                found[claim[1]] = (claim[3] + (" *" if claim[2] else ""), [test])
+            elif names := SUPPORT.match(paragraph):
+                support += [(name, test) for name in names[1].split(", ")]
+            elif paragraph.startswith(("Claim", "Supports")):
+                raise ValueError(f"{test}: not a claim: {paragraph!r}")
+    for name, test in support:
+        if name not in found:
+            raise ValueError(f"{test} supports the unknown claim {name}")
+        found[name][1].append(test)
+    return found
+
+
+def table(folder: Path) -> str:
+    """A Markdown table of all claims, group by group."""
+    rows = claims(folder)
+    ordered = sorted(rows, key=lambda name: (list(GROUPS).index(name.partition("/")[0]), name))
+    lines, before = ["| claim | tests |", "|---|---|"], ""
+    for name in ordered:
+        text, tests = rows[name]
+        group = GROUPS[name.partition("/")[0]]
+        lines.append(f"| {'' if group == before else f'*{group}.* '}{text} | {', '.join(f'`{test}`' for test in tests)} |")
+        before = group
+    return "\n".join(lines) + "\n"
+
+
+def written(page: str, folder: Path = ROOT / "tests") -> str:
+    """The page with a new table of claims."""
+    page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table(folder), page)
+    if found != 1:
+        raise SystemExit(f"{PAGE} must have one line {MARK!r}")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
