@@ -1,7 +1,8 @@
 """Writes the table of claims in docs/verification.md again, from the docstrings of tests.
 
 A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
-`Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim. `Supports claim GROUP/NAME.` adds a test to the row of another test.
+`Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim.
+`Supports claim GROUP/NAME.` adds a test to the row of another test.
 """
 
 import ast

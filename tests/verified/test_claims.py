@@ -1,13 +1,44 @@
-"""docs/verification.md names tests that there are, and the code points at what it says of the order of memory accesses."""
+"""docs/verification.md names existing tests, has their claims, and agrees with the code about the order of memory accesses."""
 
 import re
 from pathlib import Path
 
+import pytest
 from support.front_end.fleet_bugs import FLEET_BUGS, WORLD_BUGS
 from support.seeded_bugs import FRONT_BUGS, SCHEDULER_BUGS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_claims_of_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from write_claims import claims, written
+
+    assert len(claims(ROOT / "tests")) > 30
+    assert written(PAGE) == PAGE, "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("docstring", "problem"),
+    [
+        ("Claim state/a: It holds.\n\n    Claim state/a: It holds.", "exists already"),
+        ("Claim other/a: It holds.", "its group is not one of"),
+        ("Supports claim state/b.", "supports the unknown claim state/b"),
+        ("Claim: It holds.", "not a claim"),
+    ],
+)
+def test_wrong_claims_are_errors(docstring: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from write_claims import claims, table
+
+    file = tmp_path / "tests" / "test_it.py"
+    file.parent.mkdir()
+    file.write_text('def test_it() -> None:\n    """Text.\n\n    Claim state/a (simulator): It\n    holds.\n    """\n')
+    assert table(file.parent) == "| claim | tests |\n|---|---|\n| *State.* It holds. * | `tests/test_it.py::test_it` |\n"
+    file.write_text(f'def test_it() -> None:\n    """{docstring}"""\n')
+    with pytest.raises(ValueError, match=problem):
+        claims(file.parent)
 
 
 def test_tests_that_are_named_exist() -> None:
