@@ -1,8 +1,9 @@
-"""Writes the table of claims in docs/verification.md again, from the docstrings of tests.
+"""Writes two tables of docs/verification.md again: claims, from the docstrings of tests, and rules, from those of the oracle.
 
 A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
 `Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim.
 `Supports claim GROUP/NAME.` adds a test to the row of another test.
+A paragraph `R1. text` in the docstring of a module of the oracle is a rule.
 """
 
 import ast
@@ -12,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "verification.md"
-MARK = "<!-- claims, by make docs -->\n"
+ORACLE = ROOT / "blinkpy" / "verify" / "oracle"
 GROUPS = {
     "state": "State",
     "decisions": "Decisions",
@@ -72,11 +73,28 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(page: str, folder: Path = ROOT / "tests") -> str:
-    """The page with a new table of claims."""
-    page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table(folder), page)
-    if found != 1:
-        raise SystemExit(f"{PAGE} must have one line {MARK!r}")
+def rules(folder: Path) -> dict[str, str]:
+    """Name -> text of each rule, in order."""
+    found: dict[str, str] = {}
+    for path in folder.glob("*.py"):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+        found |= {rule[1]: rule[2] for part in paragraphs if (rule := re.match(r"(R\d+)\. (.*)", part))}
+    return {name: found[name] for name in sorted(found, key=lambda name: int(name[1:]))}
+
+
+def rule_table(folder: Path) -> str:
+    rows = "".join(f"| {name} | {text} |\n" for name, text in rules(folder).items())
+    return "| | rule |\n|---|---|\n" + re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", rows)
+
+
+def written(page: str, tests: Path = ROOT / "tests", oracle: Path = ORACLE) -> str:
+    """The page with new tables."""
+    for mark, lines in (("claims", table(tests)), ("rules", rule_table(oracle))):
+        pattern = rf"(<!-- {mark}, by make docs -->\n)(\|.*\n)*"
+        page, found = re.subn(pattern, lambda match, lines=lines: match[1] + lines, page)  # type: ignore[misc]
+        if found != 1:
+            raise SystemExit(f"{PAGE} must have one line <!-- {mark}, by make docs -->")
     return page
 
 

@@ -1,4 +1,15 @@
-"""Whether a step is held, so that tokens come at the pace that was asked for: rule R17."""
+"""Paced steps.
+
+R17. With a TPOT target for its class, a request has a pace of 31/32 of the target; without a target the pace
+is 0. After R9, the next step is held, and R10 to R16 wait for a later turn, if all of these conditions hold:
+the command is COMMAND_RUN; no request waits; some running request does not stall, and each such request lacks
+one token and has generated one; every such request would be in time. It is in time if a step that began now
+ended less than a pace after the last step, and less than n paces after its first generated token. Here n is
+its number of generated tokens. The expected duration of a step is taken from the last step in which all rows
+decoded: the time between the turns that plan and commit it. The estimate falls by at most an eighth per step
+(rounded down), and is at most the longer pace, that of best effort. Before the first such step, no step is
+held.
+"""
 
 from blinkpy.queues import words as W
 from blinkpy.verify.oracle.oracle_state import OracleState

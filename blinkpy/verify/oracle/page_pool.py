@@ -1,4 +1,8 @@
-"""The page pool and the prefix index by their rules, as plain Python objects."""
+"""The page pool and the prefix index by their rules, as plain Python objects.
+
+R14. A request releases its last page first. Indexed pages without another holder become cached. Cached pages
+are evicted in the order of their release, and no more than needed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

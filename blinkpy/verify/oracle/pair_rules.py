@@ -1,4 +1,11 @@
-"""Whose a queue pair is: rule R1."""
+"""Ownership of queue pairs.
+
+R1. A front end loses its queue pair and all its requests in four cases: its heartbeat does not change for
+longer than a lease; it announces more entries than the ring has; its completion head moves back or past the
+tail; a claim of the pair is granted. A claim of the next epoch is granted immediately if it is the first. A
+later claim is granted when the last grant is an eighth of a lease old, or 0.1 s if that is less. Words of
+another epoch are ignored.
+"""
 
 from blinkpy.queues import words as W
 from blinkpy.verify.oracle.objects import Pair, Verdict

@@ -1,4 +1,23 @@
-"""What a step leaves, and who ends: rules R4 to R7."""
+"""The results of a step, and the end of requests.
+
+R4. The pages that a step filled are indexed after the page before them, row by row. If the index already has
+an equal page there, that page replaces it. Of equal pages in one step, the first is indexed; the others, and
+the pages after them, wait for the next step. A request whose last indexed page was evicted offers no further
+pages.
+
+R5. Tokens sampled by a step get their pages while the step runs, except last tokens. Either all tokens get
+pages or, if there are too few pages, none.
+
+R6. In the order of rows, a token is appended and published. While a prompt is scored, the token must be the
+prompt's next token; otherwise the request ends with an error. A scored token does not count as generated, and
+nothing else ends the request. In other cases, a token ends its request in three cases: it is a stop id after
+min_tokens; the request reaches max_tokens or the model's context; its grammar allows no further token,
+whatever min_tokens is. It ends the request with an error if it is outside the vocabulary or illegal in the
+grammar. A stop id is legal where the output may end.
+
+R7. Then requests end whose cancel was visible when the turn began, and requests of lost queue pairs: running
+requests first, then waiting ones. Last completions are published in order, while the ring has space.
+"""
 
 from typing import Any
 

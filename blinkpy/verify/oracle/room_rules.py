@@ -1,5 +1,23 @@
-"""Room in rings and pages for those who run, and who is preempted for want of it: rules R9, R10, and what R19 and R20 leave
-to best effort."""
+"""Ring entries and pages of running requests, and preemption.
+
+R9. A running request stalls if the earlier requests of its pair in `running` take all free entries of the
+completion ring. A request that does not stall has reserved its entry for this turn, even if it is preempted.
+R12 and R16 count the remaining entries.
+
+R10. A decoding request gets the page that it lacks. While there are too few pages, a running request is
+preempted: the latest of the stalled requests or, if no request stalls, the request with the greatest (rank,
+arrival).
+
+R19. The chunks of best-effort requests that lack more than one token have at most `best_effort_step_tokens`
+tokens in a step, minus one for each row of one token. Within this limit and the budget, R15 applies.
+
+R20. Running best-effort requests together hold at most `best_effort_pages` pages, unless this is the whole
+pool or there is only one such request. A page with several holders counts for each. In R5, no request gets a
+page if best effort would exceed the limit. In R10, while best effort would exceed it, a best-effort request
+is preempted, before any preemption for lack of pages, and chosen as in R10. In R12, a waiting best-effort
+request also needs, in addition to the pages of its tokens, one for each running best-effort request, at most
+an eighth of the limit. While that is too much, stalled best-effort requests are preempted, the latest first.
+"""
 
 from blinkpy.verify.oracle.objects import Request
 from blinkpy.verify.oracle.oracle_state import OracleState

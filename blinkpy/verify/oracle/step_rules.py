@@ -1,4 +1,31 @@
-"""The next step: its budget, rows and groups of layers, and whether it interrupts another one: rules R11, R15, R21, R22."""
+"""The next step: budget, rows, groups of layers, and interruptions.
+
+R11. The budget. While best-effort prompts yield (R16, R23), it is `sensitive_step_tokens` plus one for each
+row of one token, at most the largest batch. Otherwise, while a request decodes and prompts lack at most
+burst_tokens, it is mixed_tokens. If they lack more, and more than mixed_tokens each on average, it is
+burst_step_tokens. In all other cases it is the largest batch.
+
+R15. The batch has a row for each request that lacks one token, in the order of `running`; then chunks of the
+others in that order, while the budget lasts. If best-effort prompts have no part in it, chunks of
+latency-sensitive requests are ordered by (rank, arrival). In such a step, special rules hold for a chunk that
+does not end its prompt and follows another chunk. It fills the step to at most half of
+`sensitive_step_tokens`, not counting rows of one token, and no chunk follows it. The bucket is the smallest
+that fits the batch.
+
+R21. A step is cut into groups of layers under these conditions: no step is suspended; it has a chunk of a
+best-effort prompt; it has more than `cut_tokens` tokens, and more than one group. The number of groups is
+`step_groups` for the largest bucket, and proportional to the bucket's tokens for smaller buckets, rounded up.
+The step's requests are in flight until its last group has run. A turn follows each group. After a group that
+is not the last, the step has no result yet, and the turn applies R1, R2, R3 and R22. If the step continues,
+the turn ends there.
+
+R22. After R5, such a turn suspends the step, and a turn after an interrupting step plans another one, if all
+of these conditions hold: the command is not COMMAND_STOP; fewer than `suspend_steps` steps have interrupted
+the step; a latency-sensitive prompt can continue. It can in two cases. A latency-sensitive request that is
+not in flight runs, lacks more than one token and does not stall. Or a request can enter (R16, with the
+entries of completion rings as R12 left them), and a row is free. Its pages must then be available without
+hits, plus one for each running request, at most an eighth of the pool.
+"""
 
 import math
 

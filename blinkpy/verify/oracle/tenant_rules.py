@@ -1,4 +1,15 @@
-"""What tenants are charged and served: rule R18."""
+"""Service of tenants.
+
+R18. A tenant has a count for each class. An accepted request's service is the greater of this count and a
+floor. The floor is the lowest service among waiting requests of its class, including unranked ones; if none
+waits, it is the greatest service of any request that ever ran. The count becomes this service plus the
+charge. The charge is the prompt plus twice the expected output, at most max_tokens, in thousandths of a
+token, divided by the weight in hundredths, rounded down. The expected output is 256 for a new tenant; after
+each output it moves by a quarter of the difference (rounded down). When a request ends, its real service
+replaces its charge, but the count is never below 0. A request that never ran has no service and does not
+change the expectation. There are as many counts as slots. A new tenant takes an unused count or, if all are
+used, the first of the lowest counts; a request that ends then no longer finds its tenant's count.
+"""
 
 from blinkpy.verify.oracle.objects import Account, Request
 from blinkpy.verify.oracle.oracle_state import OracleState
