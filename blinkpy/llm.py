@@ -27,9 +27,7 @@ from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields import tool_fields
-from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS
+from blinkpy.dpu.http.fields.chat_fields import chat_request
 from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.link.connectors import connect
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
@@ -245,20 +243,14 @@ class LLM:
         one = isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence)  # what is no list is told as such
         several: Any = [messages] if one or (messages and isinstance(messages[0], Mapping)) else messages
         try:
-            flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-            for name, flag in flags.items():
-                if flag is not None:
-                    CHAT_FIELDS[name].check(name, flag)
-            fields: dict[str, Any] = {
-                "tools": tool_fields.tools("tools", [] if tools is None else _as_dicts(tools)),
-                "tool_choice": tool_fields.tool_choice("tool_choice", tool_choice),
-                "template_values": tool_fields.template_values(
-                    "chat_template_kwargs", {} if chat_template_kwargs is None else _as_dict(chat_template_kwargs)
-                ),
-                **flags,
+            fields = {
+                "tools": _as_dicts(tools),
+                "tool_choice": _as_dict(tool_choice),
+                "chat_template_kwargs": _as_dict(chat_template_kwargs),
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
             }
-            tool_fields.check_choice(fields["tool_choice"], fields["tools"])
-            requests = [Request(self._default, messages=_checked(conversation), **fields) for conversation in several]
+            requests = [chat_request({"messages": _as_dicts(one), **fields}, self._default) for one in several]
             prompts = [self._dialect.prompt(request, self.tokenizer.specials) for request in requests]
             takes_grammars = self._pair.facts.grammar_share > 0
             fields_of = [r.grammar if r.grammar is not None and (r.grammar.needed or takes_grammars) else None for r in requests]
@@ -395,11 +387,6 @@ class LLM:
 def _end_engine(child: Child, segment: str) -> None:
     child.end(ENGINE_STOP_S)
     unlink_stale(segment)  # in case the engine was killed
-
-
-def _checked(conversation: Conversation) -> list[dict[str, Any]]:
-    """Messages as the server checks them. Raises ApiError."""
-    return list(CHAT_FIELDS["messages"].check("messages", _as_dicts(conversation)))
 
 
 def _bounded(token: int) -> int:

@@ -1,26 +1,32 @@
 """Writes the tables in docs/api.md again, from those of blinkpy.dpu.http: endpoints, fields, and fields without support."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
-from blinkpy.dpu.http.fields.field import Field
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, CHAT_ONLY_FIELDS, COMMON_FIELDS, COMPLETION_ONLY_FIELDS
-from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
-from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from blinkpy.dpu.http.fields.chat_fields import ChatBody
+from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
+from blinkpy.dpu.http.fields.request_body import Row, rows
+from blinkpy.dpu.http.fields.response_fields import ResponseBody
+from blinkpy.dpu.http.fields.shared_fields import Completing
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-OWN = {name: row for name, row in RESPONSE_FIELDS.items() if COMMON_FIELDS.get(name) is not row}  # of /v1/responses alone
-TABLES: dict[str, Mapping[str, Field]] = {
-    "common": COMMON_FIELDS,
-    "chat": CHAT_ONLY_FIELDS,
-    "completions": COMPLETION_ONLY_FIELDS,
-    "responses": OWN,
-    "tokenize": TOKENIZE_FIELDS,
-    "detokenize": DETOKENIZE_FIELDS,
+COMMON, CHAT = rows(Completing), rows(ChatBody)
+
+
+def own(kind: type) -> dict[str, Row]:
+    """The fields of an endpoint that differ from the common ones."""
+    return {name: row for name, row in rows(kind).items() if COMMON.get(name) != row}
+
+
+GENERATING = {"all": COMMON, "chat": own(ChatBody), "completions": own(CompletionBody), "responses": own(ResponseBody)}
+TABLES = {
+    "common": COMMON,
+    **{name: table for name, table in GENERATING.items() if name != "all"},
+    "tokenize": rows(TokenizeBody),
+    "detokenize": rows(DetokenizeBody),
 }
-GENERATING = {"all": COMMON_FIELDS, "chat": CHAT_ONLY_FIELDS, "completions": COMPLETION_ONLY_FIELDS, "responses": OWN}
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -35,7 +41,7 @@ def field_table(name: str) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for field, row in TABLES[name].items():
         if row.supported:
-            known = name in ("tokenize", "detokenize") and row in CHAT_FIELDS.values()
+            known = name in ("tokenize", "detokenize") and CHAT.get(field) == row
             rows.setdefault(("as in chats", "") if known else (row.values, row.default), []).append(f"`{field}`")
     return table(("field", "values", "default"), [(", ".join(fields), *row) for row, fields in rows.items()])
 

@@ -2,7 +2,7 @@
 
 From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
 (blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below with the
-defaults of a model, the HTTP fields and their page docs/api.md (blinkpy.dpu.http.fields.request_fields), the fields of
+defaults of a model, the HTTP fields and their page docs/api.md (blinkpy.dpu.http.fields.shared_fields), the fields of
 blinkpy.SamplingParams, and the values that the simulator submits.
 A new scalar is a row here, and the code of the samplers that applies it.
 """

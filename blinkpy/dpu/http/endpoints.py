@@ -1,29 +1,27 @@
 """All endpoints, in one table: for the application's routes, /openapi.json, the page /docs, and docs/api.md."""
 
 import html
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
 
-from blinkpy.dpu.http.fields.field import Field
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
-from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS
-from blinkpy.dpu.http.fields.token_fields import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from blinkpy.dpu.http.fields.chat_fields import ChatBody
+from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
+from blinkpy.dpu.http.fields.request_body import Body, rows, schemas
+from blinkpy.dpu.http.fields.response_fields import ResponseBody
 from blinkpy.version import __version__
 
 
 class Endpoint(NamedTuple):
-    """One path. fields: of the body of a POST; needed: those that it must have. posted: of a GET, whether a POST is answered so,
+    """One path. body: of a POST. posted: of a GET, whether a POST is answered so,
     too, whatever its body."""
 
     method: str
     path: str
     answer: str
     open: bool = False  # to clients without the key
-    fields: Mapping[str, Field] | None = None
-    needed: tuple[str, ...] = ()
+    body: type[Body] | None = None
     posted: bool = False
 
     @property
@@ -33,19 +31,18 @@ class Endpoint(NamedTuple):
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", "whole, or streamed as server-sent events", False, CHAT_FIELDS, ("messages",)),
-    Endpoint("POST", "/v1/completions", "whole, or streamed", False, COMPLETION_FIELDS, ("prompt",)),
-    Endpoint("POST", "/v1/responses", "whole, or streamed as named events", False, RESPONSE_FIELDS, ("input",)),
+    Endpoint("POST", "/v1/chat/completions", "whole, or streamed as server-sent events", False, ChatBody),
+    Endpoint("POST", "/v1/completions", "whole, or streamed", False, CompletionBody),
+    Endpoint("POST", "/v1/responses", "whole, or streamed as named events", False, ResponseBody),
     Endpoint(
         "POST",
         "/v1/responses/input_tokens",
-        '`{"object": "response.input_tokens", "input_tokens": N}`, also where that is beyond the context',
+        '`{"object": "response.input_tokens", "input_tokens": N}`, even if N exceeds the context',
         False,
-        RESPONSE_FIELDS,
-        ("input",),
+        ResponseBody,
     ),
-    Endpoint("POST", "/tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt", False, TOKENIZE_FIELDS),
-    Endpoint("POST", "/detokenize", "`prompt`: the text of `tokens`", False, DETOKENIZE_FIELDS, ("tokens",)),
+    Endpoint("POST", "/tokenize", "`count`, `max_model_len`, `tokens` and `token_strs` of a prompt", False, TokenizeBody),
+    Endpoint("POST", "/detokenize", "`prompt`: the text of `tokens`", False, DetokenizeBody),
     Endpoint("GET", "/v1/models", "the model, with `max_model_len`"),
     Endpoint("GET", "/v1/models/NAME", "the same"),
     Endpoint("GET", "/version", '`{"version": ...}`'),
@@ -86,35 +83,27 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     if "NAME" in endpoint.path:
         described["parameters"] = [{"name": "NAME", "in": "path", "required": True, "schema": {"type": "string"}}]
-    if endpoint.fields is not None:
-        schema = {
-            "type": "object",
-            "properties": {name: nullable(row.schema) for name, row in endpoint.fields.items()},
-            "required": list(endpoint.needed),
-            "additionalProperties": False,
-        }
+    if endpoint.body is not None:
+        schema = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return described
-
-
-def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a field that may be null, which counts as absent."""
-    described = {"description": schema["description"]}
-    values = {key: value for key, value in schema.items() if key != "description"}
-    return {**described, "anyOf": [values, {"type": "null"}]} if values else described
 
 
 @cache
 def openapi(root: str = "") -> bytes:
     """The OpenAPI document. root: the path below which a proxy shows the server."""
     document: dict[str, Any] = {"servers": [{"url": root}]} if root else {}
+    bodies = dict.fromkeys(one.body for one in ENDPOINTS if one.body is not None)
     document |= {
         "openapi": "3.1.0",
         "info": {"title": "blinkpy", "version": __version__, "description": "OpenAI's protocol. A field that is null is absent."},
         "paths": {
             one.path.replace("NAME", "{NAME}"): {name.lower(): _operation(one) for name in one.methods} for one in ENDPOINTS
         },
-        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": {"Error": _ERROR, **schemas(bodies)},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
     return orjson.dumps(document)
 
@@ -134,9 +123,9 @@ def page() -> bytes:
     parts = [f"<h1>blinkpy {__version__}</h1><p>Machines read <a href='openapi.json'>openapi.json</a>.</p>"]
     parts.append(_rows(*((", ".join(one.methods), one.path, "no key" if one.open else "", one.answer) for one in ENDPOINTS)))
     for one in ENDPOINTS:
-        if one.fields is not None:
+        if one.body is not None:
             for supported, title in ((True, "fields"), (False, "fields without support, and values that ask for nothing")):
-                rows = [(name, row.values, row.default) for name, row in one.fields.items() if row.supported == supported]
-                parts.append(f"<details><summary>{one.path}: {title}</summary>{_rows(*rows)}</details>" if rows else "")
+                lines = [(name, row.values, row.default) for name, row in rows(one.body).items() if row.supported == supported]
+                parts.append(f"<details><summary>{one.path}: {title}</summary>{_rows(*lines)}</details>" if lines else "")
     head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>blinkpy</title><style>{_STYLE}</style></head>"
     return f"{head}<body>{''.join(parts)}</body></html>".encode()

@@ -23,7 +23,7 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.answer_sinks import Collector
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_body import token_limit
+from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader

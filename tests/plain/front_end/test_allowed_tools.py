@@ -17,8 +17,8 @@ from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.chat_dialect import ChatDialect
-from blinkpy.dpu.http.fields import tool_fields
 from blinkpy.dpu.http.fields.http_request import Request
+from blinkpy.dpu.http.fields.tool_fields import MAX_TOOLS, read_choice, read_tools
 from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 
 FLAT: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
-MANY: Any = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(tool_fields.MAX_TOOLS)]
+MANY: Any = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS)]
 MODES = ("auto", "required")
 
 
@@ -56,9 +56,9 @@ def test_its_forms() -> None:
     assert get_args(get_type_hints(ChatCompletionAllowedToolsParam)["mode"]) == MODES
     for mode in MODES:
         for given, is_flat in ((allowed("a", "b", "a", mode=mode), False), (flat("a", "b", "a", mode=mode), True)):
-            assert tool_fields.tool_choice("tool_choice", given, is_flat) == (mode, None, ("a", "b")), "twice the same is once"
+            assert read_choice(given, is_flat) == (mode, None, ("a", "b")), "twice the same is once"
     nulls: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**TOOLS[0], "function": {"name": "a"}}]}}
-    assert tool_fields.tool_choice("tool_choice", nulls | {"name": None}).allowed == ("a",)
+    assert read_choice(nulls | {"name": None}).allowed == ("a",)
 
 
 F = {"type": "function", "function": {"name": "get_time"}}
@@ -109,10 +109,10 @@ def test_tools_that_are_not_there(hermes: Served) -> None:
             param, message = hermes.refused(tools=tools, tool_choice=allowed("get_time", "get_water", mode=mode))
             assert param == "tool_choice"
             assert ("get_water" in message) == bool(tools), message
-    assert hermes.refused(tools=TOOLS, tool_choice={"type": "allowed_tools"})[0] == "tool_choice.allowed_tools.mode"
+    assert hermes.refused(tools=TOOLS, tool_choice={"type": "allowed_tools"})[0] == "tool_choice.allowed_tools"
     assert hermes.refused(tools=TOOLS, tool_choice=flat("get_time"))[0] == "tool_choice.mode"
     with pytest.raises(ApiError):
-        tool_fields.tool_choice("tool_choice", allowed("a"), flat=True)
+        read_choice(allowed("a"), flat=True)
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def _grammar_of(specials: SpecialTokens, template: str, given: Any, tools: Any =
     request = Request(
         RequestParameters(),
         messages=ASK,
-        tools=tool_fields.tools("tools", tools),
-        tool_choice=None if given is None else tool_fields.tool_choice("tool_choice", given),
+        tools=read_tools(tools),
+        tool_choice=None if given is None else read_choice(given),
     )
     dialect.prompt(request, specials)
     return (None, False) if request.grammar is None else (automaton_of_grammar(request.grammar.grammar), request.grammar.needed)

@@ -13,16 +13,21 @@ from hypothesis import strategies as st
 from openai.types.shared import ReasoningEffort
 from support.front_end.json_schema import valid
 
+from blinkpy.dpu.admission.service_tiers import KEYS_TIER, TIERS
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.endpoints import ENDPOINTS, nullable, openapi, page
-from blinkpy.dpu.http.fields.request_body import parse
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
-from blinkpy.dpu.http.fields.response_fields import RESPONSE_FIELDS, parse_response
+from blinkpy.dpu.http.endpoints import ENDPOINTS, openapi, page
+from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
+from blinkpy.dpu.http.fields.completion_fields import CompletionBody, parse_completion
+from blinkpy.dpu.http.fields.request_body import rows
+from blinkpy.dpu.http.fields.response_fields import ENCRYPTED, LOGPROBS, ResponseBody, parse_response
 from blinkpy.dpu.http.fields.tool_fields import EFFORTS
 from blinkpy.queues.request_parameters import RequestParameters
 
 DEFAULTS = RequestParameters()
-TABLES = {"chat": CHAT_FIELDS, "completions": COMPLETION_FIELDS, "responses": RESPONSE_FIELDS}
+BODIES = {"chat": ChatBody, "completions": CompletionBody, "responses": ResponseBody}
+TABLES = {endpoint: rows(body) for endpoint, body in BODIES.items()}
+PARSERS = {"chat": parse_chat, "completions": parse_completion, "responses": parse_response}
+SCHEMAS = orjson.loads(openapi())["components"]["schemas"]
 LEAST = {"chat": {"messages": [{"role": "user", "content": "x"}]}, "completions": {"prompt": "x"}, "responses": {"input": "x"}}
 
 # Of vLLM's requests (0.33), beside those of OpenAI's.
@@ -106,8 +111,12 @@ HARMLESS_RESPONSES = {
 
 
 def accept(endpoint: str, **fields: object):
-    body = json.dumps(LEAST[endpoint] | fields).encode()
-    return parse_response(body, DEFAULTS) if endpoint == "responses" else parse(body, TABLES[endpoint], DEFAULTS)
+    return PARSERS[endpoint](json.dumps(LEAST[endpoint] | fields).encode(), DEFAULTS)
+
+
+def described(endpoint: str, name: str, value: object) -> bool:
+    """Whether the schema of a field has a value."""
+    return valid(value, SCHEMAS[BODIES[endpoint].__name__]["properties"][name], SCHEMAS)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +137,13 @@ def test_the_efforts_are_those_of_the_client() -> None:
     literal, none = get_args(ReasoningEffort)
     assert get_args(literal) == EFFORTS
     assert none is type(None)
+
+
+def test_words_of_fields_are_those_of_their_tables() -> None:
+    for endpoint in TABLES:
+        for tier in (*KEYS_TIER, *TIERS, "other"):
+            assert described(endpoint, "service_tier", tier) == (tier != "other")
+    assert described("responses", "include", [LOGPROBS, ENCRYPTED])
 
 
 @pytest.mark.parametrize("endpoint", TABLES)
@@ -207,6 +223,12 @@ def test_other_values_of_fields_without_support_are_refused_with_a_reason(endpoi
 # The check has more rules than the schema.
 LOOSE = {"stream_options", "text", "messages", "input", "prompt", "metadata", "tools", "tool_choice", "reasoning_effort"}
 LOOSE |= {"response_format", "structured_outputs", "guided_json", "chat_template_kwargs"}
+# Beside what a field has an effect alone.
+BESIDE: dict[tuple[str, str], dict[str, object]] = {
+    ("chat", "top_logprobs"): {"logprobs": True},
+    ("responses", "top_logprobs"): {"include": [LOGPROBS]},
+    ("completions", "max_tokens"): {"echo": True},
+}
 EDGES = (-(2**63) - 1, -(2**31) - 1, -2.01, -2, -1, 0, 0.0, 1e-9, 0.5, 1, 1.0, 2, 20, 21, 100, 100.5, 2**31, 2**63)
 NUMBERS = st.sampled_from(EDGES)
 STRINGS = st.sampled_from(["", "x", "auto", "none", "x" * 1025, "é", "text"]) | st.text(max_size=3)
@@ -223,17 +245,16 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_checks_take_what_the_schemas_take(value) -> None:
     for endpoint, table in TABLES.items():
-        for name, row in table.items():
+        for name in table:
             try:
-                if value is not None:
-                    row.check(name, value)
+                accept(endpoint, **BESIDE.get((endpoint, name), {}), **{name: value})
                 accepted = True
             except ApiError:
                 accepted = False
-            described = valid(value, nullable(row.schema))
-            assert described or not accepted, f"{endpoint}: the check of {name} takes {value!r}, its schema does not"
+            shown = described(endpoint, name, value)
+            assert shown or not accepted, f"{endpoint}: the check of {name} takes {value!r}, its schema does not"
             exact = name not in LOOSE and not _float_for_integer(value) and "\\x00" not in repr(value)
-            assert accepted or not described or not exact, f"{endpoint}: the schema of {name} takes {value!r}, its check does not"
+            assert accepted or not shown or not exact, f"{endpoint}: the schema of {name} takes {value!r}, its check does not"
 
 
 _CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -265,12 +286,12 @@ def test_the_schemas_take_what_clients_send() -> None:
     harmless: dict[str, dict[str, Any]] = {
         "chat": HARMLESS | HARMLESS_CHAT, "completions": HARMLESS | HARMLESS_COMPLETIONS, "responses": HARMLESS_RESPONSES
     }  # fmt: skip
-    for endpoint, table in TABLES.items():
+    for endpoint in TABLES:
         sent = SENT_BACK.get(endpoint, {})
         accept(endpoint, **sent)
         values = [*sent.items(), *((name, value) for name, several in harmless[endpoint].items() for value in several)]
         for name, value in values:
-            assert valid(value, nullable(table[name].schema)), (endpoint, name, value)
+            assert described(endpoint, name, value), (endpoint, name, value)
 
 
 def _float_for_integer(value: object) -> bool:
@@ -283,20 +304,19 @@ def test_the_openapi_document_has_every_endpoint_and_field() -> None:
     assert document["openapi"].startswith("3.1")
     assert {path.replace("{NAME}", "NAME") for path in document["paths"]} == {one.path for one in ENDPOINTS}
     for one in ENDPOINTS:
-        described = document["paths"][one.path.replace("NAME", "{NAME}")]
-        operation = described[one.method.lower()]
-        assert {*described} == {name.lower() for name in one.methods}
+        path = document["paths"][one.path.replace("NAME", "{NAME}")]
+        operation = path[one.method.lower()]
+        assert {*path} == {name.lower() for name in one.methods}
         assert (operation["security"] == []) == one.open
-        if one.fields is not None:
-            schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            assert set(schema["properties"]) == set(one.fields)
-            assert set(schema["required"]) <= set(one.fields)
+        if one.body is not None:
+            reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            assert set(SCHEMAS[reference.rpartition("/")[2]]["properties"]) == set(rows(one.body))
     for endpoint, path in (("chat", "/v1/chat/completions"), ("completions", "/v1/completions"), ("responses", "/v1/responses")):
         schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert valid(LEAST[endpoint] | {"temperature": 0.5, "stop": ["a"], "user": None}, schema)
-        assert not valid(LEAST[endpoint] | {"temperature": "hot"}, schema)
-        assert not valid(LEAST[endpoint] | {"unheard_of": 1}, schema)
-        assert not valid({}, schema)
+        assert valid(LEAST[endpoint] | {"temperature": 0.5, "stop": ["a"], "user": None}, schema, SCHEMAS)
+        assert not valid(LEAST[endpoint] | {"temperature": "hot"}, schema, SCHEMAS)
+        assert not valid(LEAST[endpoint] | {"unheard_of": 1}, schema, SCHEMAS)
+        assert not valid({}, schema, SCHEMAS)
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -304,7 +324,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "http://" not in text
     assert "https://" not in text
     assert "<script" not in text
-    for name in CHAT_FIELDS:
+    for name in TABLES["chat"]:
         assert f"<td>{name}</td>" in text
 
 
@@ -358,8 +378,7 @@ def test_an_unknown_field_is_refused_wherever_it_stands(endpoint: str) -> None:
     """In each object of a request, however deep; but for objects of the client's own."""
 
     def read(body: dict[str, Any]) -> None:
-        data = orjson.dumps(body)
-        parse_response(data, DEFAULTS) if endpoint == "responses" else parse(data, TABLES[endpoint], DEFAULTS)
+        PARSERS[endpoint](orjson.dumps(body), DEFAULTS)
 
     body = orjson.loads(orjson.dumps(_PLACES[endpoint]))
     read(body)

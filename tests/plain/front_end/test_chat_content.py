@@ -7,9 +7,8 @@ from support.front_end.tiny_tokenizer import write_model
 from blinkpy.config import ModelOptions
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.chat_fields import parse_chat
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_body import parse
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS
 from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -32,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def prompt(source: str, tokenizer: Tokenizer, messages: list[dict], **fields: object) -> str:
     dialect = ChatDialect(ChatTemplate(source, {}, 10_000), ModelOptions(), "")
-    request = parse(orjson.dumps({"messages": messages, **fields}), CHAT_FIELDS, RequestParameters())
+    request = parse_chat(orjson.dumps({"messages": messages, **fields}), RequestParameters())
     return tokenizer.specials.unmark(dialect.prompt(request, tokenizer.specials)[0])
 
 
@@ -56,7 +55,7 @@ def test_refusals_are_texts_of_an_assistant(tokenizer: Tokenizer) -> None:
 
 
 def _chat(messages: list[dict]) -> Request:
-    return parse(orjson.dumps({"messages": messages}), CHAT_FIELDS, RequestParameters())
+    return parse_chat(orjson.dumps({"messages": messages}), RequestParameters())
 
 
 def _response(messages: list[dict]) -> Request:
@@ -70,7 +69,7 @@ def prompt_of(messages: list[dict] | None, tokenizer: Tokenizer) -> str:
 
 def test_special_tokens_of_parts_are_text(tokenizer: Tokenizer) -> None:
     dialect = ChatDialect(ChatTemplate(READING, {}, 10_000), ModelOptions(), "")
-    request = parse(orjson.dumps({"messages": [{"role": "user", "content": PARTS}]}), CHAT_FIELDS, RequestParameters())
+    request = parse_chat(orjson.dumps({"messages": [{"role": "user", "content": PARTS}]}), RequestParameters())
     text, _ = dialect.prompt(request, tokenizer.specials)
     special = tokenizer.encode("<|start|>", False, parse_special=True)
     assert len(special) == 1 and special[0] not in tokenizer.encode(text, False, parse_special=True)

@@ -18,9 +18,11 @@ from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
+from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
+from blinkpy.dpu.http.fields.completion_fields import parse_completion
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_body import parse, token_limit
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
+from blinkpy.dpu.http.fields.request_body import rows
+from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.queues.request_parameters import RequestParameters
@@ -38,16 +40,16 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def chat(**fields: object) -> Request:
-    return parse(json.dumps({"messages": HELLO, **fields}).encode(), CHAT_FIELDS, DEFAULTS)
+    return parse_chat(json.dumps({"messages": HELLO, **fields}).encode(), DEFAULTS)
 
 
 def completion(**fields: object) -> Request:
-    return parse(json.dumps({"prompt": "Hello", **fields}).encode(), COMPLETION_FIELDS, DEFAULTS)
+    return parse_completion(json.dumps({"prompt": "Hello", **fields}).encode(), DEFAULTS)
 
 
-def refused(body: bytes, fields=CHAT_FIELDS) -> ApiError:
+def refused(body: bytes, parse=parse_chat) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse(body, fields, DEFAULTS)
+        parse(body, DEFAULTS)
     assert caught.value.status == 400
     error = orjson.loads(caught.value.body())["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -123,7 +125,7 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
 
 
 def test_last_of_two_equal_keys_counts() -> None:
-    assert parse(b'{"prompt": "a", "prompt": "b"}', COMPLETION_FIELDS, DEFAULTS).prompts == ["b"]
+    assert parse_completion(b'{"prompt": "a", "prompt": "b"}', DEFAULTS).prompts == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ CHAT_VALUES = {
     "max_completion_tokens": [0],
     "logprobs": [3],
     "top_logprobs": [3, 1],  # without logprobs
-    "tools": [5, {}, [TOOL] * 129, [DEEP_TOOL], [LARGE_TOOL], [{**TOOL, "more": "\0"}]],
+    "tools": [5, {}, [TOOL] * 129, [DEEP_TOOL], [LARGE_TOOL]],
     "tool_choice": [5, "any", "required", {"type": "function", "function": {"name": "f"}}],  # without tools
     "parallel_tool_calls": [1],
     "chat_template_kwargs": [5, {"a": "x" * 20_000}],
@@ -200,17 +202,17 @@ COMPLETION_VALUES = {
 
 
 @pytest.mark.parametrize(
-    ("least", "fields", "values"),
+    ("least", "parse", "values"),
     [
-        ({"messages": HELLO}, CHAT_FIELDS, COMMON_VALUES | CHAT_VALUES),
-        ({"prompt": "x"}, COMPLETION_FIELDS, COMMON_VALUES | COMPLETION_VALUES),
+        ({"messages": HELLO}, parse_chat, COMMON_VALUES | CHAT_VALUES),
+        ({"prompt": "x"}, parse_completion, COMMON_VALUES | COMPLETION_VALUES),
     ],
     ids=["chat", "completion"],
 )
-def test_values_that_are_refused(least, fields, values) -> None:
+def test_values_that_are_refused(least, parse, values) -> None:
     for name, wrong in values.items():
         for value in wrong:
-            assert refused(json.dumps(least | {name: value}).encode(), fields).param == name, (name, value)
+            assert refused(json.dumps(least | {name: value}).encode(), parse).param == name, (name, value)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,9 @@ def test_messages_that_are_refused(place, messages) -> None:
         (".function.name", {"type": "function", "function": {"name": "x" * 65}}),
         (".function.strict", {"type": "function", "function": {"name": "g", "strict": "yes"}}),
         (".function.description", {"type": "function", "function": {"name": "g", "description": 5}}),
+        (".function.description", {"type": "function", "function": {"name": "g", "description": "a\0"}}),
+        (".function.parameters.title", {"type": "function", "function": {"name": "g", "parameters": {"title": "a\0"}}}),
+        (".more", {**TOOL, "more": 1}),
         (".function.parameters", {"type": "function", "function": {"name": "g", "parameters": []}}),
         (".function.more", {"type": "function", "function": {"name": "g", "more": 1}}),
         (".function.name", TOOL),
@@ -319,7 +324,7 @@ def test_tools_and_calls() -> None:
 )
 def test_what_an_integer_may_be_is_told(written: str, rule: str) -> None:
     """Its range, for any number that is beyond it, however large."""
-    assert refused(b'{"prompt": "x", "min_tokens": %b}' % written.encode(), COMPLETION_FIELDS).message == (
+    assert refused(b'{"prompt": "x", "min_tokens": %b}' % written.encode(), parse_completion).message == (
         f"'min_tokens' must be {rule}."
     )
 
@@ -333,22 +338,23 @@ def test_what_an_integer_may_be_is_told(written: str, rule: str) -> None:
 )  # fmt: skip
 def test_huge_integers_are_told_their_range(name: str, low: int, high: int) -> None:
     for value in (2**63, 2**64, 10**40, -(2**63) - 1, -(2**64)):
-        error = refused(json.dumps({"prompt": "x", name: value}).encode(), COMPLETION_FIELDS)
+        error = refused(json.dumps({"prompt": "x", name: value}).encode(), parse_completion)
         assert (error.param, error.code) == (name, "invalid_value") and f"must be {low} to {high}, not " in error.message
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
 def test_what_is_no_token_id_is_shown(name: str) -> None:
     for value, shown in ((2**31, "2147483648"), (2**64, "1.8446744073709552e+19"), (-1, "-1"), (1.0, "1.0"), ("a", "a string")):
-        error = refused(json.dumps({"prompt": "x", name: [1, value]}).encode(), COMPLETION_FIELDS)
-        assert error.param == name and error.message.endswith(f"token ids, 0 to 2147483647, without {shown}.")
-    error = refused(json.dumps({"prompt": [1, 2**64]}).encode(), COMPLETION_FIELDS)
-    assert error.param == "prompt" and error.message.endswith("not an array with 1.8446744073709552e+19.")
+        error = refused(json.dumps({"prompt": "x", name: [1, value]}).encode(), parse_completion)
+        rule = "an integer" if shown in ("1.0", "a string") else "0 to 2147483647"
+        assert (error.param, error.message) == (name, f"'{name}[1]' must be {rule}, not {shown}.")
+    error = refused(json.dumps({"prompt": [1, 2**64]}).encode(), parse_completion)
+    assert error.param == "prompt" and error.message.endswith("not 1.8446744073709552e+19.")
 
 
 def test_missing_parameters() -> None:
     assert refused(b"{}").code == "missing_required_parameter"
-    assert refused(b"{}", COMPLETION_FIELDS).param == "prompt"
+    assert refused(b"{}", parse_completion).param == "prompt"
 
 
 JSON_VALUES = st.recursive(
@@ -359,11 +365,11 @@ JSON_VALUES = st.recursive(
 
 
 @RELAXED
-@given(st.dictionaries(st.sampled_from([*CHAT_FIELDS, "prompt", "other"]), JSON_VALUES, max_size=6))
+@given(st.dictionaries(st.sampled_from([*rows(ChatBody), "prompt", "other"]), JSON_VALUES, max_size=6))
 def test_any_values_parse_or_are_refused_in_words(fields) -> None:
     body = json.dumps({"messages": HELLO, **fields}).encode()
     try:
-        request = parse(body, CHAT_FIELDS, DEFAULTS)
+        request = parse_chat(body, DEFAULTS)
     except ApiError:
         refused(body)
     else:  # what is accepted fits into a submission entry

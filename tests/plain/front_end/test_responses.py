@@ -186,7 +186,7 @@ def test_errors_in_and_before_a_stream(server, engine) -> None:
         ({"input": [{"type": "function_call_output", "output": "o"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": 5}]}, "input[0].output"),
         ({"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[0].name"),
-        ({"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content"),
+        ({"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),

@@ -1,6 +1,7 @@
 """A validator for the part of JSON Schema that /openapi.json uses, straight from the specification's words."""
 
 import re
+from functools import partial
 from typing import Any
 
 KINDS = {
@@ -15,7 +16,7 @@ KINDS = {
 KNOWN = {
     *("type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "pattern"),
     *("items", "minItems", "maxItems", "properties", "required", "additionalProperties", "description"),
-    *("propertyNames", "maxProperties"),
+    *("propertyNames", "maxProperties", "$ref", "title", "default", "discriminator"),
 }
 
 
@@ -24,11 +25,18 @@ def same(one: Any, other: Any) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
-def valid(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value is one of a schema's."""
+def valid(value: Any, schema: dict[str, Any], components: dict[str, Any] | None = None) -> bool:
+    """Whether a value is one of a schema's. components: the schemas that references name."""
+    return _valid(components or {}, value, schema)
+
+
+def _valid(components: dict[str, Any], value: Any, schema: dict[str, Any]) -> bool:
+    valid = partial(_valid, components)
     assert set(schema) <= KNOWN, set(schema) - KNOWN
     kinds = schema.get("type", [])
     rules = [any(KINDS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)) if kinds else True]
+    if "$ref" in schema:
+        rules.append(valid(value, components[schema["$ref"].removeprefix("#/components/schemas/")]))
     if "enum" in schema:
         rules.append(any(same(value, one) for one in schema["enum"]))
     if "anyOf" in schema:
@@ -38,7 +46,7 @@ def valid(value: Any, schema: dict[str, Any]) -> bool:
         rules.append("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
     if isinstance(value, str):
         rules.append(schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)))
-        pattern = re.sub(r"\$$", r"\\Z", schema.get("pattern", ""))  # ECMA-262's $ is the very end
+        pattern = re.sub(r"\$(?=$|\(\?!)", r"\\Z", schema.get("pattern", ""))  # ECMA-262's $ is the very end
         rules.append(re.search(pattern, value) is not None)
     if isinstance(value, list):
         rules.append(schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)))

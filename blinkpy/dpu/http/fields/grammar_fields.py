@@ -1,25 +1,33 @@
-"""The fields of a request that say what its output may be: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
-`guided_*`. Each gives a grammar (blinkpy.dpu.grammar.compile_grammar); it is compiled, and so checked, later."""
+"""The fields about the format of the output: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+Each gives a grammar (blinkpy.dpu.grammar.compile_grammar). It is compiled, and so checked, later.
+"""
+
+from typing import Annotated, Any, NamedTuple
 
 import orjson
+from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.grammar.compile_grammar import MOST_CHOICES, Grammar
+from blinkpy.dpu.http.fields.request_body import Body, only, refuse_unsupported, rule
 
 OBJECT: Grammar = {"object": True}
 TEXT = {"type": "text"}
-MAX_NAME = 64  # characters of a schema's name, as OpenAI has it
+MAX_NAME = 64  # characters of a schema's name, as in OpenAI's API
+NO_EBNF = "use a JSON Schema or a regular expression, not EBNF"
+
+Schema = Annotated[dict[str, Any] | str | bool, rule(kind="a JSON Schema: an object")]  # or the text of one
+Regex = Annotated[str, Meta(min_length=1)]
+Choices = Annotated[list[str], Meta(min_length=1, max_length=MOST_CHOICES)]
 
 
 class GrammarField(NamedTuple):
-    """A grammar, and the field that it came from. needed: whether the answer means nothing without it."""
+    """A grammar, and the field that it came in."""
 
     param: str
     grammar: Grammar
-    needed: bool = True
+    needed: bool = True  # if not, an engine without grammars serves the request, too
 
 
 class TextFormat(NamedTuple):
@@ -29,107 +37,91 @@ class TextFormat(NamedTuple):
     grammar: GrammarField | None
 
 
-def text_format(name: str, value: Any) -> GrammarField | None:
-    """The same as response_format, in the form of /v1/responses: what describes a schema stands beside its type."""
-    if _object(name, value).get("type") == "json_schema":
-        return _named_schema(name, {key: entry for key, entry in value.items() if key != "type"})
-    return response_format(name, value)
+class _Format(Body, tag_field="type"):
+    """A kind of output."""
 
 
-def response_format(name: str, value: Any) -> GrammarField | None:
-    """{"type": "text"}, "json_object", or "json_schema" with {"json_schema": {"name", "schema", ...}}. None: any text. The schema
-    is kept to whether `strict` is true or not."""
-    kind = _object(name, value).get("type")
-    if kind == "json_schema":
-        _only(name, value, "type", "json_schema")
-        return _named_schema(f"{name}.json_schema", value.get("json_schema"))
-    if kind not in ("text", "json_object"):
-        raise bad_request(f"'{name}.type' must be text, json_object or json_schema.", f"{name}.type", "invalid_value")
-    _only(name, value, "type")
-    return GrammarField(name, OBJECT) if kind == "json_object" else None
+class AnyText(_Format, tag="text"):
+    """Any text."""
 
 
-def _named_schema(name: str, value: Any) -> GrammarField:
-    _only(name, _object(name, value), "name", "schema", "strict", "description")
-    title = value.get("name")
-    if type(title) is not str or not 1 <= len(title) <= MAX_NAME:
-        raise bad_request(f"'{name}.name' must be a string of 1 to {MAX_NAME} characters.", f"{name}.name", "invalid_value")
-    for key, kind, what in (("strict", bool, "a boolean"), ("description", str, "a string")):
-        if value.get(key) is not None and type(value[key]) is not kind:
-            raise bad_request(f"'{name}.{key}' must be {what}.", f"{name}.{key}", "invalid_type")
-    if value.get("schema") is None:
-        return GrammarField(f"{name}.schema", OBJECT)
-    return schema_field(f"{name}.schema", value["schema"])
+class JsonObject(_Format, tag="json_object"):
+    """Any JSON object."""
 
 
-def schema_field(name: str, value: Any) -> GrammarField:
-    """A JSON Schema, or the text of one."""
-    if type(value) is str:
+class NamedSchema(Body):
+    """A schema with a name. The output follows it whether `strict` is true or not."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+    schema: Schema | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class SchemaFormat(_Format, tag="json_schema"):
+    """JSON of a schema, as chats have it."""
+
+    json_schema: NamedSchema
+
+
+class FlatSchemaFormat(NamedSchema, tag_field="type", tag="json_schema"):
+    """JSON of a schema, as /v1/responses has it."""
+
+
+ResponseFormat = AnyText | JsonObject | SchemaFormat
+FlatFormat = AnyText | JsonObject | FlatSchemaFormat
+
+
+class StructuredOutputs(Body):
+    """One of four formats of the output. vLLM's options are accepted if they are false."""
+
+    json: Schema | None = None
+    regex: Regex | None = None
+    choice: Choices | None = None
+    json_object: bool | None = None
+    grammar: Annotated[Any, only(why=NO_EBNF)] = None
+    disable_any_whitespace: Annotated[Any, only(False)] = None
+    disable_fallback: Annotated[Any, only(False)] = None
+    disable_additional_properties: Annotated[Any, only(False)] = None
+
+
+STRUCTURES = ("json", "regex", "choice", "json_object")
+
+
+def format_grammar(name: str, given: ResponseFormat | FlatFormat) -> GrammarField | None:
+    """The grammar of a format; None for any text. name: the field that it came in."""
+    if isinstance(given, AnyText):
+        return None
+    if isinstance(given, JsonObject):
+        return GrammarField(name, OBJECT)
+    where, named = (f"{name}.json_schema", given.json_schema) if isinstance(given, SchemaFormat) else (name, given)
+    if named.schema is None:
+        return GrammarField(f"{where}.schema", OBJECT)
+    return schema_grammar(f"{where}.schema", named.schema)
+
+
+def schema_grammar(name: str, schema: Any) -> GrammarField:
+    """The grammar of a JSON Schema, or of the text of one. Raises ApiError for a text that is not one."""
+    if type(schema) is str:
         try:
-            value = orjson.loads(value)
+            schema = orjson.loads(schema)
         except orjson.JSONDecodeError as error:
             raise bad_request(f"'{name}' is not valid JSON: {error}.", name, "invalid_value") from error
-    if type(value) not in (dict, bool):
+    if type(schema) not in (dict, bool):
         raise bad_request(f"'{name}' must be a JSON Schema: an object.", name, "invalid_type")
-    return GrammarField(name, {"schema": value})
+    return GrammarField(name, {"schema": schema})
 
 
-def regex_field(name: str, value: Any) -> GrammarField:
-    """A regular expression for the whole output."""
-    if type(value) is not str or not value:
-        raise bad_request(f"'{name}' must be a regular expression: a string.", name, "invalid_type")
-    return GrammarField(name, {"regex": value})
-
-
-def choice_field(name: str, value: Any) -> GrammarField:
-    """Texts, one of which is the output."""
-    if type(value) is not list or not value or not all(type(text) is str for text in value):
-        raise bad_request(f"'{name}' must be an array of strings.", name, "invalid_type")
-    if len(value) > MOST_CHOICES:
-        raise bad_request(f"'{name}' can hold at most {MOST_CHOICES} strings, not {len(value)}.", name, "invalid_value")
-    return GrammarField(name, {"choice": value})
-
-
-def _object_field(name: str, value: Any) -> GrammarField | None:
-    if type(value) is not bool:
-        raise bad_request(f"'{name}' must be a boolean.", name, "invalid_type")
-    return GrammarField(name, OBJECT) if value else None
-
-
-STRUCTURES: dict[str, Callable[[str, Any], GrammarField | None]] = {
-    "json": schema_field,
-    "regex": regex_field,
-    "choice": choice_field,
-    "json_object": _object_field,
-}
-
-
-NO_EBNF = "use a JSON Schema or a regular expression, not EBNF"
-OPTIONS = ("disable_any_whitespace", "disable_fallback", "disable_additional_properties")  # of vLLM; false asks for nothing
-
-
-def structured_outputs(name: str, value: Any) -> GrammarField | None:
-    """An object with one of STRUCTURES."""
-    given = {
-        key: one for key, one in _object(name, value).items() if one is not None and (one is not False or key not in OPTIONS)
-    }
-    if "grammar" in given:
-        raise bad_request(f"'{name}.grammar' is not supported; {NO_EBNF}.", f"{name}.grammar", "unsupported_parameter")
-    _only(name, given, *STRUCTURES)
-    found = [check(f"{name}.{key}", given[key]) for key, check in STRUCTURES.items() if key in given]
-    grammars = [one for one in found if one is not None]
+def structures_grammar(name: str, given: StructuredOutputs) -> GrammarField | None:
+    """The grammar of `structured_outputs`; None without one. Raises ApiError."""
+    refuse_unsupported(given, name)
+    found = [
+        None if given.json is None else schema_grammar(f"{name}.json", given.json),
+        None if given.regex is None else GrammarField(f"{name}.regex", {"regex": given.regex}),
+        None if given.choice is None else GrammarField(f"{name}.choice", {"choice": given.choice}),
+        GrammarField(f"{name}.json_object", OBJECT) if given.json_object else None,
+    ]
+    grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
         raise bad_request(f"'{name}' can hold one of {', '.join(STRUCTURES)}, not several.", name, "invalid_value")
     return grammars[0] if grammars else None
-
-
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise bad_request(f"'{name}' must be an object.", name, "invalid_type")
-    return value
-
-
-def _only(name: str, value: dict[str, Any], *keys: str) -> None:
-    for key, given in value.items():
-        if key not in keys and given is not None:
-            raise bad_request(f"'{name}.{key[:100]}' is not supported.", f"{name}.{key[:100]}", "unsupported_parameter")

@@ -34,7 +34,7 @@ class Request:
     logprobs: bool = False  # of a chat; parameters.logprobs combines it with top_logprobs
     top_logprobs: int = 0
     add_special_tokens: bool | None = None  # None: those of a text for a prompt, none for messages
-    parse_special: bool = False  # what is spelled like a special token in a prompt is one
+    parse_special: bool = False  # text in a prompt that spells a special token becomes that token
     skip_special_tokens: bool = True
     include_stop: bool = False
     add_generation_prompt: bool | None = None  # None: unless continue_final_message is set
@@ -52,8 +52,8 @@ class Request:
     template_values: dict[str, Any] = field(default_factory=dict)  # for the chat template
     reasoning_effort: str | None = None
     include_reasoning: bool = True
-    expected: Expected | None = None  # what its answer may hold beside content; known with its prompt
-    grammar: GrammarField | None = None  # what the output may be
+    expected: Expected | None = None  # parts of the answer other than content; known with its prompt
+    grammar: GrammarField | None = None  # of the output
     automaton: ByteAutomaton | None = None  # of the grammar, once it is compiled
     logit_bias: dict[int, float] = field(default_factory=dict)  # by token id
     allowed_token_ids: tuple[int, ...] = ()  # none: all are

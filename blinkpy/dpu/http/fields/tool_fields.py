@@ -1,33 +1,37 @@
-"""The fields of a chat about tools and templates: tools, the choice among them, calls and results in messages."""
+"""The fields about tools and templates: tools, the choice among them, calls and results in messages, and reasoning effort.
+
+Chats and /v1/responses spell them differently: /v1/responses has no `function` around a tool's description ("flat" here), and has
+namespaces and hosted searches.
+"""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import orjson
+from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.value_checks import PART_FIELDS, only_known, text, typed, unsupported
+from blinkpy.dpu.http.fields.request_body import Body, Part, only, read, refuse_unsupported, rule
 
 MAX_TOOLS = 128  # of a request; also calls of one message
 MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
 MAX_DEPTH = 32  # of containers in a tool, in the arguments of a call, in chat_template_kwargs
 MAX_VALUES_BYTES = 1 << 14  # of chat_template_kwargs as JSON
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-HARMLESS_KEYS = {"defer_loading": False, "allowed_callers": ["direct"]}  # of a tool
-# Searches that OpenAI's service makes by itself: agents list one beside their functions, and no answer has to use it.
-HOSTED = ("web_search", "web_search_2025_08_26")
+MAX_NAME = 64
 NO_PARAMETERS = {"type": "object", "properties": {}}
-REASONING_NAMES = ("thinking", "reasoning", "reasoning_content")  # of a message's reasoning; the last one that is there counts
-# Of messages of one role, beside those of all. What OpenAI's client has parsed comes back with the text that it was parsed from.
-MORE_MESSAGE_FIELDS = {"assistant": ("tool_calls", *REASONING_NAMES, "parsed", "refusal"), "tool": ("tool_call_id",)}
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
+# `$` alone would accept a line's end behind the name.
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)"), rule(f"1 to {MAX_NAME} letters, digits, '_' or '-'")]
+Mode = Literal["auto", "required"]
+Word = Literal["none", "auto", "required"]
 
 
 class Namespace(NamedTuple):
-    """Of functions that belong together. The model does not see the description."""
+    """Functions that belong together. The model does not see the description."""
 
     name: str
     description: str
@@ -38,15 +42,14 @@ class Namespace(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A function that the model may call. name: as the model sees it; described: as chat templates take it; strict: arguments
-    must be as the schema `parameters` says; where: the field that `parameters` came in."""
+    """A function that the model may call."""
 
-    name: str
+    name: str  # as the model sees it
     parameters: Mapping[str, Any]
-    strict: bool
-    described: Mapping[str, Any]
+    strict: bool  # whether arguments must follow the schema `parameters`
+    described: Mapping[str, Any]  # for chat templates
     namespace: Namespace | None = None
-    where: str = ""
+    where: str = ""  # path of the field with `parameters`
 
     @property
     def own_name(self) -> str:
@@ -55,15 +58,140 @@ class Tool(NamedTuple):
 
 
 class ToolChoice(NamedTuple):
-    """none, auto, or required; of one function, if it has a name, or of those that are allowed, None for all."""
+    """Whether the model may, must or must not call a function, and which."""
 
-    mode: str = "auto"
-    name: str | None = None
-    allowed: tuple[str, ...] | None = None
+    mode: str = "auto"  # none, auto or required
+    name: str | None = None  # the function that must be called
+    allowed: tuple[str, ...] | None = None  # None: all
 
     def allows(self, tool: str) -> bool:
-        """Whether a function of this name is among those that are allowed."""
+        """Whether the model may call a function."""
         return self.allowed is None or tool in self.allowed
+
+
+# ---- tools -----------------------------------------------------------------------------------------------------------
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self, where: str, namespace: Namespace | None = None) -> Tool:
+        """The tool. where: the path of the function. Raises ApiError for parameters that are not an object's."""
+        parameters = NO_PARAMETERS if self.parameters is None else self.parameters
+        kinds = parameters.get("type", "object")
+        if kinds != "object" and not (type(kinds) is list and "object" in kinds):
+            place = f"{where}.parameters.type"
+            raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
+        name = self.name if namespace is None else namespace.full(self.name)
+        if len(name) > MAX_NAME:
+            message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(name)}."
+            raise bad_request(message, f"{where}.name", "invalid_value")
+        function: dict[str, Any] = {"name": name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = parameters
+        described = {"type": "function", "function": function}
+        return Tool(name, parameters, self.strict is True, described, namespace, f"{where}.parameters")
+
+
+_Defer = Annotated[Any, only(False, why="tools are never loaded later")]
+_Callers = Annotated[Any, only(["direct"], why="no code runs here that could call a tool")]
+
+
+class ChatTool(Body):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+    defer_loading: _Defer = None
+    allowed_callers: _Callers = None
+
+
+class FlatTool(Function, tag_field="type", tag="function"):
+    """A tool of /v1/responses."""
+
+    defer_loading: _Defer = None
+    allowed_callers: _Callers = None
+
+
+class NamespaceTool(Body, tag_field="type", tag="namespace"):
+    """Functions of one namespace."""
+
+    name: Name
+    description: str | None = None
+    tools: list[FlatTool] | None = None
+
+
+class WebSearch(Struct, tag_field="type", tag="web_search"):
+    """A search that OpenAI's service makes by itself. Agents list it with their functions; the model does not see it."""
+
+
+class DatedWebSearch(Struct, tag_field="type", tag="web_search_2025_08_26"):
+    """A search, by its newer name."""
+
+
+ChatTools = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} tools")]
+FlatTools = Annotated[
+    list[FlatTool | NamespaceTool | WebSearch | DatedWebSearch],
+    Meta(max_length=MAX_TOOLS),
+    rule(f"at most {MAX_TOOLS} tools"),
+]
+
+
+def chat_tools(given: Sequence[ChatTool]) -> tuple[Tool, ...]:
+    """The tools of a chat. Raises ApiError for a broken rule that the types do not hold."""
+    found = []
+    for i, tool in enumerate(given):
+        refuse_unsupported(tool, f"tools[{i}]")
+        found.append((f"tools[{i}].function", tool.function.tool(f"tools[{i}].function")))
+    return _distinct(found)
+
+
+def flat_tools(given: Sequence[Any]) -> tuple[Tool, ...]:
+    """The tools of /v1/responses, without searches. Raises ApiError."""
+    found: list[tuple[str, Tool]] = []
+    for i, tool in enumerate(given):
+        where = f"tools[{i}]"
+        if isinstance(tool, FlatTool):
+            refuse_unsupported(tool, where)
+            found.append((where, tool.tool(where)))
+        elif isinstance(tool, NamespaceTool):
+            namespace = Namespace(tool.name, tool.description or "")
+            for j, inner in enumerate(tool.tools or ()):
+                refuse_unsupported(inner, f"{where}.tools[{j}]")
+                found.append((f"{where}.tools[{j}]", inner.tool(f"{where}.tools[{j}]", namespace)))
+    if given and all(isinstance(tool, WebSearch | DatedWebSearch) for tool in given):
+        message = "'tools[0].type' must be 'function': this server has no hosted searches. Add a function, or remove the search."
+        raise bad_request(message, "tools[0].type", "invalid_value")
+    if len(found) > MAX_TOOLS:
+        raise bad_request(f"'tools' must hold at most {MAX_TOOLS} functions, not {len(found)}.", "tools", "invalid_value")
+    return _distinct(found)
+
+
+def _distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
+    names = set[str]()
+    for where, tool in found:
+        if tool.name in names:
+            raise bad_request(f"'tools' has two functions named '{tool.name}'.", f"{where}.name", "invalid_value")
+        names.add(tool.name)
+    return tuple(tool for _, tool in found)
+
+
+def check_size(name: str, value: Any, most_bytes: int) -> None:
+    """Raise ApiError for a JSON value beyond the limits of depth and size."""
+    if depth_of(value) > MAX_DEPTH:
+        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
+    try:
+        size = len(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    except orjson.JSONEncodeError as error:
+        raise bad_request(f"'{name}' has a number beyond 64 bits.", name, "invalid_value") from error
+    if size > most_bytes:
+        raise bad_request(f"'{name}' must have at most {most_bytes} bytes as JSON, not {size}.", name, "invalid_value")
 
 
 def depth_of(value: Any) -> int:
@@ -78,162 +206,80 @@ def depth_of(value: Any) -> int:
     return depth
 
 
-def _bounded(name: str, value: Any, most_bytes: int) -> Any:
-    """A JSON value within the limits."""
-    if depth_of(value) > MAX_DEPTH:
-        raise bad_request(f"'{name}' is nested more than {MAX_DEPTH} deep.", name, "invalid_value")
-    try:
-        written = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise bad_request(f"'{name}' has a number that is too large.", name, "invalid_value") from error
-    if len(written) > most_bytes:
-        raise bad_request(f"'{name}' has {len(written)} bytes as JSON; at most {most_bytes} are possible.", name, "invalid_value")
-    if b"\\u0000" in written:
-        raise bad_request(f"'{name}' contains a NUL character.", name, "invalid_value")
-    return value
+# ---- the choice among tools ------------------------------------------------------------------------------------------
 
 
-def _object(name: str, value: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """An object with no other keys; those that are null are left out."""
-    for key, entry in typed(name, value, dict).items():
-        if key not in keys and entry is not None:
-            raise unsupported(f"{name}.{key}")
-    return {key: entry for key, entry in value.items() if entry is not None}
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: Name
 
 
-def _function_name(name: str, value: Any) -> str:
-    if value is None:
-        raise bad_request(f"'{name}' is missing.", name, "missing_required_parameter")
-    if not TOOL_NAME.fullmatch(typed(name, value, str)):
-        raise bad_request(f"'{name}' must be 1 to 64 letters, digits, '_' or '-'.", name, "invalid_value")
-    return str(value)
+class NamedFunction(Body):
+    """A function of a chat's tools."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
-def _function(name: str, value: Any) -> None:
-    if value != "function":
-        raise bad_request(f"'{name}' must be 'function'.", name, "invalid_value")
+class ChatFunctionChoice(Body, tag_field="type", tag="function"):
+    """The call of one function."""
+
+    function: FunctionName
 
 
-def tools(name: str, value: Any, flat: bool = False) -> tuple[Tool, ...]:
-    """The field `tools`. flat: as /v1/responses has it, without `function` around a tool's description, with namespaces and
-    searches."""
-    if len(typed(name, value, list)) > MAX_TOOLS:
-        raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(value)}.", name, "invalid_value")
-    _bounded(name, value, MAX_TOOLS_BYTES)
-    if flat:
-        checked, places = _flat_tools(name, value)
-    else:
-        checked = [_tool(f"{name}[{i}]", tool, False) for i, tool in enumerate(value)]
-        places = [f"{name}[{i}].function.name" for i in range(len(value))]
-    names = [tool.name for tool in checked]
-    for i, tool in enumerate(names):
-        if tool in names[:i]:
-            raise bad_request(f"'{name}' has two functions named '{tool}'.", places[i], "invalid_value")
-    return tuple(checked)
+class AllowedTools(Body):
+    """Functions that may be called; the model sees the others, too."""
+
+    mode: Mode
+    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _flat_tools(name: str, value: list[Any]) -> tuple[list[Tool], list[str]]:
-    """Those of /v1/responses, and where their names stand. The model sees no searches; they can't be all that is asked for."""
-    found, places = [], []
-    kinds = [typed(f"{name}[{i}]", given, dict).get("type") for i, given in enumerate(value)]
-    only_hosted = all(kind in HOSTED for kind in kinds)
-    for i, (kind, given) in enumerate(zip(kinds, value, strict=True)):
-        where = f"{name}[{i}]"
-        if kind == "namespace":
-            inside = _of_namespace(where, given)
-            found += inside
-            places += [f"{where}.tools[{j}].name" for j in range(len(inside))]
-        elif kind not in HOSTED or only_hosted:
-            found.append(_tool(where, given, True))
-            places.append(f"{where}.name")
-    if len(found) > MAX_TOOLS:
-        raise bad_request(f"'{name}' can hold at most {MAX_TOOLS} tools, not {len(found)}.", name, "invalid_value")
-    return found, places
+class ChatAllowedChoice(Body, tag_field="type", tag="allowed_tools"):
+    """Calls of some functions."""
+
+    allowed_tools: AllowedTools
 
 
-def _of_namespace(where: str, value: Any) -> list[Tool]:
-    """The functions of a namespace."""
-    given = _object(where, value, ("type", "name", "description", "tools"))
-    description = typed(f"{where}.description", given.get("description", ""), str)
-    namespace = Namespace(_function_name(f"{where}.name", given.get("name")), description)
-    functions, found = typed(f"{where}.tools", given.get("tools", []), list), []
-    for i, function in enumerate(functions):
-        tool = _tool(f"{where}.tools[{i}]", function, True)
-        name = _function_name(f"{where}.tools[{i}].name", namespace.full(tool.name))
-        described = {**tool.described, "function": {**tool.described["function"], "name": name}}
-        found.append(tool._replace(name=name, described=described, namespace=namespace))
-    return found
+class FlatNamedFunction(Body):
+    """A function of the tools of /v1/responses."""
+
+    type: Literal["function"]
+    name: Name
 
 
-def _tool(where: str, value: Any, flat: bool) -> Tool:
-    _function(f"{where}.type", typed(where, value, dict).get("type"))
-    value = {key: entry for key, entry in value.items() if key not in HARMLESS_KEYS or entry != HARMLESS_KEYS[key]}
-    given = _object(where, value, ("type", *(FUNCTION_KEYS if flat else ("function",))))
-    if flat:
-        function = {key: entry for key, entry in given.items() if key != "type"}
-    else:
-        where = f"{where}.function"
-        function = _object(where, given.get("function"), FUNCTION_KEYS)
-    name = _function_name(f"{where}.name", function.get("name"))
-    strict = typed(f"{where}.strict", function.pop("strict", False), bool)
-    typed(f"{where}.description", function.get("description", ""), str)
-    parameters = typed(f"{where}.parameters", function.setdefault("parameters", NO_PARAMETERS), dict)
-    kinds = parameters.get("type", "object")
-    if kinds != "object" and not (type(kinds) is list and "object" in kinds):  # no call has other arguments
-        place = f"{where}.parameters.type"
-        raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
-    return Tool(name, parameters, strict, {"type": "function", "function": function}, where=f"{where}.parameters")
+class FlatFunctionChoice(FunctionName, tag_field="type", tag="function"):
+    """The call of one function, in /v1/responses."""
 
 
-def tool_choice(name: str, value: Any, flat: bool = False) -> ToolChoice:
-    """The field `tool_choice`. flat: as /v1/responses has it."""
-    if value in ("none", "auto", "required"):
-        return ToolChoice(value)
-    if type(value) is not dict:
-        message = f"'{name}' must be 'none', 'auto', 'required' or an object that names functions."
-        raise bad_request(message, name, "invalid_value")
-    if value.get("type") == "allowed_tools":
-        return _allowed_tools(name, value, flat)
-    return ToolChoice("required", _named_function(name, value, flat))
+class FlatAllowedChoice(Body, tag_field="type", tag="allowed_tools"):
+    """Calls of some functions, in /v1/responses."""
+
+    mode: Mode
+    tools: Annotated[list[FlatNamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _named_function(name: str, value: Any, flat: bool) -> str:
-    """The function that an object names as its only content."""
-    _function(f"{name}.type", typed(name, value, dict).get("type"))
-    given = _object(name, value, ("type", "name" if flat else "function"))
-    function = given if flat else _object(f"{name}.function", given.get("function"), ("name",))
-    return _function_name(f"{name}.name" if flat else f"{name}.function.name", function.get("name"))
+ChatChoice = Word | ChatFunctionChoice | ChatAllowedChoice
+FlatChoice = Word | FlatFunctionChoice | FlatAllowedChoice
 
 
-def _allowed_tools(name: str, value: dict[str, Any], flat: bool) -> ToolChoice:
-    """The choice among some of the tools, each of which may come more than once."""
-    given = _object(name, value, ("type", "mode", "tools") if flat else ("type", "allowed_tools"))
-    where = name if flat else f"{name}.allowed_tools"
-    allowed = given if flat else _object(where, given.get("allowed_tools", {}), ("mode", "tools"))
-    if allowed.get("mode") not in ("auto", "required"):
-        raise bad_request(f"'{where}.mode' must be 'auto' or 'required'.", f"{where}.mode", "invalid_value")
-    named = typed(f"{where}.tools", allowed.get("tools", []), list)
-    if not 1 <= len(named) <= MAX_TOOLS:
-        message = f"'{where}.tools' must name 1 to {MAX_TOOLS} functions, not {len(named)}."
-        raise bad_request(message, f"{where}.tools", "invalid_value")
-    names = [_named_function(f"{where}.tools[{i}]", tool, flat) for i, tool in enumerate(named)]
-    return ToolChoice(allowed["mode"], None, tuple(dict.fromkeys(names)))
-
-
-def template_values(name: str, value: Any) -> dict[str, Any]:
-    """The field `chat_template_kwargs`."""
-    return dict(_bounded(name, typed(name, value, dict), MAX_VALUES_BYTES))
-
-
-def reasoning_effort(name: str, value: Any) -> str:
-    """The field `reasoning_effort`."""
-    if value not in EFFORTS:
-        raise bad_request(f"'{name}' must be one of {', '.join(EFFORTS)}.", name, "invalid_value")
-    return str(value)
+def tool_choice(given: ChatChoice | FlatChoice) -> ToolChoice:
+    """The choice. The same function named twice counts once."""
+    match given:
+        case ChatFunctionChoice():
+            return ToolChoice("required", given.function.name)
+        case FlatFunctionChoice():
+            return ToolChoice("required", given.name)
+        case ChatAllowedChoice(allowed_tools=allowed):
+            return ToolChoice(allowed.mode, None, tuple(dict.fromkeys(tool.function.name for tool in allowed.tools)))
+        case FlatAllowedChoice():
+            return ToolChoice(given.mode, None, tuple(dict.fromkeys(tool.name for tool in given.tools)))
+        case word:
+            return ToolChoice(word)
 
 
 def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
-    """Raise ApiError where the choice does not fit the tools."""
+    """Raise ApiError if the choice does not fit the tools."""
     if choice is None:
         return
     if choice.mode == "required" and not given:
@@ -244,79 +290,108 @@ def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
             raise bad_request(f"'tool_choice' names '{name}', which is not in 'tools'.", "tool_choice", "invalid_value")
 
 
-# ---- messages --------------------------------------------------------------------------------------------------------
+# ---- calls and results in a conversation -----------------------------------------------------------------------------
 
 
-def tool_message_fields(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a message about calls, results and reasoning, checked. Arguments that are an object become one, as chat
-    templates expect; others stay text."""
-    fields: dict[str, Any] = {}
-    if value["role"] == "tool":
-        if value.get("tool_call_id") is None:
-            raise bad_request(f"'{where}.tool_call_id' is missing.", f"{where}.tool_call_id", "missing_required_parameter")
-        fields["tool_call_id"] = text(f"{where}.tool_call_id", value["tool_call_id"])
-    if value["role"] != "assistant":
-        return fields
-    for key in REASONING_NAMES:
-        if value.get(key) is not None:
-            fields["reasoning_content"] = text(f"{where}.{key}", value[key])
-    calls = value.get("tool_calls")
-    if calls:
-        if len(typed(f"{where}.tool_calls", calls, list)) > MAX_TOOLS:
-            message = f"'{where}.tool_calls' can hold at most {MAX_TOOLS} calls, not {len(calls)}."
-            raise bad_request(message, f"{where}.tool_calls", "invalid_value")
-        fields["tool_calls"] = [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
-    return fields
+class Called(Body):
+    """The function of a call. `parsed_arguments` is what OpenAI's client made of `arguments`."""
+
+    name: Name
+    arguments: str | None = None
+    parsed_arguments: Any = None
 
 
-def _call(where: str, value: Any) -> dict[str, Any]:
-    given = _object(where, value, ("id", "type", "function", "index"))
-    _function(f"{where}.type", given.get("type", "function"))
-    function = _object(f"{where}.function", given.get("function"), ("name", "arguments", "parsed_arguments"))
-    call = _called(f"{where}.function", function)
-    return call if "id" not in given else {"id": text(f"{where}.id", given["id"]), **call}
+class Call(Body):
+    """A call in an assistant's message."""
+
+    function: Called
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: Any = None
+
+    def message(self, where: str) -> dict[str, Any]:
+        """The call as chat templates expect it. Raises ApiError."""
+        call = _call(where + ".function", self.function.name, self.function.arguments)
+        return call if self.id is None else {"id": self.id, **call}
 
 
-def _called(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
-    name = _function_name(f"{where}.name", function.get("name"))
-    arguments = text(f"{where}.arguments", function.get("arguments", ""))
-    return {"type": "function", "function": {"name": name, "arguments": _arguments(f"{where}.arguments", arguments)}}
+class CallItem(Body, tag_field="type", tag="function_call"):
+    """A call as an input item of /v1/responses."""
+
+    call_id: str
+    name: Name
+    namespace: Name | None = None
+    arguments: str | None = None
+    id: Any = None
+    status: Any = None
+
+    def message(self, where: str) -> dict[str, Any]:
+        """The call as chat templates expect it. Raises ApiError."""
+        name = self.name if self.namespace is None else Namespace(self.namespace, "").full(self.name)
+        if len(name) > MAX_NAME:
+            message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(name)}."
+            raise bad_request(message, f"{where}.name", "invalid_value")
+        return {"id": self.call_id, **_call(where, name, self.arguments)}
 
 
-def call_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A call as an input item of /v1/responses, in the form that chat templates take."""
-    given = _object(where, value, ("type", "id", "call_id", "name", "namespace", "arguments", "status"))
-    if "namespace" in given:
-        namespace = Namespace(_function_name(f"{where}.namespace", given["namespace"]), "")
-        given["name"] = namespace.full(_function_name(f"{where}.name", given.get("name")))
-    return {"id": _call_id(where, given), **_called(where, given)}
+class _ResultText(Part, tag_field="type"):
+    text: str
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
-def result_item(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's result as an input item of /v1/responses, as a message. Raises ApiError for what is no text."""
-    given = _object(where, value, ("type", "id", "call_id", "output", "status", "name", "namespace"))
-    output, texts = given.get("output"), []
-    parts = output if type(output) is list else [{"type": "input_text", "text": output}]
-    for i, part in enumerate(parts):
-        place = f"{where}.output[{i}]" if parts is output else f"{where}.output"
-        if type(part) is not dict or part.get("type") not in ("input_text", "output_text", "text"):
-            raise bad_request(f"'{place}' must be an object of type 'input_text'.", place, "unsupported_content")
-        only_known(place, part, PART_FIELDS.union(("annotations", "logprobs")))
-        texts.append(text(place, part.get("text")))
-    return {"role": "tool", "content": "\n".join(texts), "tool_call_id": _call_id(where, given)}
+class InputTextPart(_ResultText, tag="input_text"):
+    """A text."""
 
 
-def _call_id(where: str, given: Mapping[str, Any]) -> str:
-    if given.get("call_id") is None:
-        raise bad_request(f"'{where}.call_id' is missing.", f"{where}.call_id", "missing_required_parameter")
-    return str(text(f"{where}.call_id", given["call_id"]))
+class OutputTextPart(_ResultText, tag="output_text"):
+    """A text that a model wrote."""
 
 
-def _arguments(where: str, written: str) -> dict[str, Any] | str:
-    try:
+class PlainTextPart(_ResultText, tag="text"):
+    """A text, as chats have it."""
+
+
+ItemPart = InputTextPart | OutputTextPart | PlainTextPart
+
+
+class ResultItem(Body, tag_field="type", tag="function_call_output"):
+    """The result of a call as an input item of /v1/responses."""
+
+    call_id: str
+    output: str | list[ItemPart]
+    id: Any = None
+    status: Any = None
+    name: Any = None
+    namespace: Any = None
+
+    def message(self) -> dict[str, Any]:
+        """The result as a message."""
+        output = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
+        return {"role": "tool", "content": output, "tool_call_id": self.call_id}
+
+
+def _call(where: str, name: str, written: str | None) -> dict[str, Any]:
+    """A call for templates. Arguments that are an object become one, as templates expect; others stay text."""
+    written = written or ""
+    arguments: Any = written
+    with suppress(ValueError, RecursionError):
         arguments = json.loads(written or "{}")
-    except (ValueError, RecursionError):
-        return written
     if depth_of(arguments) > MAX_DEPTH:
-        raise bad_request(f"'{where}' is nested more than {MAX_DEPTH} deep.", where, "invalid_value")
-    return arguments if type(arguments) is dict else written
+        place = f"{where}.arguments"
+        raise bad_request(f"'{place}' is nested more than {MAX_DEPTH} deep.", place, "invalid_value")
+    return {"type": "function", "function": {"name": name, "arguments": arguments if type(arguments) is dict else written}}
+
+
+def read_tools(value: Any, flat: bool = False) -> tuple[Tool, ...]:
+    """The field `tools` alone. Raises ApiError."""
+    check_size("tools", value, MAX_TOOLS_BYTES)
+    return flat_tools(read(value, FlatTools, "tools")) if flat else chat_tools(read(value, ChatTools, "tools"))
+
+
+def read_choice(value: Any, flat: bool = False) -> ToolChoice:
+    """The field `tool_choice` alone. Raises ApiError."""
+    kind: Any = FlatChoice if flat else ChatChoice
+    return tool_choice(read(value, kind, "tool_choice"))

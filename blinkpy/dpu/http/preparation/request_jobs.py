@@ -17,11 +17,10 @@ from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
+from blinkpy.dpu.http.fields.chat_fields import parse_chat
+from blinkpy.dpu.http.fields.completion_fields import parse_completion, parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.fields.http_request import Echo, Request
-from blinkpy.dpu.http.fields.request_body import parse
-from blinkpy.dpu.http.fields.request_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from blinkpy.dpu.http.fields.response_fields import parse_response
-from blinkpy.dpu.http.fields.token_fields import parse_detokenize, parse_tokenize
 from blinkpy.dpu.http.preparation.json_shape import check_shape
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -195,8 +194,8 @@ def _bounded(answer: bytes, reader: RequestReader) -> bytes:
 
 
 JOBS: dict[str, Callable[[RequestReader, Body, EngineLimits], Any]] = {
-    "chat": _generation(lambda body, defaults: parse(body, CHAT_FIELDS, defaults)),
-    "completion": _generation(lambda body, defaults: parse(body, COMPLETION_FIELDS, defaults)),
+    "chat": _generation(parse_chat),
+    "completion": _generation(parse_completion),
     "response": _generation(parse_response),
     "input_tokens": _input_tokens,
     "tokenize": _tokenize,

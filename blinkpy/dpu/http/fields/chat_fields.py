@@ -1,0 +1,248 @@
+"""Requests of /v1/chat/completions, from a body to a Request; `LLM.chat` makes its requests from the same model."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.http_request import Message, Request
+from blinkpy.dpu.http.fields.request_body import Part, SentBack, doc, load, missing, read, refuse_nul, rule
+from blinkpy.dpu.http.fields.shared_fields import (
+    Completing,
+    Limit,
+    PromptLogprobs,
+    TemplateValues,
+    TopLogprobs,
+    template_values,
+)
+from blinkpy.dpu.http.fields.tool_fields import (
+    EFFORTS,
+    MAX_DEPTH,
+    MAX_TOOLS,
+    MAX_TOOLS_BYTES,
+    Call,
+    ChatChoice,
+    ChatTools,
+    Effort,
+    chat_tools,
+    check_choice,
+    check_size,
+    tool_choice,
+)
+from blinkpy.dpu.http.fields.unsupported_fields import CHAT, unsupported_fields
+from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.request_parameters import RequestParameters
+
+MAX_MESSAGES = 10_000
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+class TextPart(Part, tag_field="type", tag="text"):
+    """A text."""
+
+    text: str
+    cache_control: Any = None  # prefixes are cached anyway
+    prompt_cache_breakpoint: Any = None
+
+
+class RefusalPart(Part, tag_field="type", tag="refusal"):
+    """A refusal of an assistant, shown to the model as text."""
+
+    refusal: str
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+Content = str | list[TextPart]
+SaidContent = str | list[TextPart | RefusalPart]
+
+
+class _Given(SentBack, tag_field="role"):
+    content: Content
+    name: str | None = None
+
+    def message(self, where: str) -> Message:
+        """The message for chat templates. Raises ApiError."""
+        message = {"role": self.__struct_config__.tag, "content": content(self.content)}
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class SystemMessage(_Given, tag="system"):
+    """Instructions."""
+
+
+class DeveloperMessage(_Given, tag="developer"):
+    """Instructions, as OpenAI's newer models call them."""
+
+
+class UserMessage(_Given, tag="user"):
+    """A message of a user."""
+
+
+class ToolMessage(_Given, kw_only=True, tag="tool"):
+    """The result of a call."""
+
+    tool_call_id: str
+
+    def message(self, where: str) -> Message:
+        """The message for chat templates."""
+        return {**_Given.message(self, where), "tool_call_id": self.tool_call_id}
+
+
+class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
+    """A message of the model, with its reasoning and calls."""
+
+    content: SaidContent | None = None
+    name: str | None = None
+    refusal: str | None = None  # instead of content
+    tool_calls: Annotated[list[Call], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} calls")] | None = None
+    # Three names of the reasoning; the last name in this order counts.
+    thinking: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    # OpenAI's client parses it from `content`.
+    parsed: Any = None
+
+    def message(self, where: str) -> Message:
+        """The message for chat templates. Raises ApiError."""
+        said: Any = "" if self.content is None else content(self.content)
+        message: Message = {"role": "assistant", "content": said or self.refusal or said}
+        for thoughts in (self.thinking, self.reasoning, self.reasoning_content):
+            if thoughts is not None:
+                message["reasoning_content"] = thoughts
+        if self.tool_calls:
+            message["tool_calls"] = [call.message(f"{where}.tool_calls[{i}]") for i, call in enumerate(self.tool_calls)]
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+def content(given: str | list[Any]) -> str | list[dict[str, str]]:
+    """A text, or the parts of one."""
+    if isinstance(given, str):
+        return given
+    return [{"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal} for part in given]
+
+
+Messages = Annotated[
+    list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage],
+    Meta(min_length=1, max_length=MAX_MESSAGES),
+    rule(f"1 to {MAX_MESSAGES} messages"),
+]
+
+
+def messages(given: Messages, raw: Any) -> list[Message]:
+    """Messages for chat templates. raw: as received, to distinguish an absent content from null. Raises ApiError."""
+    for i, (message, sent) in enumerate(zip(given, raw, strict=True)):
+        if isinstance(message, AssistantMessage) and not (message.tool_calls or message.refusal or "content" in sent):
+            raise missing(f"messages[{i}].content")
+    return [message.message(f"messages[{i}]") for i, message in enumerate(given)]
+
+
+# ---- the body --------------------------------------------------------------------------------------------------------
+
+
+# Fields of /tokenize, too.
+GenerationPrompt = Annotated[bool | None, doc("false: the prompt ends with the last message", "true")]
+Continue = Annotated[
+    bool | None, doc("true: the answer continues the last message's text; not with `add_generation_prompt`", "false")
+]
+Tools = Annotated[
+    ChatTools | None,
+    doc(
+        f'up to {MAX_TOOLS} of `{{"type": "function", "function": {{"name", "description", "parameters", "strict"}}}}`, '
+        f"together {MAX_TOOLS_BYTES >> 10} KiB, nested {MAX_DEPTH} deep"
+    ),
+]
+if TYPE_CHECKING:
+    _Base = Completing
+else:
+    _Base = unsupported_fields("_ChatBase", CHAT, Completing)
+
+
+class ChatBody(_Base, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[
+        Messages,
+        doc(
+            f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where ROLE is {", ".join(ROLES)}; content may '
+            'be a list of `{"type": "text", "text": ...}`; an assistant\'s may have `tool_calls` and `reasoning_content` '
+            '(or `thinking`), and parts `{"type": "refusal", "refusal": ...}`; a tool\'s has `tool_call_id`'
+        ),
+    ]
+    max_completion_tokens: Annotated[Limit | None, doc("as `max_tokens`")] = None
+    logprobs: Annotated[bool | None, doc("true: log probabilities of the generated tokens")] = None
+    top_logprobs: Annotated[
+        TopLogprobs | None, doc(f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens; needs `logprobs`")
+    ] = None
+    add_generation_prompt: GenerationPrompt = None
+    continue_final_message: Continue = None
+    add_special_tokens: Annotated[bool | None, doc("true: add the tokenizer's special tokens to the template's", "false")] = None
+    tools: Tools = None
+    tool_choice: Annotated[
+        ChatChoice | None,
+        doc(
+            '`none`, `auto`, `required`, `{"type": "function", "function": {"name": NAME}}`, or `{"type": "allowed_tools", '
+            '"allowed_tools": {"mode": "auto" or "required", "tools": [FUNCTION, ...]}}` with functions of this form'
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, doc("false: at most one call in an answer", "true")] = None
+    chat_template_kwargs: TemplateValues = None
+    reasoning_effort: Annotated[
+        Effort | None,
+        doc(f"{', '.join(EFFORTS)}; needs a chat template with this variable; `none` is accepted for models without reasoning"),
+    ] = None
+    include_reasoning: Annotated[bool | None, doc("false: no `reasoning_content` in the answer", "true")] = None
+    prompt_logprobs: PromptLogprobs = None
+
+
+def parse_chat(body: bytes | bytearray, defaults: RequestParameters) -> Request:
+    """The request of a body of /v1/chat/completions. defaults: of the model. Raises ApiError with status 400."""
+    return _request(load(body), defaults)
+
+
+def chat_request(content: Mapping[str, Any], defaults: RequestParameters) -> Request:
+    """The request of a body's fields as Python's values, as parse_chat makes it."""
+    refuse_nul(content)
+    return _request(content, defaults)
+
+
+def _request(fields: Mapping[str, Any], defaults: RequestParameters) -> Request:
+    body = read(fields, ChatBody)
+    if body.tools:
+        check_size("tools", fields["tools"], MAX_TOOLS_BYTES)
+    request = Request(
+        **body.completing(defaults, fields),
+        messages=messages(body.messages, fields["messages"]),
+        logprobs=body.logprobs is True,
+        top_logprobs=body.top_logprobs or 0,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message is True,
+        add_special_tokens=body.add_special_tokens,
+        tools=chat_tools(body.tools) if body.tools else (),
+        tool_choice=None if body.tool_choice is None else tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_values=template_values(body.chat_template_kwargs),
+        reasoning_effort=body.reasoning_effort,
+        include_reasoning=body.include_reasoning is not False,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    if body.max_completion_tokens is not None:
+        if body.max_tokens not in (None, body.max_completion_tokens):
+            message = "'max_tokens' and 'max_completion_tokens' contradict each other: keep one of them."
+            raise bad_request(message, "max_completion_tokens", "invalid_value")
+        request.max_tokens, request.limit_field = body.max_completion_tokens, "max_completion_tokens"
+    if request.logprobs:
+        request.parameters = request.parameters.changed(logprobs=request.top_logprobs)
+    elif request.top_logprobs:
+        raise bad_request("'top_logprobs' can only be used with 'logprobs': true.", "top_logprobs", "invalid_value")
+    check_choice(request.tool_choice, request.tools)
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("'prompt_logprobs' can't be used with 'stream': true.", "prompt_logprobs", "invalid_value")
+    return request
