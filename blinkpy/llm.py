@@ -85,7 +85,7 @@ class _Work:
         self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
         self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
         self.generation.min_tokens = params.min_tokens
-        self.generation.excluding = excluding(rules, params.grammar, params.stop_token_ids)
+        self.generation.excluding = excluding(rules, params.grammar, params.stop_token_ids or ())
         self.tokens: list[int] = []
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -338,7 +338,7 @@ class LLM:
                 raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
                 raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
-            if any(token >= self._pair.facts.vocab_size for token in params.stop_token_ids):
+            if any(token >= self._pair.facts.vocab_size for token in params.stop_token_ids or ()):
                 raise ValueError(f"stop_token_ids are not within 0 to {self._pair.facts.vocab_size - 1}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
             rules = params.token_rules(self._pair.facts.vocab_size, partial(self.tokenizer.encode, add_special_tokens=False))

@@ -1,7 +1,8 @@
-"""How `LLM` generates: vLLM's names for the parameters of a request."""
+"""The parameters of `LLM`'s requests, with vLLM's names. tests/plain/link/test_request_parameters.py compares the fields of
+`SamplingParams` with the table of blinkpy.queues.request_parameters."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,33 +19,13 @@ from blinkpy.queues.token_rules import HIGHEST_BIAS, TokenRules
 OFFLINE = tuple(p for p in PARAMETERS if p.offline)
 
 
-def _type(is_float: bool, optional: bool) -> Any:
-    kind: Any = float if is_float else int
-    return kind | None if optional else kind
-
-
-_FIELDS: list[Any] = [(p.name, _type(p.is_float, p.optional), field(default=p.default)) for p in OFFLINE]
-_OWN: list[Any] = [
-    ("n", int, field(default=1)),
-    ("stop", str | Sequence[str] | None, field(default=())),
-    ("stop_token_ids", Sequence[int] | None, field(default=())),
-    ("ignore_eos", bool, field(default=False)),
-    ("grammar", ByteAutomaton | None, field(default=None)),
-    ("prompt_logprobs", int | None, field(default=None)),
-    ("logit_bias", Mapping[int, float] | None, field(default=None)),
-    ("allowed_token_ids", Sequence[int] | None, field(default=None)),
-    ("bad_words", Sequence[str] | None, field(default=None)),
-]
-_Values: Any = make_dataclass("_Values", _FIELDS + _OWN, frozen=True, namespace={"__post_init__": lambda self: None})
-
-
 def _is_number(value: Any, kind: type) -> bool:
-    """Whether it is a number of a kind of `numbers`, such as NumPy's; bool is none."""
+    """Whether a value is a number of a kind of `numbers`, such as NumPy's, but not a bool."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _are(values: Any, fine: Callable[[Any], Any]) -> bool:
-    """Whether it has values that are, and is no text, which would be its characters."""
+    """Whether all values of an iterable are fine. A text is refused: its values would be its characters."""
     return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping) and all(map(fine, values))
 
 
@@ -53,21 +34,59 @@ def _is_token(value: Any) -> bool:
 
 
 def _id_of(token: Any) -> Any:
-    """A token id, which JSON has as text, and so may vLLM."""
+    """A token id. vLLM also accepts ids as text, as JSON has them."""
     return int(token) if isinstance(token, str) and token.isascii() and token.isdecimal() else token
 
 
-class SamplingParams(_Values):
-    """How to generate; vLLM's names and defaults. A field for each sampling parameter of docs/api.md, but no cache_salt.
+@dataclass(frozen=True)
+class SamplingParams:
+    """How `LLM` generates, with vLLM's names and defaults. Raises ValueError for a value outside its range.
 
-    n: outputs for each prompt, which is computed once; their seeds count up. max_tokens None: up to the model's context. seed
-    None: a random one. logprobs: of the generated tokens and of this number (0 to 20) of most likely ones, from the model's
-    distribution before penalties and temperature; None: of none. temperature 0 is greedy; top_k 0 or -1 is off. grammar: of the
-    byte strings that the output may be; log probabilities are of what it allows. prompt_logprobs: of the prompt's tokens, and of
-    this number (0 to 20) of most likely ones at each place; such a prompt takes a step for each token. logit_bias: added to the
-    logits, -100 to 100, by token id. allowed_token_ids: no other token is generated. bad_words: texts that are not generated, at
-    the start of a text or behind a space. Raises ValueError for a value outside its range.
+    max_tokens: longest output, in tokens; None: up to the model's context.
+    min_tokens: tokens before a stop or end-of-sequence id may be generated.
+    temperature: 0 to 100; 0 is greedy.
+    top_p: above 0, to 1: the most likely tokens with this probability in all; 1 is off.
+    top_k: the most likely tokens; 0 and -1 are off.
+    min_p: 0 to 1: least probability of a token, relative to the most likely token.
+    repetition_penalty: above 0, to 100, for tokens of prompt and output; 1 is off.
+    presence_penalty: -2 to 2, subtracted once from the logits of tokens in the output.
+    frequency_penalty: -2 to 2, subtracted for each occurrence in the output.
+    seed: of the random choices; None: random.
+    priority: lower first, under the policy `priority`.
+    logprobs: log probabilities of the generated tokens and of this number (0 to 20) of most likely
+        tokens, from the model's distribution before penalties and temperature; None: none.
+    n: outputs for each prompt, 1 to 128; their seeds count up, and the prompt is computed once.
+    stop: a string that ends the output, or a list.
+    stop_token_ids: token ids that end the output, in addition to the model's end-of-sequence ids.
+    ignore_eos: True: the model's end-of-sequence ids don't end the output.
+    grammar: of the output, over bytes; `logprobs` are then over the tokens that the grammar allows.
+    prompt_logprobs: `logprobs` for the prompt's tokens; such a prompt takes a step for each token.
+    logit_bias: token ids with -100 to 100 to add to their logits.
+    allowed_token_ids: no other token is generated.
+    bad_words: texts that are not generated, at the start of a text or after a space.
     """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    priority: int = 0
+    logprobs: int | None = None
+    n: int = 1
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    grammar: ByteAutomaton | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for parameter in OFFLINE:
@@ -90,19 +109,19 @@ class SamplingParams(_Values):
         words = () if self.bad_words is None else self.bad_words
         if not _are(words, lambda word: isinstance(word, str) and word.strip()) or len(words) > MOST_BAD_WORDS:
             raise ValueError(f"bad_words must be at most {MOST_BAD_WORDS} texts that are not spaces alone, not {words!r}")
-        stops = self.stops() if isinstance(self.stop, str | Sequence) else self.stop
+        stops: Any = self.stops() if isinstance(self.stop, str | Sequence) else self.stop
         if not _are(stops, lambda stop: isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_LENGTH) or len(stops) > MAX_STOPS:
             raise ValueError(f"stop must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters, not {self.stop!r}")
 
     def _check_tokens(self) -> None:
-        """The fields that have token ids. Those of others than sequences, such as an array's, become a tuple."""
+        """Check the fields with token ids. Iterables such as arrays become tuples."""
         for name in ("stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
             if value is not None and not _are(value, _is_token):
                 raise ValueError(f"{name} must be token ids, not {value!r}")
             if value is not None:
                 object.__setattr__(self, name, tuple(map(int, value)))
-        for name in ("stop", "stop_token_ids"):  # None is vLLM's default
+        for name in ("stop", "stop_token_ids"):  # vLLM's default: None
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
         if self.allowed_token_ids == ():
@@ -114,11 +133,14 @@ class SamplingParams(_Values):
             raise ValueError(f"logit_bias must have biases of {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g}, not {biases!r}")
 
     def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        """The strings that end the output."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def token_rules(self, vocab_size: int, encode: Callable[[str], Int32]) -> TokenRules | None:
-        """logit_bias, allowed_token_ids and bad_words for a model; None without any. encode: without special tokens. Raises
-        ValueError for what is not the model's."""
+        """The rules of logit_bias, allowed_token_ids and bad_words for a model; None without rules.
+
+        encode: the tokens of a text, without special tokens. Raises ValueError for tokens outside the vocabulary.
+        """
         if not self.logit_bias and self.allowed_token_ids is None and not self.bad_words:
             return None
         banned = banned_sequences(self.bad_words or (), encode)
@@ -126,14 +148,16 @@ class SamplingParams(_Values):
         return TokenRules(vocab_size, biases, self.allowed_token_ids, banned)
 
     def request_parameters(self, room: int, eos_ids: Sequence[int]) -> RequestParameters:
-        """What the engine gets. room: tokens that the context leaves for the output."""
-        ids = tuple(dict.fromkeys([*self.stop_token_ids, *(() if self.ignore_eos else eos_ids)]))
+        """The parameters for the engine. room: tokens of the context after the prompt. Raises ValueError."""
+        ids = tuple(dict.fromkeys([*(self.stop_token_ids or ()), *(() if self.ignore_eos else eos_ids)]))
         if len(ids) > STOP_IDS:
-            raise ValueError(f"{len(ids)} stop token ids with the model's own; at most {STOP_IDS} are possible")
+            raise ValueError(
+                f"stop_token_ids must be at most {STOP_IDS} ids, the model's end-of-sequence ids included, not {len(ids)}"
+            )
         if self.max_tokens is not None and self.max_tokens > room:
-            raise ValueError(f"max_tokens is {self.max_tokens}, and the context leaves {room}")
+            raise ValueError(f"max_tokens must be at most {room}, which the prompt leaves of the context, not {self.max_tokens}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, and max_tokens {self.max_tokens}")
+            raise ValueError(f"min_tokens must be at most max_tokens, {self.max_tokens}, not {self.min_tokens}")
         given = {p: getattr(self, p.name) for p in OFFLINE}
         values = {
             p.name: p.from_request(None if value is None else float(value) if p.is_float else int(value))

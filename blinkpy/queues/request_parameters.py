@@ -1,10 +1,9 @@
 """The parameters of a request: one table, from which everything else about them is made.
 
-From PARAMETERS come the fields of the submission entry with their packing and the indices that device code and samplers use
-(blinkpy.queues.submission), the engine's check of entries (blinkpy.scheduler.phases.intake), RequestParameters below with the
-defaults of a model, the HTTP fields and their page docs/api.md (blinkpy.dpu.http.fields.shared_fields), the fields of
-blinkpy.SamplingParams, and the values that the simulator submits.
-A new scalar is a row here, and the code of the samplers that applies it.
+PARAMETERS gives the fields of the submission entry, their packing and their indices (blinkpy.queues.submission). It gives the
+engine's check of entries (blinkpy.scheduler.phases.intake), and RequestParameters below with the defaults of a model. It gives
+the HTTP fields (blinkpy.dpu.http.fields.shared_fields), the checks of blinkpy.SamplingParams, and values for the simulator.
+A new scalar is a row here, a field of SamplingParams, and the code of the samplers that applies it.
 """
 
 from collections import namedtuple
@@ -32,19 +31,19 @@ class Parameter(NamedTuple):
 
     name: str
     dtype: str  # in the entry: i4, i8 or f4
-    neutral: float | None  # the value without effect; None is a random one
-    accepted: Bounds  # what the engine takes; NaN and infinity are never among it
+    neutral: float | None  # the value without effect; None: a random value
+    accepted: Bounds  # the engine's range; NaN and infinity are always refused
     doc: str = ""  # for docs/api.md, behind the range
     above_low: bool = False  # the lower bound itself is refused
-    requested: Bounds | None = None  # what the APIs take, where that differs; below `accepted` means the neutral value
+    requested: Bounds | None = None  # the range of the APIs, if it differs; below `accepted` means the neutral value
     http: str = "both"  # which endpoint has a field of this name and kind: "both", "completions" or ""
     offline: bool = True  # SamplingParams has it
     from_model: bool = False  # generation_config.json may set the default
-    kind: str = ""  # for docs/api.md, in place of the range
+    kind: str = ""  # for docs/api.md, instead of the range
 
     @property
     def bounds(self) -> Bounds:
-        """What the APIs take."""
+        """The range of the APIs."""
         return self.requested or self.accepted
 
     @property
@@ -53,13 +52,13 @@ class Parameter(NamedTuple):
 
     @property
     def bounds_text(self) -> str:
-        """What the APIs take, for people."""
+        """The range of the APIs, as text."""
         low, high = (f"{bound:g}" if self.is_float else str(bound) for bound in self.bounds)
         return f"above {low} and at most {high}" if self.above_low else f"{low} to {high}"
 
     @property
     def optional(self) -> bool:
-        """Whether absent is a value of its own in SamplingParams."""
+        """Whether SamplingParams accepts None."""
         return self.default is None or self.name == "max_tokens"
 
     @property
@@ -73,13 +72,13 @@ class Parameter(NamedTuple):
         return low <= value <= high and not (self.above_low and value < low + FLOAT32_LEAST)
 
     def from_request(self, value: float | None) -> float | None:
-        """What the engine gets for a value within the bounds of the APIs, or for None, an absent one."""
+        """The engine's value for a value of the APIs; None: for an absent value."""
         if value is None or value < self.accepted[0]:
             return self.neutral
         return value + 0.0 if self.is_float else value  # -0.0 becomes 0.0
 
 
-# In the order of RequestParameters, of SamplingParams and, but for those of 8 bytes, of the entry.
+# In the order of RequestParameters, SamplingParams and the entry, except that the entry has values of 8 bytes first.
 PARAMETERS = (
     Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # request_body.token_limit settles it
     Parameter(
@@ -130,8 +129,10 @@ _Values: Any = _make_tuple("_Values", [*PARAMETER, "stop_ids"], defaults=[*(p.ne
 
 
 class RequestParameters(_Values):
-    """Limits and sampling parameters of one request: a field for each of PARAMETERS, checked where they come from, and stop_ids,
-    at most submission.STOP_IDS token ids that end the request, end-of-sequence ids included."""
+    """Limits and sampling parameters of one request, checked by the APIs: a field for each of PARAMETERS, and stop_ids.
+
+    stop_ids: at most submission.STOP_IDS token ids that end the request, end-of-sequence ids included.
+    """
 
     __slots__ = ()
 

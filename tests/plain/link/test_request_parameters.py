@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -119,10 +119,24 @@ def test_sampling_params_become_request_parameters() -> None:
     assert names[:3] == ["max_tokens", "min_tokens", "temperature"]
     assert {"stop", "stop_token_ids", "ignore_eos", "seed", "priority", "logprobs"} < set(names)
     assert not {"cache_salt", "flags"} & set(names)
-    with pytest.raises(ValueError, match="context leaves"):
+    with pytest.raises(ValueError, match="max_tokens must be at most 100, which the prompt leaves of the context, not 101"):
         SamplingParams(max_tokens=101).request_parameters(100, [])
     with pytest.raises(ValueError, match="at most 8"):
         SamplingParams(stop_token_ids=range(9)).request_parameters(100, [])
+
+
+def test_fields_of_sampling_params_are_those_of_the_table() -> None:
+    """In its order, with its types and defaults, and each with a line of the class's help."""
+    table = [p for p in PARAMETERS if p.offline]
+    types = {p.name: float if p.is_float else int for p in table}
+    hints, given = get_type_hints(SamplingParams), fields(SamplingParams)
+    assert [item.name for item in given[: len(table)]] == [p.name for p in table]
+    for p, item in zip(table, given, strict=False):
+        kind: Any = types[p.name]
+        assert hints[p.name] == (kind | None if p.optional else kind), p.name
+        assert (type(item.default), item.default) == (type(p.default), p.default), p.name
+    lines = (SamplingParams.__doc__ or "").splitlines()
+    assert [line.split(":")[0].strip() for line in lines if re.match(r" {4}\w+: ", line)] == [item.name for item in given]
 
 
 @pytest.mark.parametrize(
