@@ -1,17 +1,18 @@
-"""Writes the table of published models in docs/models.md again: their sizes, and how they fit on GPUs, as check-model has it."""
+"""Writes two tables of docs/models.md again: the model classes, and the sizes of published models as check-model has them."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from published_models import MODELS
 
 from blinkpy.config import Config
 from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.families.family import families
 from blinkpy.models.weights.weight_parts import weight_bytes
 from blinkpy.serving.model_facts import GPUS, fit, itemsize_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-MARK = "<!-- sizes, by make docs -->\n"
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -32,14 +33,20 @@ def rows() -> list[tuple[str, ...]]:
     return [(", ".join(names), *sizes) for sizes, names in found.items()]
 
 
+def table(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    rest = ["| " + " | ".join(line) + " |\n" for line in lines]
+    return "".join(["| " + " | ".join(head) + " |\n", "|" + "---|" * len(head) + "\n", *rest])
+
+
 def written(page: str) -> str:
-    """The page with its table made anew."""
+    """The page with new tables. Raises ValueError if a mark is missing."""
+    classes = [(f"`{one.name}`", one.models) for one in sorted(families().values(), key=lambda one: one.name)]
     head = ("model", "weights, GiB", "KiB a token", *(f"tokens, {gpu}" for gpu in GPUS))
-    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows())]
-    table = "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
-    page, found = re.subn(re.escape(MARK) + r"(\|.*\n)*", lambda _: MARK + table, page)
-    if found != 1:
-        raise ValueError(f"{PAGE} has {found} places for the table")
+    for mark, text in (("families", table(("model class", "models"), classes)), ("sizes", table(head, rows()))):
+        place = re.compile(rf"(<!-- {mark}, by make docs -->\n)(\|.*\n)*")
+        if len(place.findall(page)) != 1:
+            raise ValueError(f"{PAGE} must have one line <!-- {mark}, by make docs -->")
+        page = place.sub(lambda found, text=text: found[1] + text, page)  # type: ignore[misc]
     return page
 
 

@@ -16,27 +16,28 @@ Describe = Callable[[HfConfig], DecoderDescription]
 
 @dataclass(frozen=True)
 class Family:
-    """A model class. defaults: what missing keys of its config.json mean. ignores: keys without an effect, beside INERT."""
+    """A model class of config.json."""
 
     name: str
+    models: str  # for docs/models.md
     model_type: str
     describe: Describe
-    defaults: Mapping[str, Any]
-    ignores: tuple[str, ...]
+    defaults: Mapping[str, Any]  # values of missing keys
+    ignores: tuple[str, ...]  # keys without an effect, in addition to INERT
 
 
 _found: dict[str, Family] = {}
 
 
 def family(
-    name: str, *, model_type: str, defaults: Mapping[str, Any] | None = None, ignores: tuple[str, ...] = ()
+    name: str, *, models: str, model_type: str, defaults: Mapping[str, Any] | None = None, ignores: tuple[str, ...] = ()
 ) -> Callable[[Describe], Describe]:
-    """Register a function that makes the description of a model class out of its config.json."""
+    """Register a function that builds the description of a model class from its config.json."""
 
     def register(describe: Describe) -> Describe:
         if name in _found:
             raise ValueError(f"two families are called {name}")
-        _found[name] = Family(name, model_type, describe, defaults or {}, ignores)
+        _found[name] = Family(name, models, model_type, describe, defaults or {}, ignores)
         return describe
 
     return register

@@ -53,18 +53,19 @@ def _softcap(c: HfConfig, key: str) -> float:
     return 0.0 if c.get(key) is None else c.number(key)
 
 
-@family("Gemma2ForCausalLM", model_type="gemma2", defaults=GEMMA2, ignores=(*IGNORES, "sliding_window_size"))
+@family("Gemma2ForCausalLM", models="Gemma 2", model_type="gemma2", defaults=GEMMA2, ignores=(*IGNORES, "sliding_window_size"))
 def gemma2(c: HfConfig) -> DecoderDescription:
     return _decoder(c, 2, softcap=_softcap(c, "attn_logit_softcapping"))
 
 
-@family("Gemma3ForCausalLM", model_type="gemma3_text", defaults=GEMMA3, ignores=IGNORES)
+@family("Gemma3ForCausalLM", models="Gemma 3 270M and 1B", model_type="gemma3_text", defaults=GEMMA3, ignores=IGNORES)
 def gemma3(c: HfConfig) -> DecoderDescription:
     return _decoder(c, c.integer("sliding_window_pattern", default=6), qk_norm=True, local_rope=True)
 
 
 @family(
     "Gemma3ForConditionalGeneration",
+    models="Gemma 3 4B, 12B and 27B; text only",
     model_type="gemma3",
     defaults={"tie_word_embeddings": True},
     ignores=(*IGNORES, *IMAGES),

@@ -13,6 +13,7 @@ DEFAULTS = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense
 
 @family(
     "Glm4MoeForCausalLM",
+    models="GLM-4.5, 4.5-Air, 4.6, 4.7; without the layers for multi-token prediction",
     model_type="glm4_moe",
     defaults=EXPERTS
     | DEFAULTS

@@ -18,7 +18,7 @@ QUANTIZATION = {"quant_method", "modules_to_not_convert", "dequantize"}  # keys 
 
 
 @family(
-    "GptOssForCausalLM",
+    "GptOssForCausalLM", models="gpt-oss 20b and 120b, their experts as MXFP4 or unquantised",
     model_type="gpt_oss",
     defaults={
         **EXPERTS, **ATTENTION, **SWISH, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "max_position_embeddings": 131072,

@@ -28,12 +28,18 @@ def _factors(c: HfConfig) -> Factors:
     return Factors(c.number("embedding_multiplier"), c.number("residual_multiplier"), 1 / c.number("logits_scaling"))
 
 
-@family("GraniteForCausalLM", model_type="granite", defaults=DEFAULTS)
+@family("GraniteForCausalLM", models="Granite 3.x, dense", model_type="granite", defaults=DEFAULTS)
 def granite(c: HfConfig) -> DecoderDescription:
     return pre_norm_decoder(c, _attention(c), gated_mlp(c, bias=c.flag("mlp_bias")), factors=_factors(c))
 
 
-@family("GraniteMoeHybridForCausalLM", model_type="granitemoehybrid", defaults=DEFAULTS | HYBRID, ignores=tuple(UNUSED.split()))
+@family(
+    "GraniteMoeHybridForCausalLM",
+    models="Granite 4 with attention and a dense MLP in all layers",
+    model_type="granitemoehybrid",
+    defaults=DEFAULTS | HYBRID,
+    ignores=tuple(UNUSED.split()),
+)
 def granite_hybrid(c: HfConfig) -> DecoderDescription:
     layers, experts = c.integer("num_hidden_layers"), c.integer("num_local_experts", low=0)
     kinds = c.get("layer_types") or c.get("layers_block_type") or []

@@ -45,12 +45,23 @@ OF_EACH_EXPERT: dict[str, Any] = {  # as compressed-tensors stores FP8 ones
 }
 
 
-@family("Llama4ForCausalLM", model_type="llama4_text", defaults=TEXT, ignores=IGNORES)
+@family(
+    "Llama4ForCausalLM",
+    models="Llama 4 Scout and Maverick: text only. Not run on a GPU",
+    model_type="llama4_text",
+    defaults=TEXT,
+    ignores=IGNORES,
+)
 def llama4(c: HfConfig) -> DecoderDescription:
     return replace(_decoder(c), tensors=_names(c, TensorNames()))
 
 
-@family("Llama4ForConditionalGeneration", model_type="llama4", ignores=(*IGNORES, *IMAGES))
+@family(
+    "Llama4ForConditionalGeneration",
+    models="Llama 4 Scout and Maverick: text only. Not run on a GPU",
+    model_type="llama4",
+    ignores=(*IGNORES, *IMAGES),
+)
 def llama4_nested(c: HfConfig) -> DecoderDescription:
     text = c.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings"), TEXT)
     spare = (*NESTED.spare, "vision_model.", "model.vision_model.")

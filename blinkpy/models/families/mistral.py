@@ -8,7 +8,12 @@ from blinkpy.models.families.family import family
 DEFAULTS = {"max_position_embeddings": 131072, "sliding_window": 4096}
 
 
-@family("MinistralForCausalLM", model_type="ministral", defaults=DEFAULTS)
-@family("MistralForCausalLM", model_type="mistral", defaults=DEFAULTS)
+@family(
+    "MinistralForCausalLM",
+    models="Ministral; windows in the layers that `layer_types` names",
+    model_type="ministral",
+    defaults=DEFAULTS,
+)
+@family("MistralForCausalLM", models="Mistral 7B", model_type="mistral", defaults=DEFAULTS)
 def mistral(c: HfConfig) -> DecoderDescription:
     return pre_norm_decoder(c, grouped_attention(c), gated_mlp(c), sliding_windows(c, typed=True))

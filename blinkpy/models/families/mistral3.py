@@ -31,7 +31,7 @@ IMAGES = """
     vision_feature_layer"""
 
 
-@family("Ministral3ForCausalLM", model_type="ministral3", defaults=MINISTRAL_3)
+@family("Ministral3ForCausalLM", models="Ministral 3: text only", model_type="ministral3", defaults=MINISTRAL_3)
 def ministral3(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, inert={GROWTH, "max_position_embeddings"})
     model = pre_norm_decoder(c, attention, gated_mlp(c), sliding_windows(c, typed=True))
@@ -43,7 +43,12 @@ def ministral3(c: HfConfig) -> DecoderDescription:
     return replace(model, max_position=min(model.max_position, attention.rope.original_max_position))
 
 
-@family("Mistral3ForConditionalGeneration", model_type="mistral3", ignores=tuple(IMAGES.split()))
+@family(
+    "Mistral3ForConditionalGeneration",
+    models="Mistral Small 3.1, Ministral 3, and, with a [converted tokenizer](#checkpoints), 3.2 and Magistral: text only",
+    model_type="mistral3",
+    ignores=tuple(IMAGES.split()),
+)
 def mistral3(c: HfConfig) -> DecoderDescription:
     values = c.get("text_config")
     kind = values.get("model_type", "mistral") if isinstance(values, dict) else "mistral"

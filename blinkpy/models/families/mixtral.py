@@ -16,6 +16,7 @@ NAMES = TensorNames(
 
 @family(
     "MixtralForCausalLM",
+    models="Mixtral",
     model_type="mixtral",
     defaults={**EXPERTS, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072},
     ignores=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),

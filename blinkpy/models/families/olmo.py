@@ -17,12 +17,14 @@ def _attention(c: HfConfig, layer_type: str | None = None) -> Attention:
     return grouped_attention(c, qkv_bias=bias, o_bias=bias, layer_type=layer_type)._replace(qk_norm=QkNorm.WIDTH)
 
 
-@family("Olmo2ForCausalLM", model_type="olmo2", defaults=DEFAULTS)
+@family("Olmo2ForCausalLM", models="OLMo 2", model_type="olmo2", defaults=DEFAULTS)
 def olmo2(c: HfConfig) -> DecoderDescription:
     return replace(pre_norm_decoder(c, _attention(c), gated_mlp(c)), placement=NormPlacement.POST)
 
 
-@family("Olmo3ForCausalLM", model_type="olmo3", defaults={**DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096})
+@family(
+    "Olmo3ForCausalLM", models="OLMo 3, 3.1", model_type="olmo3", defaults={**DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096}
+)
 def olmo3(c: HfConfig) -> DecoderDescription:
     """Scaling of the rotary embedding is for layers without a window."""
     attention, windows = _attention(c, FULL), periodic_windows(c, 4)

@@ -20,7 +20,13 @@ NAMES = TensorNames(
 )
 
 
-@family("Qwen2ForCausalLM", model_type="qwen2", defaults={"sliding_window": 4096}, ignores=("attention_bias",))
+@family(
+    "Qwen2ForCausalLM",
+    models="Qwen2, Qwen2.5",
+    model_type="qwen2",
+    defaults={"sliding_window": 4096},
+    ignores=("attention_bias",),
+)
 def qwen2(c: HfConfig) -> DecoderDescription:
     windows = sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qkv_bias=True), gated_mlp(c), windows)
@@ -28,6 +34,7 @@ def qwen2(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Qwen2MoeForCausalLM",
+    models="Qwen1.5-MoE, Qwen2-57B-A14B",
     model_type="qwen2_moe",
     defaults={**EXPERTS, "decoder_sparse_step": 1, "qkv_bias": True},
     ignores=("intermediate_size", "sliding_window", "output_router_logits", "router_aux_loss_coef"),

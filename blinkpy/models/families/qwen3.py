@@ -16,7 +16,7 @@ from blinkpy.models.families.family import family
 EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
 
 
-@family("Qwen3ForCausalLM", model_type="qwen3", defaults={"head_dim": 128, "sliding_window": 4096})
+@family("Qwen3ForCausalLM", models="Qwen3, dense", model_type="qwen3", defaults={"head_dim": 128, "sliding_window": 4096})
 def qwen3(c: HfConfig) -> DecoderDescription:
     bias, windows = c.flag("attention_bias"), sliding_windows(c, gated=True, typed=True, upper=True)
     return pre_norm_decoder(c, grouped_attention(c, qk_norm=True, qkv_bias=bias, o_bias=bias), gated_mlp(c), windows)
@@ -24,6 +24,7 @@ def qwen3(c: HfConfig) -> DecoderDescription:
 
 @family(
     "Qwen3MoeForCausalLM",
+    models="Qwen3-MoE",
     model_type="qwen3_moe",
     defaults={**EXPERTS, "sliding_window": 4096},
     ignores=("intermediate_size", "output_router_logits", "router_aux_loss_coef", "use_qk_norm"),

@@ -9,6 +9,7 @@ from blinkpy.models.families.family import family
 
 @family(
     "SmolLM3ForCausalLM",
+    models="SmolLM3",
     model_type="smollm3",
     defaults={"rope_theta": 2e6, "tie_word_embeddings": True, "no_rope_layer_interval": 4},
 )
