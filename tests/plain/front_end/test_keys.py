@@ -27,7 +27,7 @@ from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
-from blinkpy.dpu.admission.keys_file import FIELDS, KEYS_OF_ONE, MOST_BYTES, MOST_TENANTS, KeyRing, keys_of, read_keys
+from blinkpy.dpu.admission.keys_file import KEYS_OF_ONE, MOST_BYTES, MOST_TENANTS, KeyRing, TenantTable, keys_of, read_keys
 from blinkpy.dpu.admission.tenant import NOBODY, Tenant
 from blinkpy.dpu.http.answers import Choice, Usage
 from blinkpy.dpu.http.message_answer import MessageAnswer
@@ -79,16 +79,16 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     assert (other.service_tier, other.service_tiers) == ("priority", ("priority", "flex"))
     assert other.salt
     assert 1 <= other.number <= INT32_RANGE[1]
-    assert set(FIELDS) == set(re.findall(r"^ +(\w+) =", text, re.M))
+    assert set(TenantTable.__struct_fields__) == set(re.findall(r"^ +(\w+) =", text, re.M))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has 0 tenants"),
+        ("", "must have 1 to 500 tenants, not 0"),
         ("[a]", r"k: a: needs 1 to 8 keys"),
-        (f'"{SECRET_WORD}" = "a"', "k: entry 1 is no table"),
-        (f'[a]\nkey = "x"\n{SECRET_WORD} = "a"', "k: a: has a field that there is not; there are key"),
+        (f'"{SECRET_WORD}" = "a"', "k: entry 1 is not a table"),
+        (f'[a]\nkey = "x"\n{SECRET_WORD} = "a"', "k: a: unknown field; known fields: key, sha256"),
         ('[a]\nkey = "x"\nweigth = 2', "did you mean 'weight'"),
         (f'[a]\nkey = "{SECRET_WORD} x"', "k: a: key must be 1 to 512 visible ASCII"),
         ('[a]\nkey = ""', "k: a: key must be"),
@@ -97,7 +97,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         (f'[a]\nsha256 = "{SECRET_WORD}"', "k: a: sha256 must be"),
         (f"[a]\nkey = {[str(i) for i in range(KEYS_OF_ONE + 1)]}", "k: a: needs 1 to 8 keys"),
         (f'[a]\nkey = "{SECRET_WORD}"\nsha256 = "{digest(SECRET_WORD)}"', "k: a: has a key twice"),
-        (f'[a]\nkey = "{SECRET_WORD}"\n[b]\nkey = "{SECRET_WORD}"', "k: b: has a key of a too"),
+        (f'[a]\nkey = "{SECRET_WORD}"\n[b]\nkey = "{SECRET_WORD}"', "k: b: shares a key with a"),
         ('[a]\nkey = "x"\nnumber = 4\n[b]\nkey = "y"\nnumber = 4', "k: b: has the number 4 of a"),
         ('["a b"]\nkey = "x"', "name of tenant 1 must be"),
         (f'["{"n" * 65}"]\nkey = "x"', "name of tenant 1 must be"),
@@ -125,10 +125,10 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ('[a]\nkey = "x"\nshare_prefixes = 1', "a: share_prefixes must be true or false"),
         (f'[a]\nkey = "{SECRET_WORD}', r"k is not TOML \(at "),
         ('[a]\nkey = "x"\n[a]\nkey = "y"', r"k is not TOML \(at line 3"),
-        ("#" * (MOST_BYTES + 1), "has more than"),
-        ("\n".join(f'[t{i}]\nkey = "{i}"' for i in range(MOST_TENANTS + 1)), "has 501 tenants"),
-        ('[a]\nkey = "the-one"', "k: a: has the key of --api-key"),
-        ('[default]\nkey = "x"', "k: default: is the name of the tenant of --api-key"),
+        ("#" * (MOST_BYTES + 1), "is larger than"),
+        ("\n".join(f'[t{i}]\nkey = "{i}"' for i in range(MOST_TENANTS + 1)), "tenants, not 501"),
+        ('[a]\nkey = "the-one"', "k: a: shares its key with --api-key"),
+        ('[default]\nkey = "x"', "k: default: rename this tenant: --api-key uses the name"),
     ],
 )
 def test_a_faulty_file_is_told_by_file_tenant_and_reason_and_shows_no_key(tmp_path: Path, text: str, message: str) -> None:
@@ -150,7 +150,7 @@ def test_who_shares_prefixes(tmp_path: Path) -> None:
 
 def test_files_that_are_no_text_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "k").write_bytes(b"\xff\xfe")
-    for path, message in ((tmp_path / "k", "no UTF-8"), (tmp_path / "none", "can't read"), (tmp_path, "can't read")):
+    for path, message in ((tmp_path / "k", "not UTF-8"), (tmp_path / "none", "can't read"), (tmp_path, "can't read")):
         with pytest.raises(ConfigError, match=message):
             read_keys(str(path), "")
 
@@ -181,7 +181,7 @@ def test_one_key_is_what_a_header_can_bring() -> None:
     for key in ("k", "a b", "x" * 600, "!~", "sécret"):
         assert read_keys("", key).find(key.encode()) is not None
     for key in ("k\n", " k", "k ", "a\tb", "a\0", "\x7f", "a\udcff", " "):
-        with pytest.raises(ConfigError, match="api_key must be what a header can bring"):
+        with pytest.raises(ConfigError, match="api_key must fit into a header"):
             read_keys("", key)
 
 

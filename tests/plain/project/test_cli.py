@@ -150,7 +150,7 @@ WRONG = {
     "a name of a recording": (("record", "../a"), "name must be 1 to 100 letters, digits,"),
     "an empty key": (("serve", "--api-key", ""), "api_key is empty"),
     "no file of keys": (("frontend", "--api-keys", ""), "api_keys is empty"),
-    "a key with a line end": (("serve", "--api-key", "secret\n"), "api_key must be what a header can bring"),
+    "a key with a line end": (("serve", "--api-key", "secret\n"), "api_key must fit into a header"),
     "a deep list": (("serve", "--allowed-origins", "[" * 100_000), "allowed_origins is no JSON list"),
     "an engine at no address": (("frontend", "--transport", "rdma", "--engine", "here"), "engine must be HOST:PORT, not 'here'"),
 }
