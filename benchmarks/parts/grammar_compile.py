@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark
+from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.grammar.grammar_compiler import GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.link.connect_shm import attach_segment
@@ -35,6 +36,7 @@ from blinkpy.queues.words import STATE_READY
 
 TARGET_MS = 50.0
 COMPILE_S, COMPILE_BYTES = 10.0, 128 << 20
+ASKER = Asker("benchmark")
 WARM = 5
 MOST_REASONS = 20
 READY_S, ANSWER_S, BEAT_S, POLL_S = 300.0, 20.0, 0.5, 0.01
@@ -88,12 +90,12 @@ async def measure(run: Run, work: list[tuple[Any, str]]) -> tuple[list[float], l
     times, automata, refused = [], [], Counter[str]()
     try:
         for number in range(WARM):
-            await compiler.automaton({"choice": [f"{number}"]})
+            await compiler.automaton({"choice": [f"{number}"]}, ASKER)
         for number, (schema, document) in enumerate(work):
             run.progress("schemas", number, len(work))
             start = time.perf_counter()
             try:
-                automaton = await compiler.automaton({"schema": schema})
+                automaton = await compiler.automaton({"schema": schema}, ASKER)
             except GrammarError as error:
                 large = (
                     isinstance(error, GrammarTooLargeError) or "too many states" in error.message or "too long" in error.message

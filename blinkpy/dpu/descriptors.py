@@ -4,7 +4,7 @@ import logging
 import resource
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.http.connection import SPARE_CONNECTIONS
+from blinkpy.dpu.http.wire.connections import SPARE_CONNECTIONS
 
 OWN_DESCRIPTORS = 128  # of the process: queue pair, event loop, threads, sockets that are not accepted yet
 

@@ -17,7 +17,7 @@ from blinkpy.serving.addresses import check_access, print_ready
 FRONTEND_START_S = 60.0
 FRONTEND_HURRY_S = 3.0  # for its workers' last words after a second signal
 SPARE_S = 3.0  # from when the last worker must be gone to when the kernel ends the front end
-PACKAGES = ("httptools", "jinja2", "msgspec", "orjson", "tokenizers", "uvicorn", "uvloop")
+PACKAGES = ("httptools", "jinja2", "msgspec", "orjson", "tokenizers", "uvloop")
 
 
 def frontend_alone(config: Config, given: frozenset[str]) -> int:

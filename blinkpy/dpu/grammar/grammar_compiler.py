@@ -3,10 +3,12 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 import orjson
 
+from blinkpy.dpu.admission.gate import Asker, FullError, Places
 from blinkpy.dpu.fork_server.fork_server import ForkServer
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.compile_server import ANSWER, EXHAUSTED, FAILURE
@@ -15,7 +17,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SERVER = "blinkpy.dpu.grammar.compile_server"
 MOST_CONTENT = 1 << 20  # bytes of a grammar, as JSON
-AT_ONCE = 8  # compiled side by side
+AT_ONCE, OF_ONE = 8, 4  # compiled side by side, and those of one tenant
 MOST_WAITING = 64  # until they are compiled, those included
 MARGIN_S = 10.0  # for processes to start and to get their share of the CPU, beside the time to compile
 REFUSAL_BYTES = 1024  # what one takes in the cache
@@ -23,6 +25,12 @@ REFUSAL_BYTES = 1024  # what one takes in the cache
 
 class GrammarBusyError(Exception):
     """Too many grammars wait to be compiled."""
+
+
+@dataclass(slots=True, eq=False)
+class _Compiling:
+    task: "asyncio.Task[ByteAutomaton | GrammarError]"
+    waiters: int = 0
 
 
 class GrammarCompiler:
@@ -33,47 +41,59 @@ class GrammarCompiler:
         self.compile_s, self.cache_bytes = compile_s, cache_bytes
         self._cache: OrderedDict[bytes, ByteAutomaton | GrammarError] = OrderedDict()
         self._cached_bytes = 0
-        self._compiling: dict[bytes, asyncio.Task[ByteAutomaton | GrammarError]] = {}
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._compiling: dict[tuple[str, bytes], _Compiling] = {}  # by asker and key
+        self._places = Places(AT_ONCE, MOST_WAITING, of_one=OF_ONE)
         self._forks = ForkServer(SERVER, (compile_s, compile_bytes), compile_s + MARGIN_S)
 
     def close(self) -> None:
         """End the processes."""
-        for task in self._compiling.values():
-            task.cancel()
+        for compiling in self._compiling.values():
+            compiling.task.cancel()
         self._forks.close()
 
-    async def automaton(self, grammar: Grammar) -> ByteAutomaton:
-        """The grammar's automaton. Raises GrammarError, GrammarBusyError when too many are waiting, and RuntimeError for a fault
-        of the compiler."""
+    async def automaton(self, grammar: Grammar, asker: Asker) -> ByteAutomaton:
+        """The grammar's automaton. A compile ends when all who wait for it are cancelled. Raises GrammarError, GrammarBusyError
+        when too many are waiting, and RuntimeError for a fault of the compiler."""
         content = _content(grammar)
         key = hashlib.sha256(content).digest()
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
         else:
-            found = await asyncio.shield(self._task(key, content))  # others may wait for it, too
+            found = await self._compiled(key, content, asker)
         if isinstance(found, GrammarError):
             raise type(found)(found.message, found.path, found.keyword, found.part)
         return found
 
-    def _task(self, key: bytes, content: bytes) -> "asyncio.Task[ByteAutomaton | GrammarError]":
-        task = self._compiling.get(key)
-        if task is None:
-            if len(self._compiling) >= MOST_WAITING:
-                raise GrammarBusyError
-            task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, content))
-            task.add_done_callback(lambda _: self._compiling.pop(key))
-        return task
+    async def _compiled(self, key: bytes, content: bytes, asker: Asker) -> ByteAutomaton | GrammarError:
+        """Join a compile that runs for the same tenant, or begin one."""
+        name = asker.name, key
+        compiling = self._compiling.get(name)
+        if compiling is None:
+            task = asyncio.get_running_loop().create_task(self._compile(key, content, asker))
+            compiling = self._compiling[name] = _Compiling(task)
+        compiling.waiters += 1
+        try:
+            return await asyncio.shield(compiling.task)
+        finally:
+            compiling.waiters -= 1
+            if not compiling.waiters and self._compiling.get(name) is compiling:
+                del self._compiling[name]
+                compiling.task.cancel()
 
-    async def _compile(self, key: bytes, content: bytes) -> ByteAutomaton | GrammarError:
-        async with self._places:
-            result = await self._ask(content)
+    async def _compile(self, key: bytes, content: bytes, asker: Asker) -> ByteAutomaton | GrammarError:
+        try:
+            async with self._places.place(asker):
+                result = self._cache.get(key) or await self._ask(content)  # another tenant's may have ended meanwhile
+        except FullError:
+            raise GrammarBusyError from None
         if result is not _TOO_LONG:  # another time it may not be
             self._keep(key, result)
         return result
 
     def _keep(self, key: bytes, result: ByteAutomaton | GrammarError) -> None:
+        if key in self._cache:
+            return
         self._cache[key] = result
         self._cached_bytes += _size(result)
         while self._cached_bytes > self.cache_bytes:

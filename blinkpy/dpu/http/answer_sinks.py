@@ -10,10 +10,10 @@ import orjson
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answers import Answer, Choice, Usage, likeliest
-from blinkpy.dpu.http.byte_room import ByteRoom
-from blinkpy.dpu.http.connection import Connection
 from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.token_logprobs import TokenLogprobs
 
@@ -163,15 +163,15 @@ class Streamer(Collector):
         self._open = False  # the response has started, and the client takes it
         self._backlog = 0  # events since the client had read everything
 
-    def open(self) -> None:
-        """The response has started: write the events that wait, and from now on those of each step. Where all have come, they go
-        out with the end."""
+    def open(self, head: bytes) -> None:
+        """The response has started: write its head and the events that wait, and from now on those of each step. If all have
+        come, they go out with the end."""
         self._open = not self._connection.gone
-        if self._chunks:
-            self._connection.held.write(b"".join(self._chunks))
+        if self.done.done():
+            self._chunks.insert(0, head)
+        elif self._open:
+            self._transport.write(b"".join([head, *self._chunks]))
             self._chunks.clear()
-        if not self.done.done():
-            self._connection.held.release()
 
     def on_text(self, generation: Generation, text: str, logprobs: list[TokenLogprobs]) -> None:
         event = self.answer.event(generation.index, text, logprobs)
@@ -193,10 +193,10 @@ class Streamer(Collector):
         failed = self.error
         last = self.answer.end(self.usage(), self._usage_at_end) if failed is None else self.answer.error_event(failed)
         if self._chunked:
-            return last
-        if not self._connection.held.is_closing():
-            self._connection.held.write(last)
-        return b""
+            last = (b"%x\r\n%b\r\n" % (len(last), last) if last else b"") + b"0\r\n\r\n"
+        chunks = b"".join(self._chunks)
+        self._chunks.clear()
+        return chunks + last
 
     def stop(self) -> None:
         self._open = False

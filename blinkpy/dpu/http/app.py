@@ -1,7 +1,8 @@
-"""The HTTP API, as a plain ASGI application on blinkpy.dpu.http.connection.Connection.
+"""The HTTP API: what a request's path and method lead to.
 
-blinkpy.dpu.http.endpoints has the table of the paths; here is what they do. Requests that generate: read and check the body,
-tokenize, submit, and then write what comes, whole or as server-sent events.
+blinkpy.dpu.http.endpoints has the table of the paths; here is what they do. What the head of a request decides is answered
+at once, within the turn that the gate gave its connection. Requests that generate have a task: read and check the body,
+tokenize, submit, and then write the answer, whole or as server-sent events.
 """
 
 import asyncio
@@ -15,16 +16,18 @@ import orjson
 
 from blinkpy.config import Config
 from blinkpy.dpu.admission.fair_queue import Ticket
+from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.answer_sinks import Collector, Streamer
-from blinkpy.dpu.http.connection import SCOPE_KEY, Connection
-from blinkpy.dpu.http.cross_origin import CrossOrigin
 from blinkpy.dpu.http.endpoints import OPEN_PATHS, POSTED_PATHS, openapi, page
-from blinkpy.dpu.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.request_head import KEPT_SLASH, path_below
 from blinkpy.dpu.http.live_page import PAGE_HEADERS, live_page
+from blinkpy.dpu.http.metrics_page import MetricsPage
 from blinkpy.dpu.http.service import Service
+from blinkpy.dpu.http.wire.connection import Connection
+from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
+from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.dpu.watch.traces import make_tracer
@@ -33,16 +36,26 @@ from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"
 HTML = b"text/html; charset=utf-8"
+STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
 LONG_SCORES = 2048  # tokens of scored prompts whose answer is written in a thread: a millisecond
 
+VERSION = orjson.dumps({"version": __version__})
+
 logger = logging.getLogger("blinkpy.frontend")
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def _overloaded() -> ApiError:
+    message = "The server is overloaded: more requests come than it can begin with (max_lag_ms)."
+    return ApiError(503, message, code="max_lag_ms", limit="max_lag_ms")
 
 
 class App:
-    """See the module."""
+    """The routes of one worker, and the way of a request that generates."""
 
     def __init__(self, service: Service, config: Config):
         self.service, self.options = service, config.frontend
@@ -53,24 +66,21 @@ class App:
         self.tracer = make_tracer(config.watch, service.model)
         self._access_log = AccessLog(service.metrics, config.watch.access_log, self.tracer)
         exposition = Exposition(service.metrics, service.model, config.watch.metrics_names == "vllm", service.admission)
+        self.metrics_page = MetricsPage(exposition, service.engine, service.gate, self._access_log.ended)
         # Each gives content type and body.
         self._gets: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": self._health,
             "/ping": self._health,
             "/livez": lambda: (JSON, b'{"status":"alive"}'),
             "/load": self._load,
-            "/metrics": lambda: (
-                TEXT,
-                exposition.render(service.engine.engine_words(), service.engine.restarts(), service.engine.blocks()),
-            ),
             "/openapi.json": lambda: (JSON, openapi(self._root)),
             "/docs": lambda: (HTML, page()),
-            "/version": lambda: (JSON, orjson.dumps({"version": __version__})),
+            "/version": lambda: (JSON, VERSION),
             MODELS: lambda: (JSON, orjson.dumps({"object": "list", "data": [self._card()]})),
         }
         if config.watch.page:
             self._gets["/"] = lambda: (HTML, live_page())
-        self._posts: dict[str, Callable[[Exchange], Awaitable[None]]] = {
+        self._posts: dict[str, Handler] = {
             "/v1/chat/completions": partial(self._generate, "chat", True),
             "/v1/completions": partial(self._generate, "completion", False),
             "/v1/responses": partial(self._generate, "response", None),
@@ -79,64 +89,96 @@ class App:
             "/detokenize": partial(self._convert, "detokenize"),
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self.service.metrics, self.cross_origin)
+    def begin(self, exchange: Exchange) -> None:
+        """Answer a request whose head has arrived, at once or by a task."""
+        handler = None
         try:
-            await self._serve(exchange)
+            handler = self._route(exchange)
+            if handler is not None:
+                exchange.connection.all.start(asyncio.get_running_loop().create_task(self._serve(handler, exchange)))
+        except ApiError as error:
+            exchange.refuse(error)
+        except Exception:
+            logger.exception("a request failed")
+            exchange.refuse(internal_error())
+        if exchange.complete and exchange.logged:
+            self._access_log.ended(exchange)
+
+    async def _serve(self, handler: Handler, exchange: Exchange) -> None:
+        self.running += 1
+        try:
+            await self._answered(handler, exchange)
         except ClientGone:
-            exchange.connection.end_by_closing()
+            pass
         finally:
-            exchange.connection.on_lost = None
-            scope.pop(SCOPE_KEY, None)  # the connection refers to it, too
+            self.running -= 1
+            connection = exchange.connection
+            connection.on_lost = None
+            if not exchange.complete:
+                connection.transport.close()
             self._access_log.ended(exchange)
             for generation in exchange.generations:  # its request refers to it, too: no garbage collection is needed
                 generation.request = None
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _answered(self, handler: Handler, exchange: Exchange) -> None:
         """Answer, errors too. Raises ClientGone."""
         try:
-            await self._route(exchange)
+            await handler(exchange)
         except ApiError as error:
-            await exchange.answer_error(error)
+            await exchange.drained()
+            exchange.refuse(error)
         except ClientGone:
             raise
         except Exception:
             logger.exception("a request failed")
-            await exchange.answer_error(ApiError(500, "Internal server error.", code="internal_error"))
+            await exchange.drained()
+            exchange.refuse(internal_error())
 
-    async def _route(self, exchange: Exchange) -> None:
+    def _route(self, exchange: Exchange) -> Handler | None:
+        """Answer the request by its head alone, or return what answers it with its body. Raises ApiError."""
         path = path_below(exchange.path, self._root)
         if not path:
-            await exchange.answer(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
-            return
+            exchange.write(307, TEXT, b"", (b"location", self._root.encode() + b"/"))
+            return None
         preflight = exchange.method == "OPTIONS" and self.cross_origin.preflight(exchange.method, exchange.headers)
         if preflight:
-            await exchange.answer(200, TEXT, b"", *preflight)
-            return
-        get = self._gets.get(path)
+            exchange.write(200, TEXT, b"", *preflight)
+            return None
+        get, post = self._gets.get(path), self._posts.get(path)
         if get is None and path.startswith(f"{MODELS}/"):
             get = partial(self._model, path.removeprefix(f"{MODELS}/").replace(KEPT_SLASH, "/"))
-        if get is None and path not in self._posts:
+        measured = path == "/metrics"
+        if get is None and post is None and not measured:
             raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
-        if len(exchange.connection.connections) > self.options.max_connections and path not in ALWAYS:
+        every = exchange.connection.all
+        if len(every.open) > self.options.max_connections and path not in ALWAYS:
             raise ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")
         if self.draining and path not in WHILE_DRAINING:
             raise shutting_down()
         if path not in OPEN_PATHS:
-            given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
-            exchange.tenant = self.service.admission.tenant_of(given)
-        allowed = ("POST",) if get is None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
+            self._authenticate(exchange)
+        allowed = ("POST",) if post is not None else ("GET", "HEAD", "POST") if path in POSTED_PATHS else ("GET", "HEAD")
         if exchange.method not in allowed:
             message = f"{path[:200]} allows {' and '.join(name for name in allowed if name != 'HEAD')} only."
             raise ApiError(405, message, code="method_not_allowed", allow=", ".join(allowed))
-        if get is not None:
-            await exchange.answer(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
-            return
-        self.running += 1
-        try:
-            await self._posts[path](exchange)
-        finally:
-            self.running -= 1
+        if measured:
+            self.metrics_page.answer(exchange)
+        elif get is not None:
+            exchange.write(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
+        elif self.service.gate.late(exchange.asker):
+            exchange.logged = False
+            raise _overloaded()
+        return post
+
+    def _authenticate(self, exchange: Exchange) -> None:
+        """Note whose request it is. Raises ApiError with status 401."""
+        given = next((value for name, value in exchange.headers if name == b"authorization"), b"")
+        tenant = exchange.tenant = self.service.admission.tenant_of(given)
+        connection = exchange.connection
+        if tenant.name:
+            exchange.asker = connection.asker = Asker(tenant.name, tenant.weight)
+        else:  # of a server without keys
+            exchange.asker = Asker(f"address {connection.asker.name}")
 
     # ---- GET ---------------------------------------------------------------------------------------------------------
 
@@ -171,27 +213,32 @@ class App:
         """The result of one of JOBS for the request's body, which is given up when the client leaves."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
+
+        def prepare() -> Any:
+            if exchange.connection.gone:
+                raise ClientGone
+            return service.prepare_short(kind, body, service.limits())
+
         try:
             if service.is_short(body):
-                if not service.turnstile.pass_at_once():
-                    await service.turnstile.wait()
-                    if exchange.connection.gone:
-                        raise ClientGone
-                return service.prepare_short(kind, body, service.limits())
-            return await exchange.unless_gone(service.prepare(kind, body, service.limits()))
+                return await service.gate.run(exchange.asker, prepare)
+            return await exchange.unless_gone(service.prepare(kind, body, service.limits(), exchange.asker))
         finally:
             with contextlib.suppress(BufferError):  # somebody still looks at it, and lets it go soon
                 body.clear()  # an error keeps this frame, until it is collected
 
     async def _convert(self, kind: str, exchange: Exchange) -> None:
-        await exchange.answer(200, JSON, await self._prepare(kind, exchange))
+        converted = await self._prepare(kind, exchange)
+        await exchange.drained()
+        exchange.write(200, JSON, converted)
 
     async def _count_input(self, exchange: Exchange) -> None:
         """The tokens of what would be a request to /v1/responses."""
         request, count = await self._prepare("input_tokens", exchange)
         if self.service.needs_automaton(request):
-            await exchange.unless_gone(self.service.compile_grammar(request))
-        await exchange.answer(200, JSON, orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
+            await exchange.unless_gone(self.service.compile_grammar(request, exchange.asker))
+        await exchange.drained()
+        exchange.write(200, JSON, orjson.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
     async def _generate(self, kind: str, chat: bool | None, exchange: Exchange) -> None:
         """kind: of JOBS. chat: whether the answer is one of a chat; None: of /v1/responses."""
@@ -202,7 +249,7 @@ class App:
         elif not exchange.own_id:
             request.request_id = exchange.request_id = request.request_id or exchange.request_id
         if service.needs_automaton(request):
-            await exchange.unless_gone(service.compile_grammar(request))
+            await exchange.unless_gone(service.compile_grammar(request, exchange.asker))
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
         try:
             if not ticket.inside:
@@ -232,7 +279,7 @@ class App:
             chunked = exchange.http_version != "1.0"
             sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes, chunked)
         else:
-            room = connection.room.answers
+            room = connection.all.answers
             sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None, room)
         service.submit(request, prompts, sink, exchange.arrival, ticket)
         exchange.generations = sink.generations
@@ -244,7 +291,9 @@ class App:
                 await _reached(sink.done, sink)
                 scored = sum(map(len, prompts)) if request.scores_prompts else 0
                 is_long = sink.is_long or scored > LONG_SCORES
-                await exchange.answer(200, JSON, await self._written(sink, connection) if is_long else sink.body())
+                body = await self._written(sink, connection) if is_long else sink.body()
+                await exchange.drained()
+                exchange.write(200, JSON, body)
         finally:
             self._drop(sink)  # nothing to do unless something failed
             sink.close()
@@ -271,16 +320,18 @@ class App:
 
     async def _stream(self, sink: Streamer, exchange: Exchange) -> None:
         await _reached(sink.started, sink)
-        if exchange.http_version == "1.0":
-            exchange.connection.end_by_closing()
-        await exchange.start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")])
-        sink.open()
+        await exchange.drained()
+        sink.open(exchange.stream_head(STREAM_HEADERS))
         await sink.done
         if sink.dropped:
             raise ClientGone
-        await exchange.finish(sink.end())
         if sink.error is not None:
-            exchange.connection.transport.close()
+            exchange.keep_alive = False
+        exchange.finish(sink.end())
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "Internal server error.", code="internal_error")
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:

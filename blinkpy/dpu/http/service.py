@@ -9,11 +9,11 @@ from blinkpy.config import Config
 from blinkpy.dpu.admission.admission import Admission
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
 from blinkpy.dpu.admission.fair_queue import Ticket
+from blinkpy.dpu.admission.gate import Asker, Gate
 from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
-from blinkpy.dpu.admission.turnstile import Turnstile
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.fleet.fleet import Fleet
@@ -62,9 +62,13 @@ class Service:
         self.model = self._reader.model
         self._queue = PreparationQueue(self._reader, config, folder, metrics)
         frontend = config.frontend
-        self.turnstile = Turnstile(frontend.max_lag_ms / 1000, metrics)
+        self.gate = Gate(frontend.max_lag_ms / 1000, metrics, self._streaming)
         compile_s, compile_bytes = frontend.grammar_compile_ms / 1000, frontend.grammar_compile_mib << 20
         self._grammars = GrammarCompiler(compile_s, compile_bytes, frontend.grammar_cache_mib << 20)
+
+    def _streaming(self) -> bool:
+        pair = self.engine.pair
+        return pair is not None and pair.in_flight > 0
 
     def end_preparations(self) -> None:
         """What waits to be prepared ends with status 503."""
@@ -88,22 +92,22 @@ class Service:
         """The result of one of JOBS. Raises ApiError."""
         return JOBS[kind](self._reader, body, limits)
 
-    async def prepare(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+    async def prepare(self, kind: str, body: bytearray, limits: EngineLimits, asker: Asker) -> Any:
         """The same without keeping the event loop: whoever cancels this gives it up. Raises ApiError."""
-        return await self._queue.run(kind, body, limits)
+        return await self._queue.run(kind, body, limits, asker)
 
     def needs_automaton(self, request: Request) -> bool:
         """Whether the request's grammar has to be compiled: one that only helps is used where the engine takes grammars."""
         grammar = request.grammar
         return grammar is not None and (grammar.needed or self.engine.require().facts.grammar_share > 0)
 
-    async def compile_grammar(self, request: Request) -> None:
+    async def compile_grammar(self, request: Request, asker: Asker) -> None:
         """Set the automaton of the request's grammar. Raises ApiError with status 400, 429 where too many are waiting."""
         field = request.grammar
         if field is None:
             return
         try:
-            request.automaton = await self._grammars.automaton(field.grammar)
+            request.automaton = await self._grammars.automaton(field.grammar, asker)
         except GrammarError as error:
             param, message = error.told(field.param)
             raise ApiError(400, message, param=param, code="invalid_grammar", limit=error.limit) from error

@@ -43,7 +43,7 @@ def test_attacks_reach_their_limits(tmp_path: Path) -> None:
             expected = EXPECTED[name]
             if isinstance(expected, set):
                 return bool(expected & seen[name].keys())
-            return len(server.server.server_state.connections) >= expected
+            return len(server.server.connections.open) >= expected
 
         hidden = set(EXPECTED)
 

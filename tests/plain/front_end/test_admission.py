@@ -553,7 +553,7 @@ def test_who_leaves_at_the_moment_it_is_let_in_is_not_submitted(folder, keys, mo
 
         def leaving(*request: Any) -> Ticket:
             ticket = entered(*request)
-            for connection in list(server.server.server_state.connections):
+            for connection in list(server.server.connections.open):
                 connection.transport.abort()
                 connection.gone = True  # as its protocol hears in this turn of the event loop
             return ticket

@@ -16,7 +16,6 @@ from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer
 from blinkpy.dpu.http.fields.http_request import StreamUsage
-from blinkpy.dpu.http.held_writes import HeldWrites
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -33,7 +32,6 @@ class Wire:
         self.writes, self.unread, self.transport = list[bytes](), 0, self
         self.write, self.get_write_buffer_size = self.writes.append, lambda: self.unread
         self.is_closing, self.gone = lambda: False, False
-        self.held = HeldWrites(cast(asyncio.Transport, self))
 
     def taken(self) -> list[Part]:
         """What the writes had since the last time, in whole chunks of HTTP."""
@@ -99,8 +97,9 @@ def test_one_write_has_all_of_a_step(seed: int) -> None:
         scene.send()
         assert scene.streamer.started.done() == (early != [])
     assert scene.wire.writes == [], "nothing goes out before the answer has started"
-    scene.streamer.open()
-    assert (len(scene.wire.writes), scene.wire.taken()) == (1, early)
+    scene.streamer.open(b"head")
+    head, scene.wire.writes[0] = scene.wire.writes[0][:4], scene.wire.writes[0][4:]
+    assert (head, len(scene.wire.writes), scene.wire.taken()) == (b"head", 1, early)
     for _ in range(30):
         parts = scene.step(draw)
         assert scene.wire.writes == []
@@ -118,7 +117,8 @@ def test_one_write_has_all_of_a_step(seed: int) -> None:
 def test_events_that_are_not_read_are_counted(seed: int) -> None:
     draw, most = random.Random(seed), 20
     scene, unread = Scene(most), 0
-    scene.streamer.open()
+    scene.streamer.open(b"")
+    scene.wire.writes.clear()
     for _ in range(200):
         scene.wire.unread = 0 if draw.random() < 0.2 else 100
         parts = scene.step(draw)
@@ -130,7 +130,8 @@ def test_events_that_are_not_read_are_counted(seed: int) -> None:
 
 def test_nothing_is_written_for_a_client_that_is_gone() -> None:
     scene = Scene()
-    scene.streamer.open()
+    scene.streamer.open(b"")
+    scene.wire.writes.clear()
     scene.streamer.stop()
     scene.streamer.on_text(scene.choices[0], "x", [])
     scene.send()
@@ -145,7 +146,8 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
     choice = Generation(0, 1, tokenizer.detokenizer(), (), 0.0, scene.streamer)
     request: Any = SimpleNamespace(owner=choice)
     scene.streamer.generations = [choice]
-    scene.streamer.open()
+    scene.streamer.open(b"")
+    scene.wire.writes.clear()
     count = 0
     for now in range(1, 400):
         step = [draw.randrange(520) for _ in range(1 if now == 1 else draw.choice((1, 1, 1, 2, 3)))]

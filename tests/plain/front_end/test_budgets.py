@@ -22,9 +22,10 @@ from support.waiting import wait_for
 
 from blinkpy.config import options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.byte_pace import BytePace
-from blinkpy.dpu.http.byte_room import ByteRoom
-from blinkpy.dpu.http.connection import BODY_BURST, CHUNK_BYTES
+from blinkpy.dpu.http.wire.byte_pace import BytePace
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.connection import CHUNK_BYTES
+from blinkpy.dpu.http.wire.connections import BODY_BURST
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
 
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n"
@@ -124,7 +125,7 @@ def test_a_connection_too_many_is_told_and_counted(folder) -> None:
             begin = victim.events
             wait_for(lambda: server.complete([7]).json()["error"]["code"] == "too_many_connections" and victim.events > begin)
         server.client.close()
-        wait_for(lambda: len(server.server.server_state.connections) == 1)
+        wait_for(lambda: len(server.server.connections.open) == 1)
         server.client = type(server.client)(base_url=server.url, timeout=20)
         assert count_of(server, "refused_max_connections") >= 1
 
@@ -140,7 +141,7 @@ def test_whole_answers_have_a_room_together_and_the_largest_goes(folder) -> None
         wait_for(lambda: count_of(server, "answers_given_up") == 1)
         small = server.complete([7, 8], max_tokens=200, logprobs=20)
         assert len(small.json()["choices"][0]["logprobs"]["tokens"]) == 200
-        assert server.server._room.answers.used == 0
+        assert server.server.connections.answers.used == 0
         wait_for(lambda: server.engine_client.pair.in_flight == 1)  # the victim's
         wait_for(lambda: count_of(server, "answer_bytes") == 0)
 
@@ -158,7 +159,7 @@ def test_bodies_have_a_pace_together_and_others_do_not_wait_for_them(folder) -> 
                 sock.sendall(piece)
 
     with attacked(folder, **limits) as (server, victim):
-        room, began = server.server._room.bodies, time.monotonic()
+        room, began = server.server.connections.bodies, time.monotonic()
         socks = [connected(server) for _ in range(4)]
         threads = [threading.Thread(target=pour, args=[sock], daemon=True) for sock in socks]
         try:
@@ -179,7 +180,7 @@ def test_bodies_have_a_pace_together_and_others_do_not_wait_for_them(folder) -> 
             assert len(room._held) == len(socks), "nobody was given up"
         finally:
             stop.set()
-            server.server._room.pace = BytePace(1 << 40, BODY_BURST)  # what the kernel has of them is read before their end
+            server.server.connections.pace = BytePace(1 << 40, BODY_BURST)  # what the kernel has of them is read before their end
             for sock in socks:
                 sock.shutdown(socket.SHUT_RDWR)
             for thread in threads:
@@ -194,9 +195,9 @@ def test_small_chunks_that_come_one_by_one_are_fine(folder) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(CHUNKED)
         body = json.dumps({"prompt": [70] * 30, "max_tokens": 1}).encode()
-        connections = server.server.server_state.connections
-        wait_for(lambda: any(one.client == sock.getsockname() for one in list(connections)))
-        ours = next(one for one in list(connections) if one.client == sock.getsockname())
+        connections = server.server.connections.open
+        wait_for(lambda: any(one.client == "{}:{}".format(*sock.getsockname()) for one in list(connections)))
+        ours = next(one for one in list(connections) if one.client == "{}:{}".format(*sock.getsockname()))
         for place in range(0, len(body), 4):
             piece, before = body[place : place + 4], ours.taken
             sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))

@@ -24,9 +24,9 @@ from support.waiting import wait_for
 
 from blinkpy.config import ConfigError, FrontendOptions
 from blinkpy.dpu import descriptors
-from blinkpy.dpu.http import connection
+from blinkpy.dpu.http.http_server import ACCEPTED
+from blinkpy.dpu.http.wire import connection, connections
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.worker import ACCEPTED
 
 HEADER_BYTES = FrontendOptions().max_header_bytes
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -64,18 +64,16 @@ def code(response: httpx.Response) -> tuple[int, str]:
 def test_who_takes_no_answer_is_given_up(engine, folder) -> None:
     """While an answer waits for one that was not taken, within its own time: far below that of what is merely unread."""
     with serving(engine, folder, send_timeout_s=0.3) as server, connect(server) as sock:
-        state = server.server.server_state
-        wait_for(lambda: state.connections)
-        (served,) = state.connections
+        state = server.server.connections
+        wait_for(lambda: state.open)
+        (served,) = state.open
         for count in range(1, 1000):  # until the kernel's buffers are full
             with contextlib.suppress(ConnectionError):  # on a busy machine it may be over by then
                 sock.sendall(GET.replace(b"/health", b"/openapi.json"))
-            wait_for(
-                lambda count=count: state.total_requests == count or served.flow.write_paused or served not in state.connections
-            )
-            if state.total_requests < count:
+            wait_for(lambda count=count: state.answered == count or served.write_paused or served not in state.open)
+            if state.answered < count:
                 break
-        wait_for(lambda: served not in state.connections)
+        wait_for(lambda: served not in state.open)
         assert server.complete([7], max_tokens=1).status_code == 200
 
 
@@ -96,7 +94,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
     """libuv accepts one for each descriptor: with long turns, new clients would wait behind each other."""
     count = 4 * ACCEPTED
     with serving(engine, folder) as server, contextlib.ExitStack() as stack:
-        loop, connections = server.server._loop, server.server.server_state.connections
+        loop, there = server.server._loop, server.server.connections.open
         assert loop is not None
         stopped, all_wait, turns = threading.Event(), threading.Event(), list[int]()
 
@@ -106,8 +104,8 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
             look()
 
         def look() -> None:
-            turns.append(len(connections))
-            if len(connections) < count and len(turns) < 2 * count:
+            turns.append(len(there))
+            if len(there) < count and len(turns) < 2 * count:
                 loop.call_soon(look)
 
         loop.call_soon_threadsafe(stop)
@@ -115,7 +113,7 @@ def test_a_turn_of_the_event_loop_accepts_several_connections(engine, folder) ->
         for _ in range(count):
             stack.enter_context(connect(server))
         all_wait.set()
-        wait_for(lambda: len(connections) == count)
+        wait_for(lambda: len(there) == count)
         assert len(turns) <= 4 + 2, turns
 
 
@@ -129,22 +127,25 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
             engine.hold = sock is streams[-1]  # as long as this takes
         assert code(server.complete([7], max_tokens=1)) == (503, "too_many_connections")
         assert server.client.get("/health").status_code == 200
-        many = [stack.enter_context(connect(server)) for _ in range(connection.SPARE_CONNECTIONS + 10)]
+        many = [stack.enter_context(connect(server)) for _ in range(connections.SPARE_CONNECTIONS + 10)]
         for sock in many:
             with contextlib.suppress(OSError):
                 sock.sendall(GET[:-2])
-        wait_for(lambda: len(server.server.server_state.connections) <= 2 + connection.SPARE_CONNECTIONS)
+        wait_for(lambda: len(server.server.connections.open) <= 2 + connections.SPARE_CONNECTIONS)
         engine.hold, engine.step_s = False, 0.005
         for sock in streams:
             assert rest_of_stream(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_room_for_connections_ends_where_all_are_served() -> None:
-    room, kept = connection.ConnectionRoom(FrontendOptions(max_connections=3), 1, Metrics()), 0
+    room = connections.Connections(FrontendOptions(max_connections=3), 1, Metrics(), Mock())
     for _ in range(200):
-        kept += room.enter(Mock(), kept)
+        new = Mock()
+        if not room.enter(new):
+            room.leave(new)
         room.waiting.clear()  # its headers have come
-    assert kept == 3 + connection.SPARE_CONNECTIONS
+    kept = len(room.open)
+    assert kept == 3 + connections.SPARE_CONNECTIONS
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:
@@ -215,7 +216,7 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_needed(monkeypatch, soft, 
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
     assert descriptors.allowed_connections(500) == allowed
     final = limits[-1][0]
-    assert final == -1 or final >= allowed + connection.SPARE_CONNECTIONS + descriptors.OWN_DESCRIPTORS
+    assert final == -1 or final >= allowed + connections.SPARE_CONNECTIONS + descriptors.OWN_DESCRIPTORS
 
 
 def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:
@@ -277,7 +278,7 @@ def test_clients_that_leave_at_any_moment_are_no_fault(engine, folder, caplog, r
                 time.sleep(rng.uniform(0, 0.004))
         server.idle()
         assert server.complete([7], max_tokens=1).status_code == 200
-        wait_for(lambda: not server.server.server_state.tasks)
+        wait_for(lambda: not server.server.connections.tasks)
         assert not server.server.failed
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -287,12 +288,12 @@ def test_a_client_that_leaves_as_its_wait_ends_is_gone(folder, monkeypatch, stre
     """It left when nothing was to be cancelled any more: nobody would cancel what is submitted then, and the stream would be
     written to a closed transport, which ends the worker."""
     with FakeEngine(step_s=0.002) as engine, serving(engine, folder) as server, connect(server) as sock:
-        service, connections, left = server.server.app.service, server.server.server_state.connections, []
+        service, there, left = server.server.app.service, server.server.connections.open, []
         prepare, submit, submitted = service.prepare, service.submit, []
 
         async def prepare_then_leave(*arguments: Any) -> Any:
             prepared = await prepare(*arguments)
-            connection = next(one for one in connections if one.client == sock.getsockname())
+            connection = next(one for one in there if one.client == "{}:{}".format(*sock.getsockname()))
             connection.transport.abort()
             left.append(connection)
             return prepared
@@ -320,12 +321,12 @@ def test_a_client_that_leaves_with_requests_pipelined_is_gone_for_all_of_them(en
         with connect(server) as sock:
             sock.sendall(request * 2)
             wait_for(lambda: server.engine_client.pair.in_flight == 1)
-            connections = server.server.server_state.connections
-            wait_for(lambda: any(len(one.pipeline) == 1 for one in connections))
+            there = server.server.connections.open
+            wait_for(lambda: any(len(one.pending) == 2 for one in there))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reading is paused: a reset is seen
-        for one in list(connections):
+        for one in list(there):
             server.engine_client._loop.call_soon_threadsafe(one.transport.abort)
-        wait_for(lambda: not server.server.server_state.tasks)
+        wait_for(lambda: not server.server.connections.tasks)
         server.idle()
         engine.hold, engine.step_s = False, 0.02
         with connect(server) as sock:
@@ -344,10 +345,10 @@ def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(
     for _ in range(100):
         one, ended = cast(Any, object.__new__(connection.Connection)), list[str]()
         unread, before, now, since = draw.randrange(1, 1000), 0, 0.0, 0.0
-        one.room = SimpleNamespace(
+        one.all = SimpleNamespace(
             unread=SimpleNamespace(release=lambda holder: None), metrics=SimpleNamespace(refused=ended.append)
         )
-        one.options, one.cycle = SimpleNamespace(**limits), None
+        one.options, one._served = SimpleNamespace(**limits), None
         one._unread, one._unread_since = 0, now
         one.abort = lambda ended=ended: ended.append("abort")
         share = draw.random()  # of the looks before which some was taken

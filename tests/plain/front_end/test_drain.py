@@ -24,7 +24,7 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config
-from blinkpy.dpu.http import connection
+from blinkpy.dpu.http.wire import connection
 from blinkpy.dpu.link.link_thread import ALIVE, PROGRESS, WORDS_BYTES
 from blinkpy.dpu.supervisor import RESTART_DELAYS_S, Supervisor, WorkerProcess
 from blinkpy.dpu.watched_tasks import WatchedTasks
@@ -158,7 +158,7 @@ def test_bodies_that_arrive_at_the_end_are_refused_at_once(folder) -> None:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
             sock.sendall(COMPLETIONS_HEAD + b"content-length: 1000\r\n\r\n ")
             wait_for(lambda: server.server.app.running == 1)
-            wait_for(lambda: server.server._room.bodies.used == 1)
+            wait_for(lambda: server.server.connections.bodies.used == 1)
             server.server.should_exit = True
             answer = sock.recv(65536)
         assert answer.startswith(b"HTTP/1.1 503")
@@ -253,7 +253,7 @@ def test_a_task_that_ends_is_reported_unless_it_was_cancelled(end, caplog) -> No
 
 
 def test_the_watch_over_connections_is_watched(folder, monkeypatch, caplog) -> None:
-    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
     with FakeEngine() as engine, serving(engine, folder) as server:
         monkeypatch.setattr(connection.Connection, "end_if_stuck", lambda self, now: 1 // 0)
         with socket.create_connection(("127.0.0.1", server.port)):
@@ -320,7 +320,7 @@ def test_livez_needs_no_engine(folder) -> None:
 
 def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> None:
     """An answer that does not fit into the socket, behind which the connection closes."""
-    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
     with (
         FakeEngine() as engine,
         serving(engine, folder, send_buffer=4096, close_timeout_s=0.3) as server,
@@ -329,7 +329,7 @@ def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> N
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        connections = server.server.server_state.connections
+        connections = server.server.connections.open
         told = 'refused_close_timeout_s_total{worker="0"} 1'
         wait_for(lambda: told in server.client.get("/metrics").text)
         ours = sock.getsockname()
@@ -337,10 +337,10 @@ def test_a_refused_client_that_reads_nothing_is_let_go(folder, monkeypatch) -> N
 
 
 def test_answers_that_nobody_reads_end_in_time_and_have_a_room_together(folder, monkeypatch) -> None:
-    monkeypatch.setattr("blinkpy.dpu.worker.SWEEP_S", 0.05)
+    monkeypatch.setattr("blinkpy.dpu.http.http_server.SWEEP_S", 0.05)
     limits = {"send_timeout_s": 1.0, "unread_room_mib": 1}
     with FakeEngine() as engine, serving(engine, folder, send_buffer=4096, **limits) as server:
-        room, socks = server.server._room.unread, []
+        room, socks = server.server.connections.unread, []
         for _ in range(60):
             sock = socket.socket()
             socks.append(sock)
@@ -364,7 +364,7 @@ def test_a_half_closed_connection_ends(folder) -> None:
                 sock.shutdown(socket.SHUT_WR)
                 assert rest(sock) == b""
         server.client.close()
-        wait_for(lambda: not server.server.server_state.connections)
+        wait_for(lambda: not server.server.connections.open)
 
 
 def test_requests_that_are_prepared_when_time_is_over_are_told(folder) -> None:

@@ -23,13 +23,12 @@ from support.front_end.http_server import (
 )
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from blinkpy.dpu.api_errors import ApiError, unavailable
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Collector
-from blinkpy.dpu.http.connection import Connection
-from blinkpy.dpu.http.exchange import Exchange
+from blinkpy.dpu.http.wire.connection import Connection
+from blinkpy.dpu.http.wire.exchange import Exchange
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
@@ -360,7 +359,7 @@ def test_requests_that_have_ended_need_no_garbage_collection(server) -> None:
 )
 def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str) -> None:
     """An error that was raised has the frames that it came through: none of them may lead back to it."""
-    kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, RequestResponseCycle, Connection)
+    kinds = (Generation, InFlightRequest, Collector, Exchange, ApiError, Connection)
     ways = {"no room": {"max_waiting_tokens": 0}, "waited long": {"max_waiting_s": 1}, "body late": {"body_timeout_s": 0.1}}
     late = COMPLETIONS_HEAD + b"content-length: 5\r\nconnection: close\r\n\r\n{"
     with serving(engine, folder, **ways.get(fate, {})) as server, ThreadPoolExecutor(8) as pool:
@@ -378,7 +377,7 @@ def test_requests_that_fail_need_no_garbage_collection(engine, folder, fate: str
             elif fate == "engine gone":
                 asked = [pool.submit(server.complete, [7], max_tokens=3, stream=stream) for stream in (False, True, True)]
                 wait_for(lambda: server.engine_client.pair.in_flight == len(asked))
-                loop = next(iter(server.server.server_state.connections)).loop
+                loop = next(iter(server.server.connections.open)).loop
                 loop.call_soon_threadsafe(server.engine_client.fail_all, unavailable("It is gone."))
                 assert [one.result(60).status_code for one in asked] == [503] * 3
             elif fate == "large":

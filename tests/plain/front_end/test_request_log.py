@@ -221,10 +221,10 @@ def bounded(clock: Callable[[], float], out: io.StringIO) -> logging.Handler:
 
 
 def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
-    """Lines for invalid requests, which uvicorn writes, are counted beyond a number in a time. An offer of another protocol
+    """Lines for invalid requests, are counted beyond a number in a time. An offer of another protocol
     leaves none."""
     now, out = [1000.0], io.StringIO()
-    handler, library = bounded(lambda: now[0], out), logging.getLogger("uvicorn.error")
+    handler, library = bounded(lambda: now[0], out), logging.getLogger("blinkpy.frontend")
     library.addHandler(handler)
     monkeypatch.setattr(library, "level", logging.WARNING)
     sent = MOST_LINES + int(rng.integers(2, 40))

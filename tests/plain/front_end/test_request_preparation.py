@@ -28,18 +28,20 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import normalizers, pre_tokenizers
 
 from blinkpy.config import Config
+from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.byte_pace import BytePace
-from blinkpy.dpu.http.byte_room import ByteRoom
-from blinkpy.dpu.http.connection import CHUNK_COST, Connection
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.json_shape import check_shape
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits
+from blinkpy.dpu.http.wire.byte_pace import BytePace
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.connection import CHUNK_COST, Connection
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
 
 LARGE = 3 * preparation_queue.THREAD_BYTES
 ANY: Any = None
+ASKER = Asker("tenant")
 JSON = {"content-type": "application/json"}
 
 
@@ -346,19 +348,19 @@ def test_a_line_is_empty_again_however_its_bodies_leave_it(folder: Path, rng: np
         for line, size in ((queue._middling, 1), (queue._large, preparation_queue.THREAD_BYTES + 1)):
             for _ in range(5):
                 kinds = rng.choice(["fine", "fails", "stays"], 12).tolist()
-                tasks = [asyncio.ensure_future(queue.run(kind, bytearray(size), limits)) for kind in kinds]
+                tasks = [asyncio.ensure_future(queue.run(kind, bytearray(size), limits, ASKER)) for kind in kinds]
                 await asyncio.sleep(0.01)
-                assert line.bytes == size * line.count
+                assert line.bytes == size * line.waiting
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                assert (line.count, line.bytes, queue.waiting, line.places._value) == (0, 0, 0, preparation_queue.AT_ONCE)
+                assert (line.used, line.bytes, queue.waiting) == (0, 0, 0)
             line.most_bytes = size
-            assert await queue.run("fine", bytearray(size), limits) == "fine"
+            assert await queue.run("fine", bytearray(size), limits, ASKER) == "fine"
             line.most_bytes = size - 1
             with pytest.raises(ApiError, match="busy"):
-                await queue.run("fine", bytearray(size), limits)
-            assert (line.count, line.bytes) == (0, 0)
+                await queue.run("fine", bytearray(size), limits, ASKER)
+            assert (line.waiting, line.bytes) == (0, 0)
 
     try:
         asyncio.run(main())
@@ -399,7 +401,7 @@ def test_a_large_body_waits_for_its_turn_and_arrives_whole(engine, folder, monke
     monkeypatch.setattr(Connection, "on_body", counted)
 
     with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 22, body_timeout_s=2.0) as server:
-        server.server._room.pace = pace = Told(1, 1)
+        server.server.connections.pace = pace = Told(1, 1)
         pace._free = 0.001
         assert server.complete([7], max_tokens=1, user="u" * 3_000_000).status_code == 200
         assert 2_000_000 < sum(sizes) < sum(came), "less than all by what the last piece has"
@@ -412,7 +414,7 @@ def test_unfinished_bodies_have_a_room_together(engine, folder) -> None:
     head = COMPLETIONS_HEAD + b"content-length: 400000\r\n\r\n"
     with serving(engine, folder, body_room_mib=2, max_body_bytes=1 << 20) as server:
         socks = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(5)]
-        room = server.server._room.bodies
+        room = server.server.connections.bodies
         for i, sock in enumerate(socks):
             sock.sendall(head + b" " * 300_000)
             wait_for(lambda i=i: room.used + 300_000 * room.given_up == 300_000 * (i + 1))
@@ -449,7 +451,7 @@ def test_nothing_keeps_a_body_that_came_to_nothing(engine, folder, fate) -> None
 
     with serving(engine, folder, body_room_mib=64, max_body_bytes=1 << 20) as server, ThreadPoolExecutor(4) as pool:
         if fate == "too many":
-            server.server.app.service._queue._large.most = 0
+            server.server.app.service._queue._large.most_waiting = 0
         list(pool.map(one, range(4)))
         gc.collect()
         gc.disable()
@@ -474,7 +476,7 @@ def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
             super().hold(holder, size, lambda error: (errors.append(error), give_up(error)))
 
     with serving(engine, folder, body_room_mib=1, max_body_bytes=1 << 20) as server:
-        room = server.server._room
+        room = server.server.connections
         room.bodies = Seen(500_000, room.bodies.error)
         head = COMPLETIONS_HEAD + b"content-length: 1000000\r\n\r\n"
         with contextlib.ExitStack() as stack:

@@ -13,6 +13,7 @@ import pytest
 from support.compiled_grammars import automaton_of_texts
 from support.waiting import wait_for
 
+from blinkpy.dpu.admission.gate import Asker
 from blinkpy.dpu.fork_server.forked_jobs import NICENESS
 from blinkpy.dpu.grammar import grammar_compiler
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
@@ -20,6 +21,8 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SLOW = {"sequence": [{"regex": f"(a|b)*a(a|b){{10}}c{number}"} for number in range(200)]}  # many seconds
+
+ASKER = Asker("tenant")
 
 
 def memory_of(automaton: ByteAutomaton) -> int:
@@ -66,9 +69,9 @@ def choices(*texts: str) -> dict[str, list[str]]:
 
 def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
     async def work(compiler: GrammarCompiler) -> None:
-        first, *others = await asyncio.gather(*(compiler.automaton(choices("a", "b")) for _ in range(5)))
+        first, *others = await asyncio.gather(*(compiler.automaton(choices("a", "b"), ASKER) for _ in range(5)))
         assert all(other is first for other in others)
-        assert await compiler.automaton(choices("a", "b")) is first
+        assert await compiler.automaton(choices("a", "b"), ASKER) is first
         assert first.digest == automaton_of_texts(["a", "b"]).digest
 
     run(work)
@@ -76,8 +79,8 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_for_it() -> None:
 
 def test_who_leaves_takes_nothing_from_others() -> None:
     async def work(compiler: GrammarCompiler) -> None:
-        leaving = asyncio.create_task(compiler.automaton(choices("a")))
-        staying = asyncio.create_task(compiler.automaton(choices("a")))
+        leaving = asyncio.create_task(compiler.automaton(choices("a"), ASKER))
+        staying = asyncio.create_task(compiler.automaton(choices("a"), ASKER))
         await asyncio.sleep(0.01)
         leaving.cancel()
         assert (await staying).accepts(b"a")
@@ -85,11 +88,56 @@ def test_who_leaves_takes_nothing_from_others() -> None:
     run(work)
 
 
+def test_a_compile_ends_with_the_last_client_that_waits_for_it() -> None:
+    """Those who leave hold no place: what others ask for is compiled at once."""
+
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        server = compiler._forks.process
+        assert server is not None
+        leaving = [
+            asyncio.create_task(compiler.automaton({"sequence": [*SLOW["sequence"], {"regex": f"x{i}"}]}, ASKER))
+            for i in range(grammar_compiler.MOST_WAITING)
+        ]
+        wait = asyncio.get_running_loop().time() + 60
+        while len(nice_of(server.pid)) < 1 + grammar_compiler.OF_ONE:
+            assert asyncio.get_running_loop().time() < wait
+            await asyncio.sleep(0.01)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
+        assert (compiler._compiling, compiler._places.waiting) == ({}, 0)
+        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])
+
+    run(work, compile_s=60.0)
+
+
+def test_a_tenant_with_any_number_of_slow_grammars_leaves_others_their_places() -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        slow = [
+            asyncio.create_task(compiler.automaton({"sequence": [*SLOW["sequence"], {"regex": f"x{i}"}]}, ASKER))
+            for i in range(grammar_compiler.MOST_WAITING)
+        ]
+        await asyncio.sleep(0.01)
+        assert (await compiler.automaton(choices("b"), Asker("another"))).accepts(b"b")
+        refused = [task for task in slow if task.done()]
+        assert len(refused) == 1, "the line was full: the newest of the one with most gave way"
+        with pytest.raises(GrammarBusyError):
+            await refused[0]
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    run(work, compile_s=60.0)
+
+
 def test_refusals_come_with_their_place_and_are_kept() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         for _ in range(2):
             with pytest.raises(GrammarError) as refused:
-                await compiler.automaton({"schema": {"items": {"uniqueItems": True}}})
+                await compiler.automaton({"schema": {"items": {"uniqueItems": True}}}, ASKER)
             assert (refused.value.path, refused.value.keyword) == ("#/items", "uniqueItems")
         assert len(compiler._cache) == 1
 
@@ -99,7 +147,7 @@ def test_refusals_come_with_their_place_and_are_kept() -> None:
 def test_a_fault_of_ours_is_no_refusal() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         with pytest.raises(RuntimeError, match="KeyError"):
-            await compiler.automaton({"unknown": 1})
+            await compiler.automaton({"unknown": 1}, ASKER)
 
     run(work)
 
@@ -112,7 +160,7 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
     async def work(compiler: GrammarCompiler) -> None:
         for grammar, why in ((choices("x" * (1 << 20)), "bytes as JSON"), ({"schema": deep}, "too deep")):
             with pytest.raises(GrammarError, match=why):
-                await compiler.automaton(grammar)
+                await compiler.automaton(grammar, ASKER)
         assert compiler._forks.process is None
 
     run(work)
@@ -120,11 +168,11 @@ def test_what_is_too_long_or_too_deep_is_not_sent() -> None:
 
 def test_one_that_takes_too_long_is_ended() -> None:
     async def work(compiler: GrammarCompiler) -> None:
-        await compiler.automaton(choices("a"))
+        await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
         for _ in range(2):  # it is not kept: another time it may be faster
-            asked = asyncio.create_task(compiler.automaton(SLOW))
+            asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
             while NICENESS not in nice_of(server.pid).values():
                 assert not asked.done(), "it has not stepped back"
                 await asyncio.sleep(0.005)
@@ -137,12 +185,12 @@ def test_one_that_takes_too_long_is_ended() -> None:
 
 def test_the_next_one_is_compiled_after_a_death() -> None:
     async def work(compiler: GrammarCompiler) -> None:
-        assert (await compiler.automaton(choices("a"))).accepts(b"a")
+        assert (await compiler.automaton(choices("a"), ASKER)).accepts(b"a")
         server = compiler._forks.process
         assert server is not None
         os.kill(server.pid, signal.SIGKILL)
         wait_for(lambda: server.poll() is not None)
-        assert (await compiler.automaton(choices("b"))).accepts(b"b")
+        assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
 
     run(work)
 
@@ -151,22 +199,22 @@ def test_too_many_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "MOST_WAITING", 3)
 
     async def work(compiler: GrammarCompiler) -> None:
-        waiting = [asyncio.create_task(compiler.automaton(choices(text))) for text in "abc"]
+        waiting = [asyncio.create_task(compiler.automaton(choices(text), ASKER)) for text in "abc"]
         await asyncio.sleep(0)
         with pytest.raises(GrammarBusyError):
-            await compiler.automaton(choices("d"))
+            await compiler.automaton(choices("d"), ASKER)
         assert len(await asyncio.gather(*waiting)) == 3
-        assert (await compiler.automaton(choices("d"))).accepts(b"d")
+        assert (await compiler.automaton(choices("d"), ASKER)).accepts(b"d")
 
     run(work)
 
 
 def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
     async def work(compiler: GrammarCompiler) -> None:
-        used = await compiler.automaton(choices("used"))
+        used = await compiler.automaton(choices("used"), ASKER)
         for number in range(12):
-            await compiler.automaton(choices(f"text {number}"))
-            assert await compiler.automaton(choices("used")) is used
+            await compiler.automaton(choices(f"text {number}"), ASKER)
+            assert await compiler.automaton(choices("used"), ASKER) is used
             assert compiler._cached_bytes <= compiler.cache_bytes
         assert compiler._cached_bytes == sum(
             memory_of(kept) for kept in compiler._cache.values() if isinstance(kept, ByteAutomaton)
@@ -181,7 +229,7 @@ def test_processes_end_with_their_parent() -> None:
 
     async def work(compiler: GrammarCompiler) -> None:
         nonlocal pid
-        await compiler.automaton(choices("a"))
+        await compiler.automaton(choices("a"), ASKER)
         assert compiler._forks.process is not None
         pid = compiler._forks.process.pid
 

@@ -77,12 +77,12 @@ def test_an_engine_without_its_extra_says_what_to_install() -> None:
 def test_a_front_end_without_its_packages_says_what_to_install(command: str) -> None:
     code = f"""
 import sys
-sys.modules["uvicorn"] = sys.modules["orjson"] = None  # as if they were not installed
+sys.modules["httptools"] = sys.modules["orjson"] = None  # as if they were not installed
 from blinkpy.cli import main
 sys.exit(main([{command!r}, "--port", "0"]))
 """
     done = python(code)
-    expected = "blinkpy: error: a front end needs orjson, uvicorn: pip install blinkpy-serve\n"
+    expected = "blinkpy: error: a front end needs httptools, orjson: pip install blinkpy-serve\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
@@ -90,7 +90,7 @@ def test_what_a_front_end_looks_for_is_what_it_imports() -> None:
     files = (ROOT / "blinkpy" / "dpu").rglob("*.py")
     imported = {module.partition(".")[0] for file in files for module, _ in imports_of(file)}
     others = {"blinkpy", "numpy", "pyverbs", "opentelemetry"}  # NumPy comes with the first import; the others are for some alone
-    assert imported - sys.stdlib_module_names - others == set(PACKAGES) - {"uvloop"}  # uvicorn imports it
+    assert imported - sys.stdlib_module_names - others == set(PACKAGES)
 
 
 def test_import_is_light_and_the_offline_api_is_there() -> None:

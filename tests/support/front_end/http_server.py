@@ -12,8 +12,9 @@ from support.front_end.fake_engine import FakeEngine
 from support.waiting import BUSY_S, wait_for
 
 from blinkpy.config import Config
+from blinkpy.dpu.http.http_server import Server
 from blinkpy.dpu.supervisor import listen
-from blinkpy.dpu.worker import Server, make_server
+from blinkpy.dpu.worker import make_server
 
 MODEL = "tiny"
 NO_DETAILS = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"reasoning_tokens": 0}}  # of usage
@@ -90,6 +91,7 @@ def serving(
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = make_server(config, 0, folder)
+    server.app.metrics_page.every_s = 0.0  # tests look at what they have just done
     running = RunningServer(server, sock.getsockname()[1])
     thread = threading.Thread(target=lambda: server.run(sockets=[sock]), daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import Config, FrontendOptions
+from blinkpy.dpu.admission.gate import Asker, FullError, Places
 from blinkpy.dpu.api_errors import ApiError, shutting_down
 from blinkpy.dpu.http.preparation.job_forks import JobForks
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
@@ -15,15 +16,6 @@ from blinkpy.dpu.metrics import Metrics
 
 THREAD_BYTES = 1 << 16  # of one that a thread prepares: under 0.1 s, and it can't be stopped; a larger one gets a process
 AT_ONCE = max(1, min(4, os.cpu_count() or 1))  # threads, and processes
-
-
-class _Line:
-    """Bodies that wait for one of AT_ONCE places, no more of them and of their bytes than these."""
-
-    def __init__(self, most: int, most_bytes: int):
-        self.most, self.most_bytes = most, most_bytes
-        self.count = self.bytes = 0
-        self.places = asyncio.Semaphore(AT_ONCE)
 
 
 def body_room(options: FrontendOptions) -> int:
@@ -41,7 +33,9 @@ class PreparationQueue:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prepare")
         self._forks = JobForks(config, folder)
         half = body_room(options)
-        self._middling, self._large = _Line(options.max_preparing, half), _Line(options.max_preparing, half)
+        self._middling = Places(AT_ONCE, options.max_preparing, half)
+        # Jobs in processes are long: another owner finds a place while one has all that it may have.
+        self._large = Places(2 * AT_ONCE, options.max_preparing, half, of_one=AT_ONCE)
         self._closed = False
 
     def refuse(self) -> None:
@@ -57,33 +51,30 @@ class PreparationQueue:
     @property
     def waiting(self) -> int:
         """Bodies in the lines, with those that are being prepared."""
-        return self._middling.count + self._large.count
+        return self._middling.waiting + self._large.waiting
 
-    async def run(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
+    async def run(self, kind: str, body: bytearray, limits: EngineLimits, asker: Asker) -> Any:
         """The result of a job. Raises ApiError: what the job raises, or status 429 where the line is full."""
         if len(body) <= THREAD_BYTES:
-            return await self._queue(self._middling, len(body), lambda: self._in_thread(kind, body, limits))
-        return await self._queue(self._large, len(body), lambda: self._forks.run(kind, body, limits))
+            return await self._queue(self._middling, asker, len(body), lambda: self._in_thread(kind, body, limits))
+        return await self._queue(self._large, asker, len(body), lambda: self._forks.run(kind, body, limits))
 
-    async def _queue(self, line: _Line, size: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        if line.count >= line.most or line.bytes + size > line.most_bytes:
-            self._metrics.count("preparations_refused")
-            raise ApiError(429, "The server is busy: too many prompts wait to be tokenized.", code="too_many_prompts")
-        line.count += 1
-        line.bytes += size
-        self._metrics.gauge("preparing", self.waiting)
+    async def _queue(self, places: Places, asker: Asker, size: int, work: Callable[[], Awaitable[Any]]) -> Any:
         try:
-            async with line.places:
+            async with places.place(asker, size):
+                self._metrics.gauge("preparing", self.waiting)
                 if self._closed:
                     raise shutting_down()
                 return await work()
+        except FullError:
+            self._metrics.count("preparations_refused")
+            message = "The server is busy: too many prompts wait to be tokenized."
+            raise ApiError(429, message, code="too_many_prompts") from None
         except ApiError:
             if self._closed:  # its process was ended
                 raise shutting_down() from None
             raise
         finally:
-            line.count -= 1
-            line.bytes -= size
             self._metrics.gauge("preparing", self.waiting)
 
     async def _in_thread(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:

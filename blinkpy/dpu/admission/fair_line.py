@@ -1,0 +1,122 @@
+"""A queue that is fair between owners: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), pure and without a clock.
+
+Each owner has a virtual time, the sum of its charges divided by its weight. The owner with the least one is next, with its
+oldest item. An owner that begins to wait starts at the virtual time of the queue, so that no owner saves up service. Of two
+owners of equal weight that always have items, the charges differ by at most two items. Push and pop cost the logarithm of the
+number of owners.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, heapreplace
+from typing import Generic, TypeVar
+
+MOST_IDLE = 1024  # owners without items that are remembered before those without a debt are dropped
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class _Owner(Generic[Item]):
+    weight: float
+    finish: float = 0.0  # virtual time
+    size: float = 0.0  # of its items, in the unit of push()
+    items: deque[tuple[Item, float]] = field(default_factory=deque)
+
+
+class FairLine(Generic[Item]):
+    """Items of owners, by name."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, _Owner[Item]] = {}
+        self._heap: list[tuple[float, int, _Owner[Item], str]] = []  # one entry for each owner with items
+        self._now = self._latest = 0.0  # virtual time: of the queue, and the greatest of any owner
+        self._pushed = self.count = 0
+        self.size = 0.0
+
+    def push(self, name: str, weight: float, item: Item, size: float = 0.0) -> None:
+        """Append an item of an owner. size: in any unit, for `largest`."""
+        if not self.count:
+            self._now = self._latest  # without a queue, no owner has fallen behind
+        owner = self._owners.get(name)
+        if owner is None:
+            if len(self._owners) >= MOST_IDLE:
+                self._forget()
+            owner = self._owners[name] = _Owner(weight)
+        owner.weight = weight
+        if not owner.items:
+            owner.finish = max(owner.finish, self._now)
+            self._pushed += 1
+            heappush(self._heap, (owner.finish, self._pushed, owner, name))
+        owner.items.append((item, size))
+        owner.size += size
+        self.size += size
+        self.count += 1
+
+    def pop(self, without: "set[str] | None" = None) -> tuple[str, Item] | None:
+        """Take the next item, with its owner's name; None if there is no such item. without: owners that are passed over."""
+        passed: list[tuple[float, int, _Owner[Item], str]] = []
+        found = None
+        while self._heap:
+            start, number, owner, name = self._heap[0]
+            if not owner.items:
+                heappop(self._heap)
+            elif without and name in without:
+                passed.append(heappop(self._heap))
+            elif owner.finish > start:  # charged since
+                heapreplace(self._heap, (owner.finish, number, owner, name))
+            else:
+                item, size = owner.items.popleft()
+                self._took(owner, size)
+                self._now = max(self._now, start)
+                if not owner.items:
+                    heappop(self._heap)
+                found = name, item
+                break
+        for entry in passed:
+            heappush(self._heap, entry)
+        return found
+
+    def remove(self, name: str, item: Item) -> bool:
+        """Take an item that gave up; False if it is not there."""
+        owner = self._owners.get(name)
+        for place, (there, size) in enumerate(owner.items if owner is not None else ()):
+            if there is item and owner is not None:
+                del owner.items[place]
+                self._took(owner, size)
+                if not owner.items:
+                    self._heap = [entry for entry in self._heap if entry[2] is not owner]
+                    self._heap.sort()
+                return True
+        return False
+
+    def charge(self, name: str, cost: float) -> None:
+        """An owner was served. cost: in any unit, the same for all; below 0: an earlier charge was too high."""
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._owners[name] = _Owner(1.0, self._now)
+        owner.finish += cost / owner.weight
+        self._latest = max(self._latest, owner.finish)
+
+    def head(self, name: str) -> Item | None:
+        """The oldest item of an owner."""
+        owner = self._owners.get(name)
+        return owner.items[0][0] if owner is not None and owner.items else None
+
+    def largest(self) -> str:
+        """The owner whose items have the greatest size for its weight. There must be items."""
+        return max((owner.size / owner.weight, name) for name, owner in self._owners.items() if owner.items)[1]
+
+    def last(self, name: str) -> Item:
+        """The newest item of an owner that has some."""
+        return self._owners[name].items[-1][0]
+
+    def _took(self, owner: _Owner[Item], size: float) -> None:
+        owner.size -= size
+        self.size -= size
+        self.count -= 1
+
+    def _forget(self) -> None:
+        idle = [name for name, owner in self._owners.items() if not owner.items and owner.finish <= self._now]
+        for name in idle:
+            del self._owners[name]

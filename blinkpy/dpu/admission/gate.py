@@ -1,0 +1,259 @@
+"""The gate of a worker: every piece of work that a client can cause runs by it, on the event loop or in one of its pools.
+
+On the event loop a turn runs work until its budget of milliseconds is used up; then streams, timers and sockets have theirs. The
+order is fair between tenants by weight, and within a tenant that of arrival. Clients that have shown no key yet are one tenant of
+small weight, in which addresses share alike. Work is charged what it took by the clock. A pool (`Places`) has the same rules for
+threads and processes: a number of places, a bounded queue that is fair by tenant, and cancellation with the client.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from blinkpy.dpu.admission.fair_line import FairLine
+from blinkpy.dpu.metrics import Metrics
+
+TURN_S = 0.002  # of work in a turn of the event loop while streams run
+IDLE_TURN_S = 0.01  # and without streams
+STRANGERS, STRANGERS_WEIGHT = "", 0.25  # the tenant of clients without a key, against 1 of a key by default
+
+logger = logging.getLogger("blinkpy.frontend")
+
+Result = TypeVar("Result")
+
+
+class Asker(NamedTuple):
+    """The owner of a piece of work."""
+
+    name: str  # of its tenant; of a stranger, its address
+    weight: float = 1.0
+    stranger: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """Work that waits for the event loop. run: None once it was cancelled."""
+
+    asker: Asker
+    run: Callable[[], None] | None
+    since: float  # s
+
+
+class Gate:
+    """Work on the event loop. lag_s: how long an owner's oldest work may wait before new requests of that owner are refused.
+    streaming: whether streams run."""
+
+    def __init__(
+        self,
+        lag_s: float,
+        metrics: Metrics,
+        streaming: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._lag_s, self._metrics, self._clock = lag_s, metrics, clock
+        self.streaming = streaming
+        self._line = FairLine[Ask | None]()  # None: one of the strangers
+        self._strangers = FairLine[Ask]()
+        self._spent = 0.0  # in this turn of the event loop, s
+        self._turned = clock()  # when the last turn ended, s
+        self._scheduled = False
+
+    def ask(self, asker: Asker, run: Callable[[], None]) -> Ask:
+        """Run work now, if this turn has time for it and no other work waits, or in a later turn. run: must not raise."""
+        ask = Ask(asker, run, self._clock())
+        if not self._line.count and self._spent < self._budget():
+            self._run(ask)
+        elif asker.stranger:
+            self._strangers.push(asker.name, asker.weight, ask)
+            self._line.push(STRANGERS, STRANGERS_WEIGHT, None)
+        else:
+            self._line.push(asker.name, asker.weight, ask)
+        self._schedule()
+        return ask
+
+    async def run(self, asker: Asker, work: Callable[[], Result]) -> Result:
+        """The result of work in its turn. A caller that is cancelled takes it back. Raises what the work raises."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        results, errors = list[Result](), list[Exception]()
+
+        def run() -> None:
+            try:
+                results.append(work())
+            except Exception as error:
+                errors.append(error)
+            if not done.done():
+                done.set_result(None)
+
+        ask = self.ask(asker, run)
+        try:
+            await done
+            if errors:
+                raise errors.pop()
+            return results.pop()
+        finally:
+            ask.run = None
+            errors.clear()  # an error keeps this frame
+
+    def late(self, asker: Asker) -> bool:
+        """Whether the oldest work of an owner had waited for longer than lag_s at the end of the last turn. A pause of the
+        process does not count."""
+        ask = self._strangers.head(asker.name) if asker.stranger else self._line.head(asker.name)
+        return ask is not None and self._turned - ask.since > self._lag_s
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that wait for a turn."""
+        return self._line.count
+
+    def _budget(self) -> float:
+        return TURN_S if self.streaming() else IDLE_TURN_S
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled, self._spent = False, 0.0
+        budget, lag = self._budget(), 0.0
+        while self._spent < budget:
+            found = self._line.pop()
+            if found is None:
+                break
+            ask = found[1]
+            if ask is None:
+                stranger = self._strangers.pop()
+                assert stranger is not None
+                ask = stranger[1]
+            lag = self._clock() - ask.since
+            self._run(ask)
+        self._turned = self._clock()
+        self._metrics.gauge("lag_seconds", lag if self._line.count else 0.0)
+        if self._line.count or self._spent:
+            self._schedule()
+
+    def _run(self, ask: Ask) -> None:
+        run, ask.run = ask.run, None
+        if run is None:
+            return
+        began = self._clock()
+        try:
+            run()
+        except Exception:
+            logger.exception("a piece of work failed")
+        took = self._clock() - began
+        self._spent += took
+        if ask.asker.stranger:
+            self._strangers.charge(ask.asker.name, took)
+            self._line.charge(STRANGERS, took)
+        else:
+            self._line.charge(ask.asker.name, took)
+
+
+class FullError(Exception):
+    """The queue of a pool has no room for one more."""
+
+
+class _Waiter(NamedTuple):
+    asker: Asker
+    turn: asyncio.Future[bool]  # True: it has a place; False: it was dropped for another owner's
+
+
+class Places:
+    """A pool of `count` places, of which one owner has at most `of_one` (0: all). At most most_waiting jobs wait or run, with
+    at most most_bytes; beyond that the newest of the owner with the most waiting bytes is dropped."""
+
+    def __init__(self, count: int, most_waiting: int, most_bytes: float = float("inf"), of_one: int = 0):
+        self._count, self._of_one = count, of_one or count
+        self.most_waiting, self.most_bytes = most_waiting, most_bytes
+        self._line = FairLine[_Waiter]()
+        self._held: dict[str, int] = {}  # places of each owner
+        self.used = 0
+        self._bytes = 0.0  # of jobs that run
+        self._mean_s = 0.01  # of a job, which its owner is charged when it begins
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait or run."""
+        return self._line.count + self.used
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of jobs that wait or run."""
+        return self._line.size + self._bytes
+
+    @asynccontextmanager
+    async def place(self, asker: Asker, size: int = 1) -> AsyncIterator[None]:
+        """A place for the block. size: bytes. Raises FullError."""
+        await self._enter(asker, size)
+        self._bytes += size
+        began, estimate = time.monotonic(), self._mean_s
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            self._mean_s += (min(took, 1.0) - self._mean_s) / 16
+            self._line.charge(asker.name, took - estimate)
+            self._bytes -= size
+            self._leave(asker)
+
+    async def _enter(self, asker: Asker, size: int) -> None:
+        free = self.used < self._count and self._may_take(asker.name) and not self._line.count
+        if free and self.used < self.most_waiting and self._bytes + size <= self.most_bytes:
+            self._take(asker.name)
+            return
+        waiter = _Waiter(asker, asyncio.get_running_loop().create_future())
+        self._line.push(asker.name, asker.weight, waiter, size)
+        self._drop(waiter)
+        self._hand_out()
+        try:
+            placed = await waiter.turn
+        except asyncio.CancelledError:
+            placed = waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.result()
+            if not self._line.remove(asker.name, waiter) and placed:
+                self._leave(asker)
+            raise
+        if not placed:
+            raise FullError
+
+    def _drop(self, newest: _Waiter) -> None:
+        """Make room for the newest, or drop it."""
+        line = self._line
+        while line.count and (self.waiting > self.most_waiting or self.bytes > self.most_bytes):
+            name = line.largest()
+            waiter = newest if name == newest.asker.name else line.last(name)
+            line.remove(name, waiter)
+            if not waiter.turn.done():  # else its task is cancelled, and has not run yet
+                waiter.turn.set_result(False)
+            if waiter is newest:
+                return
+
+    def _may_take(self, name: str) -> bool:
+        return self._held.get(name, 0) < self._of_one
+
+    def _take(self, name: str) -> None:
+        self._held[name] = self._held.get(name, 0) + 1
+        self.used += 1
+        self._line.charge(name, self._mean_s)
+
+    def _leave(self, asker: Asker) -> None:
+        self.used -= 1
+        self._held[asker.name] -= 1
+        if not self._held[asker.name]:
+            del self._held[asker.name]
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self.used < self._count:
+            full = {name for name, held in self._held.items() if held >= self._of_one}
+            found = self._line.pop(full)
+            if found is None:
+                return
+            name, waiter = found
+            if not waiter.turn.done():  # else its task is cancelled, and has not run yet
+                self._take(name)
+                waiter.turn.set_result(True)

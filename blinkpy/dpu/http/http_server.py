@@ -1,0 +1,250 @@
+"""The HTTP server of one worker: it listens, watches its connections, and drains."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvloop
+
+from blinkpy.config import AccessOptions, ConfigError
+from blinkpy.dpu.api_errors import shutting_down, unavailable
+from blinkpy.dpu.http.app import App
+from blinkpy.dpu.http.preparation.preparation_queue import body_room
+from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.connection import Connection
+from blinkpy.dpu.http.wire.connections import Connections
+from blinkpy.dpu.http.wire.tls_layer import TlsLayer
+from blinkpy.dpu.watched_tasks import WatchedTasks
+
+CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
+LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out
+CLOSE_S = 2.0  # for connections to close, then
+HURRY_S = 0.3  # for both after a second signal
+END_POLL_S = 0.02
+ACCEPTED = 8  # connections in one turn of the event loop
+SWEEP_S = 1.0  # between two looks at all connections
+BACKLOG = 2048  # connections that the kernel keeps until they are accepted
+YOUNG_OBJECTS = 25_000  # before a collection: requests in flight are not walked again and again, which took a fifth of their time
+
+
+class Server:
+    """Serves an App, which starts and drains with it."""
+
+    def __init__(
+        self, app: App, access: AccessOptions, on_ready: Callable[[], None], on_drained: Callable[[], None] | None = None
+    ):
+        options, service = app.options, app.service
+        self.app = app
+        self.connections = Connections(
+            options, body_room(options), service.metrics, app, service.gate, app.cross_origin, access.root_path
+        )
+        self.started = self.should_exit = self.force_exit = self.failed = False
+        self.on_end: Callable[[], None] = lambda: None  # called when the end begins
+        self.on_ended: Callable[[], None] = lambda: None  # when all is closed, on the event loop, which may still have threads
+        self._tls = _tls_context(access)
+        self._on_ready, self._on_drained = on_ready, on_drained
+        self._watched = WatchedTasks(self._give_up)
+        self._servers: list[asyncio.Server] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, sockets: list[socket.socket]) -> None:
+        """Serve on listening sockets until the end."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self.serve(sockets))
+
+    async def serve(self, sockets: list[socket.socket]) -> None:
+        """The same on a running event loop."""
+        with self._signals():
+            await self._start(sockets)
+            ticks = 0
+            while not self.should_exit:
+                await asyncio.sleep(0.1)
+                ticks += 1
+                if ticks % 10 == 0:
+                    self.connections.set_date()
+            await self._shut_down(sockets)
+        self.on_ended()
+
+    # ---- signals ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM ends the process in order, a second one at once, in order too. Ctrl-C is for the supervisor, which ends its
+        workers."""
+        if sig == signal.SIGTERM:
+            self.on_end()
+            self.force_exit = self.should_exit
+            self.should_exit = self.app.draining = True
+
+    def leave(self) -> None:
+        """SIGUSR1: another front end serves on the listening socket. Accept nothing more, and end when nothing is left; in a
+        signal handler, once the server runs."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_to_leave)
+
+    def _begin_to_leave(self) -> None:
+        if self.connections.leaving:
+            return
+        self._stop_listening()
+        self.connections.leaving = True
+        for connection in list(self.connections.open):
+            connection.leave()
+        self._watched.start("the watch over the last connections", self._end_with_the_last())
+
+    async def _end_with_the_last(self) -> None:
+        """Idle connections end as they always do: their clients may be about to ask."""
+        while self.connections.open or self.app.running:
+            await asyncio.sleep(END_POLL_S)
+        self.should_exit = True
+        await asyncio.Event().wait()  # a watched task must not end
+
+    def hang_up(self) -> None:
+        """SIGHUP: read the keys again; in any thread, and in a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        self._reloading = asyncio.ensure_future(self.app.service.admission.reload())
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self, sockets: list[socket.socket]) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self.app.service.engine.start(self._watched)
+        # libuv accepts one connection in a turn for each descriptor, so there are several.
+        for number in range(ACCEPTED):
+            for sock in sockets:
+                listening = sock.dup() if number else sock
+                self._servers.append(await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG))
+        self.started = True
+        self._watched.start("the watch over connections", self._sweep())
+        self._watched.start("the watch over waiting requests", self.app.service.admission.watch())
+        # Who waits for "ready" sends a request next. Without an engine there is an end to waiting, and 503 until it comes.
+        await self.app.service.engine.connected(CONNECT_S)
+        gc.collect()
+        gc.freeze()  # the tokenizer's tables live as long as the process: no collection needs to walk them
+        gc.set_threshold(YOUNG_OBJECTS)
+        self._on_ready()
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        if self._tls is None:
+            return Connection(self.connections)
+        layer: asyncio.BaseProtocol = TlsLayer(self._tls, self.connections)  # type: ignore[assignment]
+        return layer
+
+    # ---- watch ------------------------------------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """A task that the worker can't do without has ended: end, so that the supervisor starts a successor."""
+        self.on_end()
+        self.failed = self.should_exit = self.force_exit = True
+        self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
+
+    def _end_stuck(self) -> None:
+        """Apart from the task, whose frame would keep the last connection."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.connections.open):
+            connection.end_if_stuck(now)
+
+    async def _sweep(self) -> None:
+        """End connections that are stuck, and count what there is."""
+        every, metrics = self.connections, self.app.service.metrics
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._end_stuck()
+            self.app.service.admission.sweep()
+            metrics.gauge("connections", len(every.open))
+            rooms = {"bodies": "arriving_bytes", "unread": "unread_bytes", "answers": "answer_bytes"}
+            for name, gauge in rooms.items():
+                bytes_room: ByteRoom = getattr(every, name)
+                metrics.gauge(gauge, bytes_room.used)
+                metrics.count(f"{name}_given_up", bytes_room.given_up)
+                bytes_room.given_up = 0
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def _shut_down(self, sockets: list[socket.socket]) -> None:
+        """Answer 503 to all that is new, let requests finish for shutdown_s, end the others with an error; then close. With
+        on_drained: but not before a second SIGTERM, as long as the others have requests."""
+        app, engine, error = self.app, self.app.service.engine, shutting_down()
+        app.draining = True
+        self.connections.bodies.clear(shutting_down)
+        app.service.admission.refuse_all(error, for_good=True)  # another server may have room at once
+        try:
+            deadline = time.monotonic() + app.options.shutdown_s
+            await self._wait_until(deadline, lambda: not app.running or self.force_exit)
+            if self._on_drained is not None and not self.force_exit and not self.connections.leaving:
+                self._on_drained()
+                await self._wait_until(deadline, lambda: self.force_exit)
+            app.service.end_preparations()
+            engine.fail_all(error)
+            last_words = HURRY_S if self.force_exit else LAST_WORDS_S
+            await self._wait_until(time.monotonic() + last_words, lambda: not app.running)
+            await self._close(sockets)
+        finally:
+            await self._watched.close()
+            engine.close()
+            app.service.close()
+            if app.tracer is not None:
+                await asyncio.to_thread(app.tracer.close)
+
+    async def _close(self, sockets: list[socket.socket]) -> None:
+        """Close sockets and connections; what does not end in CLOSE_S is cut off."""
+        self._stop_listening()
+        for sock in sockets:
+            sock.close()
+        every = self.connections
+        for connection in list(every.open):
+            if self.force_exit:
+                connection.transport.close()
+            else:
+                connection.shut_down()
+        limit_s = HURRY_S if self.force_exit else CLOSE_S
+        await self._wait_until(time.monotonic() + limit_s, lambda: not every.open and not every.tasks)
+        for task in every.tasks:
+            task.cancel()
+        for connection in list(every.open):
+            connection.abort()
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _wait_until(self, deadline: float, done: Callable[[], bool]) -> None:
+        """Wait until done() or a deadline on the monotonic clock."""
+        while not done() and time.monotonic() < deadline:
+            await asyncio.sleep(END_POLL_S)
+
+
+def _tls_context(access: AccessOptions) -> ssl.SSLContext | None:
+    """The context of the options; None without a certificate. Raises ConfigError for one that can't be used."""
+    if not access.ssl_certfile:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(access.ssl_certfile, access.ssl_keyfile or None)
+        context.verify_mode = ssl.VerifyMode(access.ssl_cert_reqs)
+        if access.ssl_ca_certs:
+            context.load_verify_locations(access.ssl_ca_certs)
+    except OSError as error:
+        raise ConfigError(f"the TLS certificate can't be used: {error}") from error
+    return context

@@ -1,0 +1,60 @@
+"""GET /metrics: rendered in a thread, at most once in EVERY_S, whatever the number of clients that ask."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from blinkpy.dpu.admission.gate import Gate
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.fleet.fleet import Fleet
+from blinkpy.dpu.http.wire.exchange import Exchange
+from blinkpy.dpu.watch.exposition import Exposition
+
+EVERY_S = 1.0  # a page may be as old as this
+TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class MetricsPage:
+    """The text of /metrics, and the requests that wait for it. ended: called with each once it is answered."""
+
+    def __init__(self, exposition: Exposition, engine: EngineLink | Fleet, gate: Gate, ended: Callable[[Exchange], None]):
+        self.every_s = EVERY_S
+        self._exposition, self._engine, self._gate, self._ended = exposition, engine, gate, ended
+        self._text, self._rendered = b"", -EVERY_S
+        self._waiting: list[Exchange] = []
+        self._rendering: asyncio.Task[None] | None = None
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer with the page, at once if it is new enough."""
+        if time.monotonic() - self._rendered < self.every_s:
+            exchange.write(200, TEXT, self._text)
+            return
+        self._waiting.append(exchange)
+        if self._rendering is None:
+            self._rendering = asyncio.get_running_loop().create_task(self._render())
+
+    async def _render(self) -> None:
+        engine = self._engine
+        try:
+            began = time.monotonic()
+            words, restarts, blocks = engine.engine_words(), engine.restarts(), engine.blocks()
+            self._text = await asyncio.to_thread(self._exposition.render, words, restarts, blocks)
+            self._rendered, failed = began, None
+        except Exception as error:
+            failed = error
+        finally:
+            self._rendering = None
+            waiting, self._waiting = self._waiting, []
+            for exchange in waiting:
+                self._gate.ask(exchange.connection.asker, partial(self._write, exchange, failed is not None))
+        if failed is not None:
+            raise failed
+
+    def _write(self, exchange: Exchange, failed: bool) -> None:
+        if failed:
+            exchange.refuse(ApiError(500, "Internal server error.", code="internal_error"))
+        else:
+            exchange.write(200, TEXT, self._text)
+        self._ended(exchange)

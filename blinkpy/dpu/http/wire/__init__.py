@@ -1,0 +1,1 @@
+"""Sockets, TLS, connections and HTTP messages, and their limits."""

@@ -1,0 +1,476 @@
+"""One HTTP/1.1 connection, on httptools and asyncio.
+
+What arrives is kept until the gate has time for it; then it is parsed, within limits, and the requests are answered in order.
+A stream's events go from the poll of the engine's link to the socket without a task in between, which halves the cost of a token.
+"""
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import httptools
+
+from blinkpy.dpu.admission.gate import Asker
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.http.fields.request_head import check_head, check_protocol, not_http, others_within
+from blinkpy.dpu.http.wire.connections import Connections
+from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNPARSED, UNREAD_BODY, Exchange
+
+HIGH_WATER = 1 << 16  # bytes of a connection that wait to be parsed, or of a body that wait to be read, before reading pauses
+SLICE = 1 << 12  # bytes that are parsed at a time, where they may be many small parts
+BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
+CHUNK_COST = 1 << 11  # a chunk costs as much CPU as this many bytes
+CHUNK_BYTES = 256  # of a body for each of its chunks, beyond max_body_chunks
+logger = logging.getLogger("blinkpy.frontend")
+
+FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, connections: Connections):
+        self.all, self.options = connections, connections.options
+        self.loop = asyncio.get_running_loop()
+        self.transport: Any = None  # asyncio.Transport
+        self.asker = Asker("", 1.0, stranger=True)  # whose work the next request is
+        self.client = ""  # address and port
+        self.on_lost: Callable[[], object] | None = None  # called once when the client is gone
+        self.gone = False
+        self.taken = 0  # bytes that the body has cost since somebody set this to 0
+        self.exchange: Exchange | None = None  # the one whose body arrives
+        self.pending = deque[Exchange]()  # without a complete answer: the one that is served, and pipelined ones
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.url = b""
+        self.parser = _parser(self)
+        self.write_paused = False
+        self._served: Exchange | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._arrived = deque[bytes]()  # pieces that the gate has not let through yet
+        self._arrived_bytes = 0
+        self._asked = False  # the gate for a turn
+        self._read_pauses = 0
+        self._refusal: ApiError | None = None  # why a callback of the parser stopped it
+        self._data = b""  # that the parser looks at
+        self._first_line: bytearray | None = None  # start line so far; None if the request began behind another in a piece
+        self._last_line = bytearray()  # in that case, of the pieces before: perhaps the start line
+        self._others: set[tuple[bytes, bytes]] | None = None  # others_within that and the piece, once they are asked for
+        self._is_other = False  # that was seen in a piece before
+        self._between = True  # requests
+        self._in_headers = True
+        self._header_bytes = 0
+        self._framing_bytes = 0  # since the last piece of a body: chunk headers and trailers
+        self._chunks_left = 0  # pieces of the body, beside the first one of each that comes
+        self._slice = SLICE
+        self._complete = 0  # requests that have arrived in full
+        self._expects_continue = False
+        self._unread, self._unread_since = 0, 0.0  # bytes that the client left unread, and since when it took none of them, s
+        self._timer: asyncio.TimerHandle | None = None  # the deadline for headers, or for the next request
+        self._idle = False  # the latter
+
+    # ---- the transport ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        name = transport.get_extra_info("peername")
+        address, self.client = (name[0], f"{name[0]}:{name[1]}") if isinstance(name, tuple) and name else ("unix", "unix")
+        self.asker = Asker(address, 1.0, stranger=True)
+        self._unread_since = self.loop.time()
+        if self.all.enter(self):
+            self._set_timer(self.options.header_timeout_s, self._give_up_headers)
+        else:
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+        self.all.leave(self)
+        self._stop_timer()
+        self._arrived.clear()
+        self._disconnect()
+        self.resume_writing()
+        self.pending.clear()  # they refer to the connection: no garbage collection is needed
+        self.parser = self.exchange = self._served = None
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived.append(data)
+        self._arrived_bytes += len(data)
+        if self._arrived_bytes > HIGH_WATER:
+            self.pause_reading(UNPARSED)
+        if not self._asked:
+            self._ask()
+
+    def eof_received(self) -> None:
+        """The transport closes."""
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self.pause_reading(SLOW)
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+        if not self.gone:
+            self.resume_reading(SLOW)
+            self._go_on()
+
+    async def writable(self) -> None:
+        """Wait until the client has taken most of what was written, or is gone."""
+        while self.write_paused and not self.gone:
+            if self._writable is None:
+                self._writable = self.loop.create_future()
+            await self._writable
+
+    def pause_reading(self, reason: int) -> None:
+        """Read nothing more from the client until `resume_reading` for the same reason."""
+        if not self._read_pauses and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._read_pauses |= reason
+
+    def resume_reading(self, reason: int) -> None:
+        if self._read_pauses == reason and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self._read_pauses &= ~reason
+
+    # ---- turns ------------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        self._asked = True
+        self.all.gate.ask(self.asker, self._turn)
+
+    def _go_on(self) -> None:
+        """Ask for a turn if there is anything to parse or to answer."""
+        if not self._asked and not self.gone and (self._arrived or (self.pending and self._served is None)):
+            self._ask()
+
+    def _turn(self) -> None:
+        """Parse a slice of what has arrived, and answer."""
+        self._asked = False
+        if self.gone or self.transport.is_closing():
+            self._arrived.clear()
+            return
+        self._serve()
+        if self._arrived and len(self.pending) <= max(1, self.options.max_pipelined) and not self.write_paused:
+            piece = self._arrived.popleft()
+            if len(piece) > self._slice:
+                self._arrived.appendleft(piece[self._slice :])
+                piece = piece[: self._slice]
+            self._arrived_bytes -= len(piece)
+            self._feed(piece)
+            if self._arrived_bytes <= HIGH_WATER:
+                self.resume_reading(UNPARSED)
+            self._serve()
+            self._go_on()
+
+    def _serve(self) -> None:
+        """Answer the requests whose heads have arrived, in order, until one takes its time."""
+        while self.pending and self._served is None and not self.write_paused and not self.gone:
+            self._served = self.pending[0]
+            self.all.app.begin(self._served)
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer of the request that is served has been written."""
+        self.all.answered += 1
+        if self.gone or self._served is not exchange:
+            return
+        self.pending.popleft()
+        self._served = None
+        self._hold_unread()
+        if not exchange.keep_alive:
+            self.transport.close()
+            return
+        self.resume_reading(UNREAD_BODY)
+        if len(self.pending) <= 1:
+            self.resume_reading(PIPELINED)
+        if not self.pending:
+            self.all.waiting[self] = None
+            # Answered before the request came to its end: the rest and the next one have a deadline.
+            self._idle = self._in_headers
+            if self._idle:
+                self._set_timer(self.options.keep_alive_s, self.transport.close)
+            else:
+                self._set_timer(self.options.header_timeout_s, self._give_up_headers)
+        self._go_on()
+
+    # ---- the parser -------------------------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        complete = self._complete
+        self._framing_bytes += len(data)
+        self._chunks_left += 1
+        self._data, self._others = data, None
+        if self._between:
+            self._first_line = bytearray()
+        if self._first_line is not None and b"\n" not in self._first_line.lstrip(b"\r\n"):
+            self._first_line += data[: self.options.max_header_bytes]
+        self._parse(data)
+        closing = self.transport.is_closing()
+        if self._first_line is None and self._in_headers and not self._between and not closing:
+            self._look_for_others(data)
+        self._data, self._others = b"", None  # they may be large
+        if closing:
+            return
+        most = self.options.max_header_bytes
+        if not self._in_headers:
+            if self._framing_bytes > most:
+                self._refuse(_too_large("trailers", most))
+            return
+        # How much of a piece belongs to the next request is unknown where one ended in it; later pieces are counted.
+        if complete == self._complete:
+            self._header_bytes += len(data)
+        if self._header_bytes > most:
+            self._refuse(_too_large("headers", most))
+        elif self._header_bytes and (self._timer is None or self._idle):
+            self._idle = False
+            self._set_timer(self.options.header_timeout_s, self._give_up_headers)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._read_on_behind_headers()
+        except httptools.HttpParserError:
+            self._refuse_invalid()
+
+    def _look_for_others(self, data: bytes) -> None:
+        """Note whether a request that has begun behind another one in a piece is of another protocol, as long as its first line
+        is there. data: a piece behind which its headers go on."""
+        if b"\n" not in data:
+            self._last_line += data
+            return
+        self._data = data
+        try:
+            self._is_other = self._may_be_other()
+        except ApiError:
+            self._is_other = True
+        self._last_line[:] = data[data.rindex(b"\n") + 1 :]
+
+    def _may_be_other(self) -> bool:
+        """Whether the request is of another protocol, as far as it is known where it begins."""
+        if self._others is None:
+            self._others = others_within(bytes(self._last_line) + self._data)
+        return self._is_other or (self.parser.get_method(), self.url) in self._others
+
+    def on_message_begin(self) -> None:
+        most = self.options.max_pipelined
+        if len(self.pending) > most:
+            message = f"Too many pipelined requests on this connection (limit {most})."
+            self._stop(400, message, "too_many_pipelined", "max_pipelined")
+        self.url, self.headers, self._expects_continue = b"", [], False
+        self._between = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_headers:
+            return  # a trailer: nobody who looked at the headers has seen it
+        most = self.options.max_header_count
+        if len(self.headers) >= most:
+            self._stop(431, f"The request has more than {most} headers.", "too_many_headers", "max_header_count")
+        name, value = name.lower(), value.rstrip(b" \t")  # the parser strips only leading space
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        try:
+            check_head(version, self.parser.get_method(), self.url, self.headers)
+            if self._first_line is not None:
+                check_protocol(bytes(self._first_line))
+            elif self._may_be_other():
+                raise not_http()
+        except ApiError as error:
+            self._refusal = error
+            raise
+        self._in_headers, self._first_line = False, None
+        self._last_line.clear()
+        self._is_other = False
+        self._framing_bytes = 0
+        self._chunks_left = self.options.max_body_chunks
+        self._slice = BODY_SLICE if any(name == b"content-length" for name, _ in self.headers) else SLICE
+        self.all.waiting.pop(self, None)
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        exchange = Exchange(self, self.parser.get_method(), httptools.parse_url(self.url).path, version, self.headers)
+        exchange.keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self.all.leaving
+        exchange.expects_continue = self._expects_continue and version != "1.0"  # that version does not know the status
+        self.exchange = exchange
+        self.pending.append(exchange)
+        if len(self.pending) > 1:
+            self.pause_reading(PIPELINED)
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
+        self._chunks_left -= 1
+        size, exchange = len(body), self.exchange
+        if self._chunks_left < 0:
+            most = self.options.max_body_chunks
+            message = f"The body has more than {most} chunks of less than {CHUNK_BYTES} bytes."
+            self._stop(400, message, "too_many_chunks", "max_body_chunks")
+        self._chunks_left += size // CHUNK_BYTES
+        if exchange is None or exchange.complete:
+            return
+        self.taken += size + CHUNK_COST
+        if exchange.add(body) > HIGH_WATER:
+            self.pause_reading(UNREAD_BODY)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # it is not: its body follows
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.end_body()
+        self._in_headers = self._between = True
+        self._header_bytes = 0
+        self._slice = SLICE
+        self._complete += 1
+
+    def _read_on_behind_headers(self) -> None:
+        """The client offers another protocol, as some do with each request, and is answered in this one. The parser leaves what
+        is behind the headers to that protocol, the body, too: another one reads it."""
+        error = sys.exception()
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in FRAMING)
+        self.parser = _parser(BehindHeaders(self))
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+        except httptools.HttpParserError:  # the first one has not looked at the framing
+            self._refuse_invalid()
+            return
+        self._data = self._data[error.args[0] :]
+        if self._data:
+            self._parse(self._data)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _stop(self, status: int, message: str, code: str, limit: str) -> NoReturn:
+        """Within a callback of the parser: end it, and with it the connection."""
+        self._refusal = ApiError(status, message, code=code, limit=limit)
+        raise ValueError(message)
+
+    def _refuse_invalid(self) -> None:
+        """Refuse what the parser, or a check within it, has stopped at."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is None:
+            refusal = ApiError(400, "Invalid HTTP request received.", code="invalid_http")
+            logger.warning(refusal.message)
+        self._refuse(refusal)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer an invalid request, and close."""
+        if error.limit is not None:
+            self.all.metrics.refused(error.limit)
+        if not any(exchange.started for exchange in self.pending):
+            self._disconnect()
+            refused = Exchange(self, b"GET", b"/", "1.1", [] if self._between else self.headers)
+            refused.keep_alive = False
+            refused.write_error(error)
+        self.transport.close()
+
+    def _hold_unread(self) -> None:
+        """Account for what was written and the client has not taken: it stays in this process until then."""
+        unread = self.transport.get_write_buffer_size()
+        if unread:
+            self.all.unread.hold(self, unread, lambda error: self.abort())
+
+    def leave(self) -> None:
+        """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""
+        for exchange in list(self.pending)[-1:]:
+            if not exchange.started:
+                exchange.keep_alive = False
+
+    def shut_down(self) -> None:
+        """End now, or with the answer that is being made."""
+        if not self.pending:
+            self.transport.close()
+        else:
+            self.pending[-1].keep_alive = False
+
+    def end_if_stuck(self, now: float) -> None:
+        """Abort a connection whose client takes nothing of the rest of an answer. now: of the loop's clock; call it often."""
+        unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
+        streaming = self._served is not None and not closing  # it has limits of its own
+        if not unread:
+            self.all.unread.release(self)
+        if streaming or unread < self._unread or not (unread or closing):
+            self._unread_since = now
+        self._unread = unread
+        limit = "close_timeout_s" if closing else "send_timeout_s"
+        if now - self._unread_since > getattr(self.options, limit):
+            self.all.metrics.refused(limit)
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once, with what was not sent yet."""
+        self.all.waiting.pop(self, None)
+        self._disconnect()
+        self.transport.abort()
+
+    def _disconnect(self) -> None:
+        """Those who answer find the client gone."""
+        for exchange in self.pending:
+            exchange.disconnect()
+
+    def _set_timer(self, seconds: float, call: Callable[[], object]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, call)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up_headers(self) -> None:
+        """They have not come in time: tell a client that has begun to send some."""
+        self.all.metrics.refused("header_timeout_s")
+        if self._in_headers and self._header_bytes:
+            seconds = self.options.header_timeout_s
+            self._refuse(ApiError(408, f"The headers did not arrive within {seconds:g} s.", code="timeout"))
+        else:
+            self.transport.close()
+
+
+class BehindHeaders:
+    """Reads on for a connection behind headers that another parser has read: its own parser is shown a request of the same
+    framing first, of which the connection is not notified."""
+
+    def __init__(self, connection: Connection):
+        self._connection, self._begun = connection, 0
+        self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        self._begun += 1
+        if self._begun > 1:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._begun > 1:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._begun > 1:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._begun > 1:
+            self._connection.on_headers_complete()
+
+
+def _parser(protocol: Any) -> Any:
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # it is dropped, and the answer before goes out
+    return parser
+
+
+def _too_large(what: str, most: int) -> ApiError:
+    return ApiError(431, f"The {what} are larger than {most} bytes.", code="headers_too_large", limit="max_header_bytes")

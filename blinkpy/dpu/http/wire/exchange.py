@@ -1,0 +1,266 @@
+"""One HTTP request on a connection, and its answer."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from blinkpy.dpu.admission.tenant import NOBODY
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.http.fields.request_head import path_of
+from blinkpy.dpu.http.wire.cross_origin import Headers
+from blinkpy.dpu.watch.request_id import request_id_of
+
+Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
+JSON = b"application/json"
+LATER = frozenset({429, 503})  # the same request may be served later
+CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
+CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
+CLOSE = (b"connection", b"close")
+WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+UNPARSED, UNREAD_BODY, PIPELINED, SLOW = 1, 2, 4, 8  # reasons for which a connection pauses reading
+
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client has disconnected."""
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="body_too_large", limit="max_body_bytes")
+
+
+class Exchange:
+    """One request, from its head on, until its answer is written."""
+
+    def __init__(self, connection: Connection, method: bytes, raw_path: bytes, http_version: str, headers: Headers):
+        self.arrival = time.monotonic()
+        self.connection = connection
+        self.client = connection.client
+        self.method, self.path, self.http_version = method.decode("ascii"), path_of(raw_path), http_version
+        self.headers = headers
+        self.request_id, self.own_id = request_id_of(headers)  # own_id: whether it is the client's
+        self.status = 0  # of the answer; 0 before
+        self.tenant = NOBODY  # whose key the request has
+        self.asker = connection.asker  # whose work it is
+        self.logged = True  # in the access log
+        self.generations: list[Generation] = []  # what it asked for
+        self.keep_alive = True  # whether the connection goes on behind the answer
+        self.expects_continue = False
+        self.started = self.complete = False  # the answer
+        self.body_arrived = False
+        self._gone = False
+        self._body = bytearray()  # that has arrived and was not read
+        self._more: asyncio.Future[None] | None = None
+
+    # ---- what the connection tells ----------------------------------------------------------------------------------
+
+    def add(self, piece: bytes) -> int:
+        """More of the body. Returns the bytes that were not read yet."""
+        self._body += piece
+        size = len(self._body)
+        if size >= WAKE_BYTES:
+            self._wake()
+        return size
+
+    def end_body(self) -> None:
+        """All of the body has arrived."""
+        self.body_arrived = True
+        self._wake()
+
+    def disconnect(self) -> None:
+        """The client is gone."""
+        self._gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        more, self._more = self._more, None
+        if more is not None and not more.done():
+            more.set_result(None)
+
+    # ---- the body ---------------------------------------------------------------------------------------------------
+
+    async def read_body(self, limit: int) -> bytearray:
+        """The request's body of JSON, at most `limit` bytes. Raises ApiError and ClientGone."""
+        self._check_body_headers(limit)
+        self._continue()
+        body = bytearray()
+        try:
+            if self.body_arrived and not self._gone:  # mostly, and then there is nothing to wait for
+                body, self._body = self._body, body
+                if len(body) > limit:
+                    raise _too_large(limit)
+            else:
+                await self._read_slowly(body, limit)
+        except BaseException:
+            body.clear()  # an error keeps this frame, until it is collected
+            raise
+        self.connection.resume_reading(UNREAD_BODY)  # a client that leaves is to be seen
+        return body
+
+    def _check_body_headers(self, limit: int) -> None:
+        """Raise ApiError for a body that is not to be read."""
+        content_type = b""
+        for name, value in self.headers:
+            if name == b"content-length" and (not value.isdigit() or int(value) > limit):
+                raise _too_large(limit)
+            if name == b"content-type":
+                content_type = value.partition(b";")[0].strip().lower()
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_encoding")
+        if content_type != JSON:
+            # Browsers send other types to any server without a preflight request.
+            raise ApiError(415, "The content type must be application/json.", code="unsupported_media_type")
+
+    def _continue(self) -> None:
+        if self.expects_continue and not self.connection.transport.is_closing():
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.expects_continue = False
+
+    async def _read_piece(self, body: bytearray, limit: int) -> bool:
+        """Append what has come of the body, or comes next; whether there is more. Raises ApiError and ClientGone."""
+        if not self._gone and not self.body_arrived and len(self._body) < WAKE_BYTES:
+            self.connection.resume_reading(UNREAD_BODY)
+            loop = asyncio.get_running_loop()
+            self._more = loop.create_future()
+            timer = loop.call_later(WAKE_S, self._wake)
+            try:
+                await self._more
+            finally:
+                timer.cancel()
+        if self._gone:
+            raise ClientGone
+        body += self._body
+        self._body.clear()
+        if len(body) > limit:
+            raise _too_large(limit)
+        return not self.body_arrived
+
+    async def _read_slowly(self, body: bytearray, limit: int) -> None:
+        """Append all of the body, within a time, beside others that arrive. Raises ApiError and ClientGone."""
+        room, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
+        refused: list[ApiError] = []
+
+        def give_up(error: ApiError) -> None:
+            refused.append(error)
+            if not deadline.expired():
+                deadline.reschedule(0)
+
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                room.hold(self, 1, give_up)  # it arrives, and can be told
+                while await self._read_piece(body, limit):
+                    room.hold(self, len(body), give_up)
+                    await self._keep_pace()
+        except TimeoutError:
+            message = f"The body did not arrive within {timeout_s:g} s."
+            late = ApiError(408, message, code="timeout", limit="body_timeout_s")
+            raise (refused or [late])[0].again() from None
+        finally:
+            room.release(self)
+
+    async def _keep_pace(self) -> None:
+        """Wait once bodies arrive faster than their pace: the client is not read from meanwhile."""
+        connection = self.connection
+        size, connection.taken = connection.taken, 0
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        wait_s = connection.all.pace.wait_s(size, began)
+        if wait_s:
+            connection.pause_reading(UNREAD_BODY)  # until the next piece is read
+            try:
+                await asyncio.sleep(wait_s)
+            finally:  # its time may be over before
+                connection.all.metrics.count("body_wait_seconds", loop.time() - began)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that is cancelled when the client leaves. Raises ClientGone then."""
+        connection, task = self.connection, asyncio.ensure_future(work)
+        connection.on_lost = task.cancel
+        try:
+            if connection.gone:
+                task.cancel()
+            return await task
+        except asyncio.CancelledError:
+            if not connection.gone:
+                raise
+            raise ClientGone from None
+        finally:
+            connection.on_lost = None
+            task.cancel()
+            del task  # an error keeps this frame, and the task the error
+
+    # ---- the answer -------------------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: Headers) -> bytes:
+        """The head of the answer, which has begun with it and is counted."""
+        every = self.connection.all
+        every.metrics.response(status)
+        self.status, self.started = status, True
+        lines = [STATUS_LINES[status], every.date]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
+        lines += [b"%b: %b\r\n" % header for header in every.cross_origin.headers(self.headers)]
+        if CLOSE in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def stream_head(self, headers: Headers) -> bytes:
+        """The head of a stream: its body is in chunks, or ends with the connection for a client of HTTP/1.0."""
+        if self.http_version == "1.0":
+            return self.head(200, headers)
+        return self.head(200, [*headers, (b"transfer-encoding", b"chunked")])
+
+    def finish(self, data: bytes) -> None:
+        """Write the rest of the answer."""
+        if self.complete:
+            return
+        self.complete = True
+        if not self.connection.gone and not self.connection.transport.is_closing():
+            self.connection.transport.write(data)
+        self.connection.answered(self)
+
+    def write(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        """Write a whole answer. headers: beside type and length."""
+        head = self.head(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
+        self.finish(head if self.method == "HEAD" else head + body)
+
+    def write_error(self, error: ApiError) -> None:
+        """Write an error object."""
+        headers: Headers = []
+        if error.status in LATER:
+            headers.append((b"retry-after", b"%d" % error.retry_s))
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.allow:
+            headers.append((b"allow", error.allow.encode()))
+        if error.status in CLOSING or error.code in CLOSING_CODES or (self.expects_continue and not self.body_arrived):
+            headers.append(CLOSE)
+        self.write(error.status, JSON, error.body(), *headers)
+
+    def refuse(self, error: ApiError) -> None:
+        """Write an error object, and count the limit that it is about."""
+        if error.limit is not None:
+            self.connection.all.metrics.refused(error.limit)
+        self.write_error(error)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken what was written before. Raises ClientGone if it does not within send_timeout_s."""
+        connection = self.connection
+        if connection.write_paused:
+            try:
+                async with asyncio.timeout(connection.options.send_timeout_s):
+                    await connection.writable()
+            except TimeoutError:
+                connection.all.metrics.refused("send_timeout_s")
+                connection.abort()
+        if connection.gone:
+            raise ClientGone

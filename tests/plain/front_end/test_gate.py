@@ -1,0 +1,385 @@
+"""A worker that gets more than it can serve: what it has begun goes on, and what it can't begin is refused by its headers."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httptools
+import pytest
+from support.front_end.fake_engine import FakeEngine
+from support.front_end.http_server import COMPLETIONS_HEAD, RunningServer, completion_bytes, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.in_loop import in_loop
+from support.waiting import wait_for
+
+from blinkpy.dpu.admission.fair_line import FairLine
+from blinkpy.dpu.admission.gate import TURN_S, Ask, Asker, FullError, Gate, Places
+from blinkpy.dpu.metrics import Metrics
+
+LAG_S, WORK_S = 0.2, 0.001
+HONEST, GREEDY = Asker("honest"), Asker("greedy")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_a_line_is_fair_by_weight_whatever_the_costs(rng) -> None:
+    """Owners that always have items are charged in proportion to their weights, but for two items of each."""
+    weights, most = {"a": 1.0, "b": 1.0, "c": 3.0}, 10.0
+    line, charged = FairLine[str](), dict.fromkeys(weights, 0.0)
+    for name, weight in weights.items():
+        for _ in range(3):
+            line.push(name, weight, name)
+    for _ in range(3000):
+        found = line.pop()
+        assert found is not None
+        name, _ = found
+        cost = rng.uniform(0, most) if name == "a" else rng.uniform(0, most) ** 2 / most
+        line.charge(name, cost)
+        charged[name] += cost
+        line.push(name, weights[name], name)
+        shares = [charged[one] / weights[one] for one in weights]
+        assert max(shares) - min(shares) <= 2 * most
+
+
+def test_a_line_is_that_of_each_owner_and_keeps_count(rng) -> None:
+    """Against a list: items of an owner in order, those that gave up left out, sizes added up."""
+    line, model = FairLine[tuple[str, int]](), list[tuple[str, int]]()
+    for number in range(4000):
+        act = rng.random()
+        if act < 0.5:
+            item = str(rng.integers(5)), number
+            line.push(item[0], 1.0, item, number)
+            model.append(item)
+        elif act < 0.6 and model:
+            item = model.pop(int(rng.integers(len(model))))
+            assert line.remove(item[0], item)
+            assert not line.remove(item[0], item)
+        elif act < 0.9:
+            without = {str(rng.integers(5))}
+            found = line.pop(without)
+            ready = [item for item in model if item[0] not in without]
+            assert (found is None) == (not ready)
+            if found is not None:
+                assert found[1] == next(item for item in model if item[0] == found[0])
+                model.remove(found[1])
+                line.charge(found[0], rng.uniform(0, 3))
+        assert (line.count, line.size) == (len(model), sum(number for _, number in model))
+        for name in {item[0] for item in model}:
+            own = [item for item in model if item[0] == name]
+            assert (line.head(name), line.last(name)) == (own[0], own[-1])
+
+
+def test_nobody_saves_service_up() -> None:
+    """An owner that was away is next, and not for all the time that it was away."""
+    line = FairLine[int]()
+    for number in range(1000):
+        line.push("busy", 1.0, number)
+    for _ in range(500):
+        line.pop()
+        line.charge("busy", 1.0)
+    for number in range(100):
+        line.push("back", 1.0, number)
+    order = []
+    for _ in range(100):
+        found = line.pop()
+        assert found is not None
+        order.append(found[0])
+        line.charge(found[0], 1.0)
+    assert 45 <= order.count("back") <= 55
+
+
+class Turns:
+    """A gate with a clock that moves by hand, and work that moves it; done: numbers, in order."""
+
+    def __init__(self) -> None:
+        self.now, self.metrics, self.done = 100.0, Metrics(), list[tuple[str, int]]()
+        self.gate = Gate(LAG_S, self.metrics, clock=lambda: self.now)
+
+    def come(self, asker: Asker, count: int, cost_s: float = WORK_S) -> list[Ask]:
+        def work(number: int) -> None:
+            self.now += cost_s
+            self.done.append((asker.name, number))
+
+        return [self.gate.ask(asker, lambda number=number: work(number)) for number in range(count)]
+
+    async def turn(self, seconds: float = 0.0) -> int:
+        """One turn of the event loop, that long by the clock; how much was done in it."""
+        before, self.now = len(self.done), self.now + seconds
+        await asyncio.sleep(0)
+        return len(self.done) - before
+
+
+@in_loop
+async def test_a_turn_does_what_its_budget_has_time_for_in_order() -> None:
+    turns, most = Turns(), round(TURN_S / WORK_S)
+    turns.come(HONEST, 50)
+    assert len(turns.done) == most, "some are done at once"
+    counts = [await turns.turn() for _ in range(60)]
+    assert max(counts) == most and sum(counts) == 50 - most
+    assert turns.done == [("honest", number) for number in range(50)]
+    await turns.turn()
+    turns.come(HONEST, 1)
+    assert len(turns.done) == 51, "where nobody waits, one is done at once"
+
+
+@in_loop
+async def test_others_have_half_of_the_loop_s_time_whatever_one_does() -> None:
+    """One tenant's work is long and much; and strangers have their small part, all together."""
+    turns = Turns()
+    for number in range(200):
+        turns.come(Asker(f"10.0.0.{number}", stranger=True), 20)
+    turns.come(GREEDY, 2000, 5 * WORK_S)
+    turns.come(HONEST, 2000)
+    began, spent = turns.now, dict[str, float]()
+    while turns.now < began + 1.0:
+        await turns.turn()
+    for name, _ in turns.done:
+        who = "strangers" if name.startswith("10.") else name
+        spent[who] = spent.get(who, 0.0) + (5 * WORK_S if who == "greedy" else WORK_S)
+    assert spent["honest"] >= 0.45 * (spent["honest"] + spent["greedy"])
+    assert spent["strangers"] <= 0.15 * sum(spent.values())
+
+
+@in_loop
+async def test_addresses_of_strangers_share_alike() -> None:
+    turns = Turns()
+    turns.come(Asker("10.0.0.1", stranger=True), 500)
+    turns.come(Asker("10.0.0.2", stranger=True), 5)
+    for _ in range(8):
+        await turns.turn()
+    assert sum(name == "10.0.0.2" for name, _ in turns.done) == 5
+
+
+@in_loop
+async def test_only_who_asks_for_too_much_is_late() -> None:
+    turns = Turns()
+    turns.come(GREEDY, 1000)
+    while not turns.gate.late(GREEDY):
+        assert len(turns.done) < 900
+        await turns.turn()
+    assert not turns.gate.late(HONEST)
+    turns.come(HONEST, 1)
+    await turns.turn()
+    await turns.turn()
+    assert turns.done[-1][0] == "honest" or ("honest", 0) in turns.done
+    while turns.gate.waiting:
+        await turns.turn()
+    await turns.turn()
+    assert not turns.gate.late(GREEDY)
+    assert turns.metrics.gauge_of_all("lag_seconds") == 0.0
+
+
+@in_loop
+async def test_a_pause_of_the_process_makes_nobody_late() -> None:
+    turns = Turns()
+    turns.come(HONEST, 10)
+    turns.now += 100 * LAG_S
+    assert not turns.gate.late(HONEST)
+    for _ in range(20):
+        await turns.turn()
+    assert len(turns.done) == 10
+
+
+@in_loop
+async def test_work_that_is_taken_back_or_fails_hinders_nobody(caplog) -> None:
+    turns = Turns()
+    asks = turns.come(HONEST, 20)
+    for ask in asks[5:15]:
+        ask.run = None
+    turns.gate.ask(HONEST, lambda: 1 // 0)
+    turns.come(HONEST, 1)
+    for _ in range(30):
+        await turns.turn()
+    assert [number for _, number in turns.done] == [*range(5), *range(15, 20), 0]
+    assert "ZeroDivisionError" in caplog.text
+    assert await turns.gate.run(HONEST, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        await turns.gate.run(HONEST, lambda: {}[1])
+
+
+@in_loop
+async def test_a_pool_leaves_others_places_and_room(seed: int) -> None:
+    """One tenant with any number of jobs: another one enters at once, and its jobs are not those that are dropped."""
+    places, refused = Places(4, 20, 1000, of_one=2), list[str]()
+    free, inside, order = asyncio.Event(), Counter[str](), list[str]()
+
+    async def job(asker: Asker, size: int) -> None:
+        try:
+            async with places.place(asker, size):
+                inside[asker.name] += 1
+                order.append(asker.name)
+                assert places.used <= 4 and inside[asker.name] <= 2
+                await (free.wait() if not free.is_set() else asyncio.sleep(0.001))
+                inside[asker.name] -= 1
+        except FullError:
+            refused.append(asker.name)
+
+    greedy = [asyncio.ensure_future(job(GREEDY, 40)) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    honest = [asyncio.ensure_future(job(HONEST, 40)) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    assert inside == {"greedy": 2, "honest": 2}
+    assert set(refused) == {"greedy"}
+    assert places.waiting <= 20 and places.bytes <= 1000
+    for task in greedy[::3]:
+        task.cancel()
+    order.clear()
+    free.set()
+    await asyncio.gather(*honest)
+    assert "greedy" in order
+    await asyncio.gather(*greedy, return_exceptions=True)
+    assert (places.used, places.waiting, places.bytes, places._held) == (0, 0, 0, {})
+    with pytest.raises(FullError):
+        async with places.place(HONEST, 1001):
+            pass
+    assert (places.used, places.waiting, places.bytes) == (0, 0, 0)
+
+
+# ---- a worker --------------------------------------------------------------------------------------------------------
+
+FLOOD, MORE = 200, 20
+PREPARE_S = 0.01  # of each request, on the event loop
+
+
+class Answers:
+    """What comes on one connection. whole: answers, as (status, headers, body)."""
+
+    def __init__(self) -> None:
+        self.whole = list[tuple[int, dict[bytes, bytes], bytes]]()
+        self._parser = httptools.HttpResponseParser(self)
+
+    def on_message_begin(self) -> None:
+        self._headers, self._body = dict[bytes, bytes](), b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self.whole.append((self._parser.get_status_code(), self._headers, self._body))
+
+    def read(self, sock: socket.socket, count: int = 1) -> list[tuple[int, dict[bytes, bytes], bytes]]:
+        """As many answers, the first ones of the connection included."""
+        while len(self.whole) < count:
+            piece = sock.recv(65536)
+            assert piece, self.whole
+            self._parser.feed_data(piece)
+        return self.whole
+
+
+@contextlib.contextmanager
+def slow_worker(folder: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, list[float]]]:
+    """A worker that takes PREPARE_S for each request, and when it has prepared one."""
+    with FakeEngine() as engine, serving(engine, folder, max_lag_ms=400) as server:
+        service, prepared = server.server.app.service, list[float]()
+        prepare = service.prepare_short
+
+        def slowly(*args: Any) -> Any:
+            prepared.append(time.monotonic())
+            time.sleep(PREPARE_S)
+            return prepare(*args)
+
+        monkeypatch.setattr(service, "prepare_short", slowly)
+        yield server, prepared
+
+
+def connected(stack: contextlib.ExitStack, server: RunningServer, count: int) -> list[socket.socket]:
+    made = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(count)]
+    wait_for(lambda: len(server.server.connections.open) >= count)
+    return made
+
+
+def test_in_overload_new_requests_are_refused_and_everything_else_goes_on(folder, monkeypatch) -> None:
+    """Those that were taken are answered, /health and a stream keep their pace, and afterwards it is as before."""
+    short = completion_bytes(prompt=[7], max_tokens=1)
+    with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
+        flood, late = connected(stack, server, FLOOD), connected(stack, server, MORE)
+        for sock in flood:
+            sock.sendall(short)
+        wait_for(lambda: len(prepared) >= FLOOD / 3, 60)  # the next one has waited for longer than the lag
+
+        assert server.client.get("/health").status_code == 200
+        assert server.client.get("/metrics").status_code == 200
+        assert len(prepared) < FLOOD, "GET waits for all that came before it"
+
+        for sock in late:
+            sock.sendall(short)
+        for sock in late:
+            ((status, headers, body),) = Answers().read(sock)
+            assert (status, headers[b"retry-after"]) == (503, b"1")
+            assert b'"code":"max_lag_ms"' in body
+            assert headers[b"x-request-id"]
+        assert len(prepared) < FLOOD, "a refusal waits for all that came before it"
+
+        statuses = [Answers().read(sock)[0][0] for sock in flood]
+        assert statuses.count(200) == len(prepared) > FLOOD / 3
+        assert set(statuses) <= {200, 503}
+        refused = server.server.app.service.metrics.values("refused_max_lag_ms")[0]
+        assert refused == MORE + statuses.count(503) == server.server.app.service.metrics.values(503)[0]
+        wait_for(lambda: not server.server.app.service.gate.waiting)
+        time.sleep(0.01)  # a turn ends
+        late[0].sendall(short)  # on a connection that heard 503
+        assert late[0].recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_work_alone_is_refused_for_load(folder, monkeypatch) -> None:
+    """What is answered by its head alone is not; probes may be posted, too."""
+    probes = (b"/ping", b"/ping?a=/v1", b"/llm/ping", b"http://x/ping", b"/%70ing")
+    expected = {**dict.fromkeys(probes, 200), b"/v1/models": 405, b"/pings": 404, b"/llm": 307, b"/v1/completions": 503}
+    with FakeEngine() as engine, serving(engine, folder, root_path="/llm") as server:
+        monkeypatch.setattr(server.server.app.service.gate, "late", lambda asker: True)
+        for target, status in expected.items():
+            answer = server.raw(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}" % target)
+            assert answer.startswith(b"HTTP/1.1 %d" % status), (target, answer)
+
+
+def test_a_stream_keeps_its_pace_beside_requests_that_wait(folder, monkeypatch) -> None:
+    with slow_worker(folder, monkeypatch) as (server, prepared), contextlib.ExitStack() as stack:
+        stream, *flood = connected(stack, server, FLOOD)
+        stream.sendall(completion_bytes(prompt=[7], max_tokens=100, stream=True))
+        assert stream.recv(65536)
+        for sock in flood:
+            sock.sendall(completion_bytes(prompt=[7], max_tokens=1))
+        received = b""
+        while b"[DONE]" not in received:
+            received += stream.recv(65536)
+        assert len(prepared) < FLOOD, "the stream waits for all that came after it"
+
+
+def test_a_refused_request_s_body_is_not_read_as_the_next_request(folder) -> None:
+    """Whole or in pieces, and what is behind it on the connection is served."""
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    body = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n" * 100
+    with FakeEngine() as engine, serving(engine, folder) as server, contextlib.ExitStack() as stack:
+        monkey = stack.enter_context(pytest.MonkeyPatch.context())
+        monkey.setattr(server.server.app.service.gate, "late", lambda asker: True)
+        head = COMPLETIONS_HEAD + b"content-length: %d\r\n\r\n" % len(body)
+        chunked = COMPLETIONS_HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        (sock,) = connected(stack, server, 1)
+        answers = Answers()
+        sock.sendall(head + body + health)
+        assert [status for status, _, _ in answers.read(sock, 2)] == [503, 200]
+        sock.sendall(chunked + health)
+        assert [status for status, _, _ in answers.read(sock, 4)[2:]] == [503, 200]
+        sock.sendall(head)
+        answers.read(sock, 5)
+        sock.sendall(body[:100])
+        sock.sendall(body[100:] + health)
+        assert [status for status, _, _ in answers.read(sock, 6)[4:]] == [503, 200]
+
+        for last in (b"connection: close\r\n", b"expect: 100-continue\r\n"):  # no body may follow
+            (sock,) = connected(stack, server, 1)
+            sock.sendall(COMPLETIONS_HEAD + last + b"content-length: 2\r\n\r\n")
+            ((status, headers, _),) = Answers().read(sock)
+            assert (status, headers[b"connection"]) == (503, b"close")
+            assert sock.recv(100) == b""
