@@ -174,6 +174,127 @@ OLMO3 = {
     },
 }
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+TIED = {"tie_word_embeddings": True}
+QWEN25_14B = config(QWEN2, 5120, 13824, 48, 40, 8, 152064, 32768, **QWEN)
+QWEN25_32B = config(QWEN2, 5120, 27648, 64, 40, 8, 152064, 32768, **QWEN)
+R1_QWEN = {"max_position_embeddings": 131072, "sliding_window": 131072}
+GEMMA2 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "query_pre_attn_scalar": 256,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "cache_implementation": "hybrid",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "model_type": "gemma2",
+    **TIED,
+}
+
+
+def gemma3(scaling: float, *sizes: int, **more: Any) -> dict[str, Any]:
+    """sizes: as in SIZES. scaling: of the layers without a window; 0: none."""
+    keys = {key: value for key, value in GEMMA3_270M.items() if not key.startswith(("layer_types", "use_bi", "_sliding"))}
+    keys |= {"sliding_window": 1024, "sliding_window_pattern": 6, "model_type": "gemma3_text"}
+    rope = {"rope_scaling": {"factor": scaling, "rope_type": "linear"}} if scaling else {}
+    return config("Gemma3ForCausalLM", *sizes, **{**keys, **rope, **more})
+
+
+def gemma3_images(text: dict[str, Any]) -> dict[str, Any]:
+    inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype")}
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16"}
+    outer |= {"boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256}
+    return outer | {"text_config": inner, "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152}}
+
+
+OLMO2 = {"rms_norm_eps": 1e-6, "rope_theta": 5e5, "model_type": "olmo2"}
+LONG_PHI = PHI3 | {"rope_scaling": LONGROPE, "sliding_window": 262144}
+
+MORE = (
+    Published("meta-llama/Meta-Llama-3-8B-Instruct",
+        config(LLAMA, 4096, 14336, 32, 32, 8, 128256, 8192, rope_theta=5e5), 8_030_261_248),
+    Published("meta-llama/Llama-3.2-3B-Instruct",
+        config(LLAMA, 3072, 8192, 28, 24, 8, 128256, 131072, head_dim=128, **llama3(32.0) | TIED),
+            3_212_749_824),
+    Published("meta-llama/Llama-3.1-405B-Instruct",
+        config(LLAMA, 16384, 53248, 126, 128, 8, 128256, 131072, **llama3(8.0)), 405_853_388_800),
+    Published("HuggingFaceTB/SmolLM2-135M-Instruct",
+        config(LLAMA, 576, 1536, 30, 9, 3, 49152, 8192, rope_theta=1e5, **TIED), 134_515_008),
+    Published("HuggingFaceTB/SmolLM2-360M-Instruct",
+        config(LLAMA, 960, 2560, 32, 15, 5, 49152, 8192, rope_theta=1e5, **TIED), 361_821_120),
+    Published("HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        config(LLAMA, 2048, 8192, 24, 32, 32, 49152, 8192, rope_theta=130000, **TIED), 1_711_376_384),
+    Published("tiiuae/Falcon3-7B-Instruct",
+        config(LLAMA, 3072, 23040, 28, 12, 4, 131072, 32768, head_dim=256, rope_theta=1000042),
+            7_455_550_464),
+    Published("mistralai/Ministral-8B-Instruct-2410",
+        config(MISTRAL, 4096, 12288, 36, 32, 8, 131072, 32768, head_dim=128, rope_theta=1e8,
+            sliding_window=32768), 8_019_808_256),
+    Published("mistralai/Mistral-Large-Instruct-2407",
+        config(MISTRAL, 12288, 28672, 88, 96, 8, 32768, 131072, head_dim=128, rope_theta=1e6,
+            sliding_window=None), 122_610_069_504),
+    Published("mistralai/Mixtral-8x22B-Instruct-v0.1",
+        config("MixtralForCausalLM", 6144, 16384, 56, 48, 8, 32768, 65536, rope_theta=1e6,
+            sliding_window=None, num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001),
+            140_630_071_296),
+    Published("Qwen/Qwen2.5-1.5B-Instruct",
+        config(QWEN2, 1536, 8960, 28, 12, 2, 151936, 32768, **QWEN | TIED), 1_543_714_304),
+    Published("Qwen/Qwen2.5-3B-Instruct",
+        config(QWEN2, 2048, 11008, 36, 16, 2, 151936, 32768, **QWEN | TIED), 3_085_938_688),
+    Published("Qwen/Qwen2.5-14B-Instruct", QWEN25_14B, 14_770_033_664),
+    Published("Qwen/Qwen2.5-32B-Instruct", QWEN25_32B, 32_763_876_352),
+    Published("Qwen/QwQ-32B", QWEN25_32B | {"max_position_embeddings": 40960}, 32_763_876_352),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        config(QWEN2, 1536, 8960, 28, 12, 2, 151936, 131072, **QWEN | {"rope_theta": 10000.0,
+            "sliding_window": 4096}), 1_777_088_000),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", QWEN25_14B | R1_QWEN, 14_770_033_664),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", QWEN25_32B | R1_QWEN, 32_763_876_352),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+        config(LLAMA, 8192, 28672, 80, 64, 8, 128256, 131072, **llama3(8.0)), 70_553_706_496),
+    Published("Qwen/Qwen3-1.7B",
+        config(QWEN3, 2048, 6144, 28, 16, 8, 151936, 40960, **QWEN3_KEYS | TIED), 1_720_574_976),
+    Published("Qwen/Qwen3-4B",
+        config(QWEN3, 2560, 9728, 36, 32, 8, 151936, 40960, **QWEN3_KEYS | TIED), 4_022_468_096),
+    Published("Qwen/Qwen3-14B",
+        config(QWEN3, 5120, 17408, 40, 40, 8, 151936, 40960, **QWEN3_KEYS), 14_768_307_200),
+    Published("microsoft/Phi-3.5-mini-instruct",
+        config("Phi3ForCausalLM", 3072, 8192, 32, 32, 32, 32064, 131072, **LONG_PHI), 3_821_079_552),
+    Published("microsoft/Phi-3-medium-4k-instruct",
+        config("Phi3ForCausalLM", 5120, 17920, 40, 40, 10, 32064, 4096, sliding_window=2047, **PHI3),
+            13_960_238_080),
+    Published("google/gemma-2-2b-it",
+        config("Gemma2ForCausalLM", 2304, 9216, 26, 8, 4, 256000, 8192, **GEMMA2), 2_614_341_888),
+    Published("google/gemma-2-9b-it",
+        config("Gemma2ForCausalLM", 3584, 14336, 42, 16, 8, 256000, 8192, **GEMMA2), 9_241_705_984),
+    Published("google/gemma-2-27b-it",
+        config("Gemma2ForCausalLM", 4608, 36864, 46, 32, 16, 256000, 8192, **GEMMA2 | {"head_dim": 128,
+            "query_pre_attn_scalar": 144}), 27_227_128_320),
+    Published("google/gemma-3-1b-it",
+        gemma3(0, 1152, 6912, 26, 4, 1, 262144, 32768, sliding_window=512), 999_885_952),
+    Published("google/gemma-3-4b-it",
+        gemma3_images(gemma3(8.0, 2560, 10240, 34, 8, 4, 262208, 131072)), 3_880_263_168),
+    Published("google/gemma-3-12b-it",
+        gemma3_images(gemma3(8.0, 3840, 15360, 48, 16, 8, 262208, 131072)), 11_766_034_176),
+    Published("google/gemma-3-27b-it",
+        gemma3_images(gemma3(8.0, 5376, 21504, 62, 32, 16, 262208, 131072, head_dim=128,
+            query_pre_attn_scalar=168)), 27_009_346_304),
+    Published("allenai/OLMo-2-0425-1B-Instruct",
+        config("Olmo2ForCausalLM", 2048, 8192, 16, 16, 16, 100352, 4096, **OLMO2), 1_484_916_736),
+    Published("allenai/OLMo-2-1124-7B-Instruct",
+        config("Olmo2ForCausalLM", 4096, 11008, 32, 32, 32, 100352, 4096, **OLMO2), 7_298_617_344),
+    Published("allenai/OLMo-2-1124-13B-Instruct",
+        config("Olmo2ForCausalLM", 5120, 13824, 40, 40, 40, 100352, 4096, **OLMO2), 13_716_198_400),
+    Published("allenai/OLMo-2-0325-32B-Instruct",
+        config("Olmo2ForCausalLM", 5120, 27648, 64, 40, 8, 100352, 4096, **OLMO2), 32_234_279_936),
+    Published("allenai/Olmo-3-32B-Think",
+        config("Olmo3ForCausalLM", 5120, 27648, 64, 40, 8, 100278, 65536,
+            **OLMO3 | {"layer_types": OLMO3["layer_types"] * 2}), 32_233_522_176),
+    Published("ibm-granite/granite-3.1-2b-instruct",
+        config("GraniteForCausalLM", 2048, 8192, 40, 32, 8, 49155, 131072, rope_theta=5e6,
+            attention_multiplier=0.015625, logits_scaling=8.0, **GRANITE), 2_533_531_648),
+)  # fmt: skip
+"""Further sizes of the same families."""
 
 MODELS = (
     Published("meta-llama/Llama-2-7b-hf", config(LLAMA, 4096, 11008, 32, 32, 32, 32000, 4096), 6_738_415_616),
@@ -464,6 +585,7 @@ MODELS = (
         config("GptOssForCausalLM", 2880, 2880, 36, 64, 8, 201088, 131072, num_local_experts=128, **GPT_OSS),
         116_829_156_672,
     ),
+    *MORE,
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
     Published("Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quant_method 'awq' is not supported by Qwen2ForCausalLM"),
     Published(

@@ -1,14 +1,18 @@
 """Which kernels are compiled, of all that launches ask for, where not all of them are.
 
 A *choice* leads to other code: a flag, a list of types, a tile with its warps and stages, a number of splits. Sizes of a model's
-layers do so seldom. Chosen are kernels that have, taken together, each flag, and a share of all other choices and of the pairs of
-a kernel's flags; then a share of the others, which differ from those in sizes and in how choices meet. A seed draws the shares:
-runs after each other see all.
+layers do so seldom. A sample has each *fact*: each value of each flag of each kernel, and each kernel with defaults and with each
+table that has entries for it. A seed draws the models whose steps are looked at, and further kernels: runs after each other see
+all.
 """
 
 import random
-from itertools import combinations
+from collections.abc import Iterator
+from itertools import combinations, product
 from typing import Any, NamedTuple
+
+from benchmarks.common.aot_models import STEPS, MetaStep, tables
+from blinkpy.kernels.config_files import gpus_with_tables
 
 # Constants that a model gives to any kernel: whether one is 0 is a choice, and nothing else of it. Others are choices.
 SIZES = frozenset(
@@ -17,9 +21,10 @@ SIZES = frozenset(
         *("ALPHA", "FACTOR", "LIMIT", "SOFTCAP", "GROWTH", "PERIOD"),
     )
 )
+FLAGS = ("SCALES", "SWIGLU")  # numbers that say which of a few ways a kernel computes
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "VECTOR")  # one choice together: what files of configurations have
-DRAWN = 6  # of choices that are no flags, and of pairs of flags, one in six is in a sample
-SHARE = 24  # of what brings no new choice, one in twenty-four is compiled, too
+MOST = 84  # kernels of a sample
+DRAWN = 8  # of which the one with most new choices is taken
 
 Fact = tuple[Any, ...]
 
@@ -43,7 +48,7 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
     flags = [
         (constant, bool(value) if constant[0] in SIZES else value)
         for constant, value in constants.items()
-        if constant[0] in SIZES or isinstance(value, bool)
+        if constant[0] in SIZES or constant[0] in FLAGS or isinstance(value, bool)
     ]
     values = [(constant, str(value)) for constant, value in constants.items() if constant[0] not in SIZES]
     together = [("types", *types.values()), ("tile", *options, *tile), *combinations(flags, 2)]
@@ -51,18 +56,45 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
     return AskedFor(f"{name} {info['key']}", always, others)
 
 
+def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
+    """Steps of a sample: of each model class in each form those of one model, each with one kind of cache; and of one form that a
+    table has entries for, of each kind, all steps with that table."""
+    draw = random.Random(seed)
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for form in forms:
+        groups.setdefault((form.model.name, form.name), []).append(form)
+    for group in groups.values():
+        form, first = draw.choice(group), draw.randrange(2)
+        yield from (MetaStep(form, shape, "", bool((first + i) % 2)) for i, shape in enumerate(STEPS))
+    for gpu in gpus_with_tables():
+        measured: dict[Any, list[Any]] = {}
+        for form in forms:
+            if any(known for known, _ in tables(gpu).measured(form.model, form.dtype).values()):
+                measured.setdefault((form.name, any(form.model.expert_layers)), []).append(form)
+        for group in measured.values():
+            form = draw.choice(group)
+            for shape, at in product([shape for shape in STEPS if not shape.whole], ("", gpu)):
+                yield MetaStep(form, shape, at)
+
+
 def choose(asked: dict[str, AskedFor], seed: int) -> set[str]:
-    """The keys of those to compile. Who brings most new choices is next, in a random order where several bring as many."""
+    """The keys of those to compile: together they have each fact, and further ones are drawn, up to MOST in all, of which every
+    second one brings most other choices among a few."""
     order = sorted(asked)
     draw = random.Random(seed)
     draw.shuffle(order)
-    every = sorted(frozenset[Fact]().union(*(kernel.others for kernel in asked.values())), key=repr)
-    drawn = frozenset(draw.sample(every, -(-len(every) // DRAWN)))
-    new, chosen = {key: set(asked[key].facts | asked[key].others & drawn) for key in order}, set[str]()
+    new, chosen = {key: set(asked[key].facts) for key in order}, set[str]()
     while order and new[best := max(order, key=lambda key: len(new[key]))]:
         chosen.add(best)
         covered = set(new[best])
         for facts in new.values():
             facts -= covered
     rest = [key for key in order if key not in chosen]
-    return chosen | set(rest[: -(-len(rest) // SHARE)])
+    known = {fact for key in chosen for fact in asked[key].others}
+    while rest and len(chosen) < MOST:
+        few = rest[:DRAWN] if len(chosen) % 2 else rest[:1]
+        best = max(few, key=lambda key: len(asked[key].others - known))
+        rest.remove(best)
+        chosen.add(best)
+        known |= asked[best].others
+    return chosen

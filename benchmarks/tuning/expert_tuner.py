@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common import aot_compile
+from benchmarks.common import aot_cases, aot_compile
 from benchmarks.tuning.kernel_tuner import about_tables, compiled, layer_us
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
 from blinkpy.kernels.moe.grouped_experts import grouped_linear
@@ -65,7 +65,7 @@ def compile_candidate(candidate: Candidate) -> bool:
     """In a worker process: compile into Triton's cache. False where it does not fit the GPU or spills."""
     weights, k, n = sizes(candidate)
     tokens, top_k = 1024, candidate.shape.top_k
-    meta = partial(aot_compile.meta, dtype=torch.bfloat16)
+    meta = partial(aot_cases.meta, dtype=torch.bfloat16)
     x, out = meta(tokens if candidate.up else tokens * top_k, k), meta(tokens * top_k, n)
     routing = Routing.allocate(tokens, candidate.shape.experts, top_k, candidate.block_m, "meta")
     return aot_compile.fits(lambda: launch(candidate, x, meta(*weights), out, routing))

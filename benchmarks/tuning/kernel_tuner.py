@@ -26,7 +26,7 @@ import torch
 import triton
 from triton.testing import do_bench_cudagraph
 
-from benchmarks.common import aot_compile
+from benchmarks.common import aot_cases, aot_compile
 from benchmarks.common.harness import ROOT
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, leaves_partials, linear
@@ -62,7 +62,7 @@ def prepare(shape: LinearShape, device: str, pdl: bool, copies: int = 0) -> tupl
     weights = [torch.empty(*sizes, **make).normal_(std=shape.k**-0.5).to(dtype) for _ in range(copies)]
     x, scale = torch.empty(shape.rows, shape.k, **make).normal_(), torch.ones(shape.k, **make)
     as_stored = x.to(shape.dtype)
-    scales = aot_compile.ones_for(shape, device) if shape.fp8 else None
+    scales = aot_cases.ones_for(shape, device) if shape.fp8 else None
     out = torch.zeros(shape.rows, shape.n, dtype=shape.out_dtype, device=device)
     counts = torch.zeros(8, dtype=torch.int64, device=device)
     scratch = shape.rows * (shape.k + shape.weight_rows)

@@ -13,6 +13,11 @@ VERSION = 1
 T = TypeVar("T")
 
 
+def gpus_with_tables(folder: Path = FOLDER) -> list[str]:
+    """Names of the GPU models for which a table of any kind is shipped."""
+    return sorted({json.loads(path.read_text(encoding="utf-8"))["gpu"] for path in folder.glob("*.json")})
+
+
 def check_power_of_two(what: str, value: int, least: int) -> None:
     """Raise ConfigError unless a size of a configuration is a power of two, and not too small."""
     if value < least or value & (value - 1):

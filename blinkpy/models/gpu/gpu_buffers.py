@@ -77,18 +77,21 @@ def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
     return kinds.pop() if kinds else ""
 
 
-class ExpertBuffers:
-    """What expert layers need besides. rows: all numbers of rows that the residual stream can have. invariant: all have the same
-    order of sums."""
+def expert_shape(model: DecoderDescription, fp8: str) -> ExpertShape:
+    """Of the expert layers. fp8: `ExpertShape.fp8`."""
+    block = model.experts
+    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
 
-    def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], *, invariant: bool):
-        dtype, device = weights.dtype, str(weights.device)
-        table, variant, block = ExpertTable(), None, model.experts
+
+class ExpertBuffers:
+    """What expert layers need besides. rows: all numbers of rows that the residual stream can have. table: measured
+    configurations. invariant: all have the same order of sums, and no measured configuration."""
+
+    def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], table: ExpertTable, *, invariant: bool):
+        dtype, device, variant = weights.dtype, str(weights.device), None
         if invariant:
             table, variant = InvariantExpertTable(), grouped_experts.VARIANT.name
-        elif device.startswith("cuda"):
-            table = ExpertTable.load(torch.cuda.get_device_name(device))
-        shape = ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8_experts(model, weights))
+        shape = expert_shape(model, fp8_experts(model, weights))
         self.plans = {count: plan_experts(shape, count, dtype, device, table, variant) for count in rows}
         self.router = torch.zeros(max(rows), shape.experts, dtype=torch.float32, device=device)  # logits
         self.workspace = ExpertWorkspace.allocate(shape, max(rows), dtype, device)

@@ -27,6 +27,7 @@ from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace, Scales
+from blinkpy.kernels.moe.expert_config import ExpertTable
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
 from blinkpy.kernels.moe.experts import experts
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
@@ -46,9 +47,9 @@ class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
     batch, requests: the scheduler's state as tensors on the GPU. shapes: the steps that will be launched; memory is sized for
-    them. max_model_len: largest context, tokens. table: measured configurations of the linear layers. pdl: chain kernels by
-    programmatic dependent launch. invariant: a token depends on those before it alone, to the last bit; then the shapes must be
-    whole.
+    them. max_model_len: largest context, tokens. table, expert_table: measured configurations of linear layers and of experts;
+    without the latter these have defaults. pdl: chain kernels by programmatic dependent launch. invariant: a token depends on
+    those before it alone, to the last bit; then the shapes must be whole.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class GpuDecoder:
         table: LinearTable,
         pdl: bool,
         *,
+        expert_table: ExpertTable | None = None,
         invariant: bool = False,
     ):
         if invariant and any(shape.last_tokens_only for shape in shapes):
@@ -107,7 +109,7 @@ class GpuDecoder:
         rows_of_stream = {s.tokens for s in shapes} | {s.rows for s in shapes if s.last_tokens_only}
         self.experts = None
         if any(model.expert_layers):
-            self.experts = ExpertBuffers(model, weights, rows_of_stream, invariant=invariant)
+            self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
         """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError where the cache's rings are

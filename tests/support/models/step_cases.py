@@ -17,6 +17,7 @@ from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.moe.expert_config import ExpertTable
 from blinkpy.kv.state import DECODE_ROWS, ROWS, TOKENS, Batch, Requests
 from blinkpy.models.cache_scales import scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep
@@ -70,8 +71,9 @@ class OnDevice:
         self.scales = None if self.largest is None else scales_for(self.largest)
         self.cache = PagedCache(model, self.pages, PAGE, weights.dtype, device, sizes, self.scales)
         decoder = GpuDecoder(
-            model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl, invariant=invariant
-        )
+            model, weights, self.cache, self.batch, self.requests, self.shapes, length, table, pdl,
+            expert_table=ExpertTable.load(torch.cuda.get_device_name()) if pdl else None, invariant=invariant,
+        )  # fmt: skip
         self.step = GpuStep(decoder, no_grammars(slots, device))
 
     def give(self, batch: Batch) -> StepShape:

@@ -1,0 +1,142 @@
+"""Launches of the cases that each registered variant of a kernel declares, on meta tensors: shapes, no memory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.attention import split_plan
+from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
+from blinkpy.kernels.attention.attention import attend
+from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
+from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
+from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import FP8
+from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
+from blinkpy.kernels.linear.linear import linear
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace, Scales
+from blinkpy.kernels.moe.expert_config import ExpertTable
+from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
+from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
+from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.sampling.mask_illegal import GrammarView
+from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
+
+MAX_MODEL_LEN, SLOTS = 8192, 512
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def meta_fp8(weight: torch.Tensor, blocks: bool) -> Fp8Matrix:
+    *experts, n, k = weight.shape
+    sizes = (*experts, -(-n // 128), -(-k // 128)) if blocks else (*experts, n)
+    return Fp8Matrix(meta(*weight.shape, dtype=FP8), meta(*sizes, dtype=torch.float32))
+
+
+def meta_grammars(vocabulary: int = 128256) -> GrammarView:
+    return GrammarView(meta(64, 1 << 16), meta(vocabulary, 2), meta(2 * vocabulary), meta(SLOTS), meta(SLOTS), meta(SLOTS))
+
+
+def meta_requests() -> RequestView:
+    return RequestView(meta(SLOTS, SQ_ENTRY_WORDS), meta(SLOTS, MAX_MODEL_LEN), meta(SLOTS))
+
+
+def case_launches() -> Iterator[tuple[str, Callable[[], object]]]:
+    """(label, launch) of the cases that every registered variant declares, in bfloat16: what no model here may use yet."""
+    for name, linear_variant in LINEARS.items():
+        for linear_case in linear_variant.cases:
+            yield f"case of {name}", linear_launch(*linear_case)
+    for name, expert_variant in EXPERTS.items():
+        for case in expert_variant.cases:
+            yield f"case of {name}", expert_launch(name, case)
+    for name, attention_variant in ATTENTION.items():
+        for plan in attention_variant.plans(torch.bfloat16):
+            yield f"plan of {name}", attention_launch(plan, attention_variant.rows == {LAST_TOKENS})
+    for name in SAMPLERS:
+        yield f"case of {name}", sampling_launch(name)
+    yield "window rings", ring_launch()
+
+
+def linear_launch(config: LinearConfig, shape: LinearShape) -> Callable[[], object]:
+    x, weight = meta(shape.rows, shape.k, dtype=shape.inputs or shape.dtype), meta(shape.weight_rows, shape.k, dtype=shape.dtype)
+    around: dict[str, Any] = {"dtype": shape.inputs or (shape.out_dtype if shape.fp8 else shape.dtype)}
+    bias, scales = (meta(size, **around) if given else None for size, given in ((len(weight), shape.bias), (shape.k, shape.norm)))
+    split = (config.split_k,) if shape.partials else ()
+    out = meta(*split, shape.rows, shape.n, dtype=torch.float32 if shape.partials else shape.out_dtype)
+    workspace = LinearWorkspace.allocate(
+        "meta", out.dtype if shape.fp8 else shape.dtype, partial=2**24, rows=shape.rows * (shape.k + shape.weight_rows)
+    )
+    norm, residual = None if scales is None else (scales, 1e-5), out if shape.residual else None
+    call = LinearCall(x, weight, out, workspace, meta(8, dtype=torch.int64), bias, norm, residual, shape.swiglu, gelu=shape.gelu)
+    call = replace(call, scales=ones_for(shape, "meta") if shape.fp8 else None)
+    return partial(linear, call, config)
+
+
+def ones_for(shape: LinearShape, device: str) -> Scales:
+    """Scales of FP8 weights, and of x where that is FP8."""
+    groups, wide = -(-shape.k // 128), shape.weight_rows
+    sizes = ((shape.rows, groups), (-(-wide // 128), groups)) if shape.blocks else ((shape.rows,), (wide,))
+    of_x, of_weight = (torch.ones(size, device=device) for size in sizes)
+    return Scales(of_x if shape.inputs is None else None, of_weight)
+
+
+def expert_launch(name: str, case: ExpertCase, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    shape, tokens = case.shape, case.bucket
+    table = ExpertTable({} if case.config is None else {shape.key(dtype): {tokens: case.config}})
+    x, logits = meta(tokens, shape.hidden, dtype=dtype), meta(tokens, shape.experts, dtype=torch.float32)
+    per_item, stored = (2, torch.uint8) if shape.mxfp4 else (1, dtype)
+    sizes = ((2 * shape.width, shape.hidden), (shape.hidden, shape.width))
+    gate_up, down = (meta(shape.experts, rows, width // per_item, dtype=stored) for rows, width in sizes)
+    scales = [meta(shape.experts, rows, width // 32, dtype=torch.uint8) for rows, width in sizes]
+    biases = [meta(shape.experts, rows, dtype=dtype) for rows, _ in sizes]
+    workspace = ExpertWorkspace.allocate(shape, tokens, dtype, "meta")
+    selection = case.selection(meta(shape.experts, dtype=torch.float32))
+    call = ExpertCall(x, logits, gate_up, down, meta(8, dtype=torch.int64), x, workspace, shape.top_k, selection)
+    call = replace(call, clamp=case.clamp, biases=(biases[0], biases[1]) if case.biases else None)
+    call = replace(call, scales=(scales[0], scales[1]) if shape.mxfp4 else None)
+    if shape.fp8:
+        matrices = [meta_fp8(weight, shape.fp8 == "blocks") for weight in (gate_up, down)]
+        call = replace(call, gate_up=matrices[0].values, down=matrices[1].values, fp8=(matrices[0], matrices[1]))
+    return lambda: experts(call, plan_experts(shape, tokens, dtype, "meta", table, name))
+
+
+def attention_launch(plan: Any, last_tokens: bool, dtype: torch.dtype = torch.bfloat16) -> Callable[[], object]:
+    """64 decode rows, chunks or last tokens, by the variant of a plan."""
+    tokens, heads, kv_heads, head_dim = 64, 32, 8, 128
+    q, out = meta(tokens, heads, head_dim, dtype=dtype), meta(tokens, heads * head_dim, dtype=dtype)
+    cache, ids = meta(1024, kv_heads, 16, head_dim, dtype=dtype), meta(tokens + 1)
+    batch, paged = BatchView(meta(8, dtype=torch.int64), *[ids] * 6), PagedKV(cache, cache, meta(SLOTS, 512))
+    sizes = split_plan.DecodePlan(64, 1, 64)  # scratch for any plan
+    workspace = split_plan.DecodeWorkspace.allocate([(tokens, sizes)], heads, kv_heads, head_dim, "meta")
+    call = AttentionCall(q, paged, batch, out, tokens, head_dim**-0.5, 0, workspace, last_tokens=last_tokens)
+    return partial(attend, call, plan)
+
+
+def ring_launch(tokens: int = 8192, rows: int = 64) -> Callable[[], object]:
+    """The two kernels that a step has more with window rings, of Gemma 3 27B's layers."""
+    rings = WindowRings(meta(SLOTS, 8192), meta(tokens), 1024, 65, 52)
+    batch = BatchView(meta(8, dtype=torch.int64), *[meta(tokens + 1)] * 6)
+    cache = meta(SLOTS * 65 * 52 + 1024, 16, 16, 128, dtype=torch.bfloat16)
+
+    def launch() -> None:
+        place_pages(rings, batch, rows=rows, page_size=16, pdl=True)
+        keep_spilled(rings, PagedKV(cache, cache, rings.page_table), batch, rows=rows, pdl=True)
+
+    return launch
+
+
+def sampling_launch(name: str, rows: int = 64, vocabulary: int = 128256) -> Callable[[], object]:
+    logits, batch = meta(rows, vocabulary, dtype=torch.float32), BatchView(meta(8, dtype=torch.int64), *[meta(rows)] * 6)
+    records, workspace = meta(rows, LOGPROB_ENTRIES, dtype=torch.int64), SamplingWorkspace.allocate(rows, vocabulary, "meta")
+    call = SamplingCall(logits, meta_requests(), meta_grammars(vocabulary), batch, meta(rows), records, workspace)
+    return partial(sample_tokens, call, name)

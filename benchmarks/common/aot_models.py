@@ -1,0 +1,176 @@
+"""Steps of published models on meta tensors: what the GPU's decoder launches for each of them, in every form that is served.
+
+The list makes itself. A model of tools/published_models.py is described as the engine describes it, in each form; the decoder and
+its step are the engine's own, so no kernel can be left out. Layers that are alike are launched once.
+"""
+
+import runpy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, meta, meta_grammars, meta_requests
+from blinkpy.config import ConfigError
+from blinkpy.kernels.config_files import gpus_with_tables
+from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import FP8
+from blinkpy.kernels.linear.linear_table import LinearTable
+from blinkpy.kernels.moe.expert_config import ExpertTable
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.families.describe_model import describe_config
+from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.gpu_step import GpuStep
+from blinkpy.models.gpu.kernel_tables import KernelTables
+from blinkpy.models.gpu.step_shapes import StepShape
+from blinkpy.models.paged_cache import PagedCache
+from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, own_dtype
+from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
+from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+
+ROOT = Path(__file__).parents[2]
+PAGE_SIZE = 16
+STATIC_SCALE = 2.0**-5
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+ONE, FEW, MANY, MIXED = StepShape(1, 1, False), StepShape(8, 8, False), StepShape(64, 64, False), StepShape(2048, 256, True)
+STEPS = (ONE, FEW, MANY, MIXED, replace(ONE, whole=True), replace(MIXED, whole=True))
+"""What is launched of each model in each form; those that are whole by a batch-invariant decoder."""
+
+
+class Form(NamedTuple):
+    """A model as it is served. name: as in benchmarks/results/published_widths.json, and "float32" with or without another."""
+
+    hub_id: str
+    name: str
+    model: DecoderDescription
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class MetaStep:
+    """A step of a form. gpu: whose tables are used; "" for defaults."""
+
+    form: Form
+    shape: StepShape
+    gpu: str = ""
+    fp8_cache: bool = False
+    pdl: bool = True
+
+    @property
+    def label(self) -> str:
+        whole, cache = " batch-invariant" if self.shape.whole else "", " FP8 cache" if self.fp8_cache else ""
+        table = f"table of {self.gpu}" if self.gpu else "defaults"
+        return f"{self.form.hub_id} {self.form.name}{cache} {self.shape.name}{whole}, {table}"
+
+    def launch(self) -> None:
+        """Launch everything."""
+        step_of(self).launch(self.shape)
+
+
+@lru_cache
+def published() -> list[Any]:
+    """The models of tools/published_models.py that are served."""
+    models = runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]
+    return [model for model in models if not model.refusal]
+
+
+def forms_of(hub_id: str, config: dict[str, Any]) -> list[Form | str]:
+    """The forms of a model; of one that is refused the words of the refusal."""
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        ("bfloat16", plain, "auto"),
+        ("fp8", plain, "fp8"),
+        ("fp8_blocks", plain | {"quantization_config": BLOCKS}, "auto"),
+    ]
+    stored = config.get("quantization_config")
+    if stored is not None and stored != BLOCKS:
+        asked.append(("mxfp4" if stored["quant_method"] == "mxfp4" else "stored", config, "auto"))
+    found: list[Form | str] = []
+    for name, values, quantization in asked:
+        try:
+            model = briefly(describe_config(values, quantization))
+        except ConfigError as error:
+            found.append(f"{hub_id} {name}: {error}")
+            continue
+        found.append(Form(hub_id, name, model, torch.bfloat16))
+        if name != "fp8_blocks":
+            found.append(Form(hub_id, "float32" if name == "bfloat16" else f"float32 {name}", model, torch.float32))
+    return found
+
+
+def briefly(model: DecoderDescription) -> DecoderDescription:
+    """With each kind of layer once, and the last layer once more, which may compute last tokens alone."""
+    return replace(model, layers=(*dict.fromkeys(model.layers), model.layers[-1]))
+
+
+def all_forms() -> list[Form]:
+    """Of all published models, those that are served."""
+    return [form for model in published() for form in forms_of(model.hub_id, model.config) if isinstance(form, Form)]
+
+
+def steps_of(form: Form) -> Iterator[MetaStep]:
+    """Every step of a form: with and without a table, with both kinds of cache."""
+    for gpu in ("", *gpus_with_tables()):
+        for fp8_cache in (False, True):
+            for shape in STEPS:
+                if not (gpu and shape.whole):  # a batch-invariant decoder has defaults alone
+                    yield MetaStep(form, shape, gpu, fp8_cache)
+
+
+def meta_weights(model: DecoderDescription, dtype: torch.dtype) -> Weights:
+    """Weights as a checkpoint of the model gives them."""
+
+    def parts(described: list[Part]) -> dict[str, Any]:
+        return {part.field: meta_weight(part, dtype) for part in described}
+
+    outer = parts(outer_parts(model))
+    layers = [LayerWeights(**parts(layer_parts(model, layer))) for layer in range(len(model.layers))]
+    return Weights(outer["embedding"], layers, outer["final_norm"], outer.get("lm_head", outer["embedding"]))
+
+
+def meta_weight(part: Part, dtype: torch.dtype) -> torch.Tensor | Fp8Matrix:
+    if part.quantization is None:
+        return meta(*part.shape, dtype=own_dtype(part, dtype))
+    scale = STATIC_SCALE if part.quantization.static else None
+    return Fp8Matrix(meta(*part.shape, dtype=FP8), meta(*part.scale_shape, dtype=torch.float32), scale)
+
+
+@lru_cache
+def tables(gpu: str) -> KernelTables:
+    """gpu: "" for defaults."""
+    return KernelTables.load(gpu) if gpu else KernelTables("", LinearTable(), ExpertTable())
+
+
+def step_of(asked: MetaStep) -> GpuStep:
+    """The engine's step, on meta tensors."""
+    (_, _, model, dtype), shape = asked.form, asked.shape
+    batch: Any = SimpleNamespace(
+        **{name: meta(shape.tokens) for name in ("token_ids", "positions", "cache_slots")},
+        **{name: meta(shape.rows) for name in ("row_slots", "context_lengths", "emits", "sampled")},
+        query_starts=meta(shape.rows + 1),
+        counts=meta(8, dtype=torch.int64),
+        logprobs=meta(shape.rows, LOGPROB_ENTRIES, dtype=torch.int64),
+    )
+    requests: Any = SimpleNamespace(page_table=meta(SLOTS, MAX_MODEL_LEN // PAGE_SIZE), **meta_requests()._asdict())
+    scales = np.ones((len(model.layers), 2, model.kv_heads), np.float32) if asked.fp8_cache else None
+    cache = PagedCache(model, 1024, PAGE_SIZE, dtype, "meta", scales=scales)
+    of_gpu = tables(asked.gpu)
+    decoder = GpuDecoder(
+        model,
+        meta_weights(model, dtype),
+        cache,
+        batch,
+        requests,
+        [shape],
+        MAX_MODEL_LEN,
+        of_gpu.linear,
+        asked.pdl,
+        expert_table=of_gpu.experts,
+        invariant=shape.whole,
+    )
+    return GpuStep(decoder, meta_grammars(model.vocab_size))

@@ -1,0 +1,80 @@
+"""The tables of measured configurations of a GPU, and which layers of a model have entries there; the others have defaults."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from blinkpy.kernels.config_files import FOLDER
+from blinkpy.kernels.fp8_rows import FP8
+from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, LinearTable, key
+from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
+
+
+@dataclass(frozen=True)
+class KernelTables:
+    """Of one GPU model. gpu: its name."""
+
+    gpu: str
+    linear: LinearTable
+    experts: ExpertTable
+
+    @classmethod
+    def load(cls, gpu: str, folder: Path = FOLDER) -> Self:
+        """The shipped tables; empty ones where none is shipped. Raises ConfigError, which names file and entry, for one that does
+        not pass its check."""
+        return cls(gpu, LinearTable.load(gpu, folder), ExpertTable.load(gpu, folder))
+
+    def measured(self, model: DecoderDescription, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+        """By kind of layer: how many of its shapes have entries, and how many shapes there are. dtype: of activations."""
+        shapes, found = linear_shapes(model, dtype), {}
+        rows = {shape: [shape._replace(rows=bucket) for bucket in ROW_BUCKETS] for shape in shapes}
+        known = [shape for shape in shapes if any(key(some) in self.linear.entries for some in rows[shape])]
+        found["linear layers"] = len(known), len(shapes)
+        if any(model.expert_layers):
+            found["experts"] = int(expert_shape(model).key(dtype) in self.experts.entries), 1
+        return found
+
+    def describe(self, model: DecoderDescription, dtype: torch.dtype, *, invariant: bool = False) -> str:
+        """For people: where the configurations of a model's kernels are from."""
+        if invariant:
+            return "configurations of kernels: defaults for linear layers and experts, as --batch-invariant has it"
+        words = []
+        for kind, (known, all_shapes) in self.measured(model, dtype).items():
+            few = f"{known} of {all_shapes} shapes measured on {self.gpu}, defaults for the others"
+            words.append(f"{kind}: {few if 0 < known < all_shapes else f'measured on {self.gpu}' if known else 'defaults'}")
+        return f"configurations of kernels: {'; '.join(words)}; attention: by its rule"
+
+
+def linear_shapes(model: DecoderDescription, dtype: torch.dtype) -> list[LinearShape]:
+    """The shapes of a model's products, each once and without rows; those of experts have tables of their own."""
+    found = dict[LinearShape, None]()
+    layers = dict(zip(model.layers, range(len(model.layers)), strict=True)).values()
+    parts = [*outer_parts(model), *(part for layer in layers for part in layer_parts(model, layer))]
+    for part in parts:
+        if len(part.shape) != 2 or part.packed or part.field.endswith("_bias"):
+            continue
+        if part.field == "embedding" and not model.tied_embeddings:
+            continue
+        outputs, inputs = part.shape
+        shape = LinearShape(0, outputs, inputs, dtype=dtype)
+        if part.quantization is not None:
+            shape = shape._replace(dtype=FP8, result=dtype, blocks=len(part.scale_shape) == 2)
+        if part.field.endswith("gate_up"):
+            shape = shape._replace(n=outputs // 2, swiglu=True)
+        found[shape] = None
+    return list(found)
+
+
+def expert_shape(model: DecoderDescription) -> ExpertShape:
+    """Of a model with expert layers."""
+    block, fp8 = model.experts, ""
+    layer = model.expert_layers.index(True)
+    for part in layer_parts(model, layer):
+        if part.field == "gate_up" and part.quantization is not None:
+            fp8 = "blocks" if len(part.scale_shape) == len(part.shape) else "rows"
+    return ExpertShape(block.number, block.top_k, model.hidden_size, block.size, block.mxfp4, fp8)
