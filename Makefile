@@ -17,6 +17,7 @@
 #   make fleet-kills-rdma  the same over RDMA, with links that are cut, too, in the virtual machine
 #   make rolling-upgrade  all engines and front ends are replaced under load, one by one: no request of ten thousand fails
 #   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
+#   make attack     random attacks on a front end, two at a time, beside a victim's streams and requests, for SECONDS
 #   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
 #   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
 #   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
@@ -29,7 +30,7 @@
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
 #            T='tests/plain -k config'                                           for make test and test-gpu: what to run
-#            SECONDS=600                                                         for make fuzz and make soak
+#            SECONDS=600                                                         for make fuzz, make soak and make attack
 #            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
 #            VENV=system                                                         no environment: PYTHON as it is, with the packages
 #                                                                                that it has; for machines without a network
@@ -66,7 +67,7 @@ RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} OMP_WAIT_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak
+.PHONY: help serve test test-rdma test-clients test-ray test-browser test-aarch64 test-kubernetes lint fuzz fuzz-hostile fuzz-schemas fuzz-http soak attack
 .PHONY: fleet-kills fleet-kills-rdma rolling-upgrade mutants coverage
 .PHONY: test-gpu bench paper tables measure docs clean
 
@@ -187,6 +188,9 @@ fuzz-http: $(call STAMP,dev) build/fuzz-http/.installed
 
 soak: $(call STAMP,dev)
 	@PYTHONPATH=.:tests:tools $(RUN) -m soak $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+attack: $(call STAMP,dev)
+	@PYTHONPATH=.:tests:tools $(RUN) -m attack $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 fleet-kills: $(call STAMP,dev)
 	@PYTHONPATH=.:tests $(RUN) tools/fleet_kills.py $(ARGS)

@@ -12,7 +12,6 @@ healthy and idle at the end, does not end in order, or complains in its log.
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import re
 import secrets
 import shutil
@@ -30,7 +29,8 @@ from damaged_requests import BODIES, Requests
 from support.commands import Command
 
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
-from benchmarks.serving.systems import command_line, tree
+from benchmarks.serving.attack_clients import STATUS
+from benchmarks.serving.process_memory import open_files, resident, worker_below
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 KEPT = Path("build/fuzz-http")
@@ -42,7 +42,6 @@ LOOKS = 20  # at the memory
 TOLD_S = 30.0  # between two lines of progress
 MOST_FAILURES = 20
 LINES = 60  # of the log that are shown
-STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
 
 
 class Clients:
@@ -164,15 +163,9 @@ class Storm:
         return any(process.exitcode for process in self._processes)
 
 
-def worker_of(command: Command) -> int:
-    """Process id of the server's worker."""
-    return next(pid for pid in tree(command.process.pid) if "blinkpy.dpu.worker" in command_line(pid))
-
-
 def size_of(pid: int) -> tuple[float, int]:
     """Memory of a process, MiB, and its open files."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1), len(os.listdir(f"/proc/{pid}/fd"))
+    return round(resident(pid, "VmRSS"), 1), open_files(pid)
 
 
 def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
@@ -182,7 +175,7 @@ def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
     fields = {
         path: list(paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]) for path in BODIES
     }
-    clients, worker = Storm(port, Requests(options.seed, fields), options), worker_of(command)
+    clients, worker = Storm(port, Requests(options.seed, fields), options), worker_below(command.process.pid)
     began = told = time.monotonic()
     looks: list[float] = []  # MiB
     before = size_of(worker)
@@ -203,7 +196,7 @@ def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
     failures = [f"request {number}: {why}" for number, why in clients.failures()]
     check(not failures, f"--seed {options.seed}: {'; '.join(failures)}")
     check(not clients.broken(), "a client process failed")
-    check(worker_of(command) == worker, "the worker ended and was replaced")
+    check(worker_below(command.process.pid) == worker, "the worker ended and was replaced")
     time.sleep(2.0)
     after = size_of(worker)
     leaks = after[0] > before[0] + LEAK_MIB or after[1] > before[1] + LEAK_FILES

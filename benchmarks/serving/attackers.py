@@ -1,11 +1,11 @@
-"""The attacks of benchmarks.serving.attacks: each runs against a server until a time, in a process of its own.
+"""The attacks of benchmarks.serving.attacks: each runs against a server until a time, in a process of its own. Most are of the
+grammar (attack_grammar.py); those that need more than connections have a function here.
 
 They have valid keys where they need one, so that nothing but the limits stands before them. `seen` counts what came back.
 """
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -25,6 +25,19 @@ from multiprocessing.connection import Connection as Pipe
 import uvloop
 
 from benchmarks.common.load import get
+from benchmarks.serving.attack_clients import STATUS, Assault, Goal, Seen
+from benchmarks.serving.attack_grammar import (
+    CHUNKED,
+    DRIPPED,
+    IMMEDIATELY,
+    NEVER,
+    PIPELINED,
+    RESET,
+    STALLED,
+    STRANGER,
+    TENANT,
+    Attack,
+)
 from benchmarks.serving.systems import command_line, free_port, tree
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.engine.link.handshake_door import HandshakeDoor
@@ -34,12 +47,10 @@ from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome, 
 from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.verbs import Endpoint
 
-STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
-LARGE = 8_000_000  # bytes of a body, just below --max-body-bytes
+MANY = 1000  # addresses of clients: one has too few ports
 PAUSE_S = 0.02  # after a connection that the server ended, and between two turns of a hostile front end: 0.1 ms there
 PATIENCE_S = 60.0  # for an answer, and for the end of a process
 GUESSED_TOKENS, GUESSED_IDS = 1900, (500, 4000)  # of a prompt: more than a page, and ids that the model has
-Seen = Counter[str]
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Site:
         return words.encode() + b"\r\n\r\n"
 
 
-Attack = Callable[[Site, float, Seen], Awaitable[None]]
+OwnAttack = Callable[[Site, float, Seen], Awaitable[None]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -91,7 +102,7 @@ async def listening(reader: asyncio.StreamReader, seen: Seen) -> AsyncIterator[a
             await answer
 
 
-async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, talk: Talk, receive_buffer: int = 0) -> None:
+async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, talk: Talk) -> None:
     """Hold this number of connections; each talks, and is opened anew when that or the connection ends."""
 
     async def one() -> None:
@@ -99,8 +110,6 @@ async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, ta
             sock = socket.socket()
             sock.setblocking(False)
             sock.bind((f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}", 0))  # one address has too few ports
-            if receive_buffer:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             writer = None
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
@@ -118,15 +127,6 @@ async def again_and_again(site: Site, until: float, seen: Seen, at_once: int, ta
     await asyncio.gather(*(one() for _ in range(max(1, round(site.scale * at_once)))))
 
 
-async def idle_connections(site: Site, until: float, seen: Seen) -> None:
-    """H1: 1,500 connections that say nothing; the server's processes may have 1,024 descriptors each"""
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answer_of(reader, seen)
-
-    await again_and_again(site, until, seen, 1500, talk)
-
-
 async def endless_trailers(site: Site, until: float, seen: Seen) -> None:
     """H2: 8 connections whose bodies end with a trailer that does not"""
 
@@ -138,63 +138,6 @@ async def endless_trailers(site: Site, until: float, seen: Seen) -> None:
                 await writer.drain()
 
     await again_and_again(site, until, seen, 8, talk)
-
-
-async def unread_pipelines(site: Site, until: float, seen: Seen) -> None:
-    """H3: 60 connections that ask for /openapi.json, one request or a hundred behind the other, and read nothing"""
-    counts = itertools.cycle((1, 100))
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * next(counts)
-        while True:
-            writer.write(requests)
-            await writer.drain()
-            await asyncio.sleep(PAUSE_S)
-
-    await again_and_again(site, until, seen, 60, talk, 4096)
-
-
-async def nested_bodies(site: Site, until: float, seen: Seen) -> None:
-    """H4: 8 connections that send 8 MB of [[],[],..., every second time with as many values as are allowed"""
-    bodies = [b'{"prompt":[' + b"[]," * count for count in (LARGE // 3, 340_000)]
-    bodies = [body + b"[]" + b" " * (LARGE - len(body) - 5) + b"]}" for body in bodies]
-    requests = [site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body for body in bodies]
-    turns = itertools.cycle(requests)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(next(turns))
-        await answer_of(reader, seen)
-
-    await again_and_again(site, until, seen, 8, talk)
-
-
-async def abandoned_prompts(site: Site, until: float, seen: Seen) -> None:
-    """H5: 60 clients that send 8 MB of text and leave"""
-    body = b'{"prompt":"' + b"the king and the sea " * (LARGE // 21) + b'"}'
-    request = site.head(len(body)) + body
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(request)
-        await writer.drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await answer_of(reader, seen)
-        seen["sent and left"] += 1
-
-    await again_and_again(site, until, seen, 60, talk)
-
-
-async def unfinished_bodies(site: Site, until: float, seen: Seen) -> None:
-    """H5: 250 bodies of 8 MB that stop before their end"""
-    start = site.head(LARGE) + b'{"prompt":"' + b"x" * (LARGE - 100)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with listening(reader, seen):
-            writer.write(start)
-            await writer.drain()
-
-    await again_and_again(site, until, seen, 250, talk)
 
 
 async def claiming_front_end(site: Site, until: float, seen: Seen) -> None:
@@ -316,84 +259,6 @@ async def guessed_prompts(site: Site, until: float, seen: Seen) -> None:
         seen["own prompts known by their time"] += times["one's own"] < times["nobody's"]
 
 
-async def refused_connections(site: Site, until: float, seen: Seen) -> None:
-    """refused: 500 connections that send nonsense, and neither read nor close"""
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"nonsense\r\n\r\n")
-        await answer_of(reader, seen)
-
-    await again_and_again(site, until, seen, 500, talk)
-
-
-async def flood_of_requests(site: Site, until: float, seen: Seen) -> None:
-    """flood: 300 requests at a time of another tenant, more than there are slots"""
-    body = b'{"prompt":"the king","max_tokens":64,"ignore_eos":true}'
-    request = site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(request)
-        await answer_of(reader, seen)
-
-    await again_and_again(site, until, seen, 300, talk)
-
-
-async def tiny_chunks(site: Site, until: float, seen: Seen) -> None:
-    """tiny chunks: 50 connections whose bodies come in chunks of a byte, thousands in one piece"""
-    request = site.head(None) + b"1\r\n[\r\n" * 20_000
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with listening(reader, seen):
-            writer.write(request)
-            await writer.drain()
-
-    await again_and_again(site, until, seen, 50, talk)
-
-
-async def dripping_bodies(site: Site, until: float, seen: Seen) -> None:
-    """dripping bodies: 1,000 connections that send a byte of a body four times a second"""
-    request = site.head(LARGE)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with listening(reader, seen) as answer:
-            writer.write(request)
-            while not answer.done():
-                writer.write(b" ")
-                await writer.drain()
-                seen["bytes"] += 1
-                await asyncio.sleep(0.25)
-
-    await again_and_again(site, until, seen, 1000, talk)
-
-
-async def heavy_answers(site: Site, until: float, seen: Seen) -> None:
-    """heavy answers: 2 requests at a time for 100 choices of 1,900 tokens, with 20 log probabilities each, not streamed"""
-    body = b'{"prompt":"the king","n":100,"max_tokens":1900,"logprobs":20,"ignore_eos":true}'
-    request = site.head(len(body)).replace(b"Host", b"Connection: close\r\nHost") + body
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(request)
-        await answer_of(reader, seen)
-
-    await again_and_again(site, until, seen, 2, talk)
-
-
-async def reset_requests(site: Site, until: float, seen: Seen) -> None:
-    """reset requests: 200 connections that ask for streams of 100 choices, and are reset at once or at the first byte"""
-    body = b'{"prompt":"the king","n":100,"max_tokens":1900,"logprobs":5,"stream":true,"ignore_eos":true}'
-    request, waits = site.head(len(body)) + body, itertools.cycle((False, True))
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        sock: socket.socket = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        writer.write(request)
-        if next(waits):
-            await reader.read(1)
-        seen["sent and reset"] += 1
-
-    await again_and_again(site, until, seen, 200, talk)
-
-
 async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
     """drain: SIGTERM, and 20 clients that go on asking, on connections old and new"""
     body = b'{"prompt":"the king","max_tokens":4}'
@@ -415,25 +280,35 @@ async def drain_under_load(site: Site, until: float, seen: Seen) -> None:
     signalled.cancel()
 
 
-ATTACKS: dict[str, Attack] = {
-    "idle connections": idle_connections,
+ATTACKS: dict[str, Attack | OwnAttack] = {
+    "idle connections": Attack("accept", STRANGER, 1500, addresses=MANY),
     "endless trailers": endless_trailers,
-    "unread pipelines": unread_pipelines,
-    "nested bodies": nested_bodies,
-    "abandoned prompts": abandoned_prompts,
-    "unfinished bodies": unfinished_bodies,
+    "unread pipelines": Attack("GET /openapi.json", STRANGER, 60, pace=PIPELINED, reading=NEVER),
+    "nested bodies": Attack("empty lists", TENANT, 8, 340_000),
+    "abandoned prompts": Attack("large request", TENANT, 60, 40, leaves=IMMEDIATELY),
+    "unfinished bodies": Attack("large request", TENANT, 250, 40, pace=STALLED),
     "claiming front end": claiming_front_end,
     "silent handshakes": silent_handshakes,
     "killed workers": killed_workers,
     "guessed prompts": guessed_prompts,
-    "refused connections": refused_connections,
-    "flood of requests": flood_of_requests,
-    "tiny chunks": tiny_chunks,
-    "dripping bodies": dripping_bodies,
-    "heavy answers": heavy_answers,
-    "reset requests": reset_requests,
+    "refused connections": Attack("invalid", STRANGER, 500, addresses=MANY),
+    "flood of requests": Attack("short request", TENANT, 300),
+    "tiny chunks": Attack("large request", TENANT, 50, pace=CHUNKED),
+    "dripping bodies": Attack("large request", TENANT, 1000, 10, pace=DRIPPED),
+    "heavy answers": Attack("log probabilities", TENANT, 2, 100),
+    "reset requests": Attack("log probabilities", TENANT, 200, 100, leaves=RESET),
     "drain": drain_under_load,
 }
+
+
+async def carry_out(name: str, site: Site, until: float, seen: Seen) -> None:
+    """One of ATTACKS until a time of time.monotonic(); `seen` counts what came back."""
+    attack = ATTACKS[name]
+    if isinstance(attack, Attack):
+        scaled = replace(attack, connections=max(1, round(site.scale * attack.connections)))
+        await Assault(scaled, Goal(site.port, tenant_key=site.key), name, seen).run(until)
+    else:
+        await attack(site, until, seen)
 
 
 def attack(pipe: Pipe, name: str, site: Site, seconds: float) -> None:
@@ -444,5 +319,5 @@ def attack(pipe: Pipe, name: str, site: Site, seconds: float) -> None:
     pipe.send("ready")
     pipe.recv()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(ATTACKS[name](site, time.monotonic() + seconds, seen))  # type: ignore[arg-type]
+        runner.run(carry_out(name, site, time.monotonic() + seconds, seen))
     pipe.send(dict(sorted(seen.items())))

@@ -13,7 +13,6 @@ peak in between, by the kernel's count (VmHWM); family_mib: the most of the work
 memory divided (Pss). seen: what the attacker got.
 """
 
-import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -27,9 +26,11 @@ import numpy as np
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, UsageError, check, run_benchmark
 from benchmarks.common.load import UNFINISHED, LoadResult, Request, Target, offer
+from benchmarks.serving.attack_grammar import Attack
 from benchmarks.serving.attackers import ATTACKS, Site, attack
 from benchmarks.serving.null_server import MODEL, PAUSES_S, START_S, Probes, front_end, null_engine, worker_of
-from benchmarks.serving.systems import Cores, Running, ServerError, running, tree
+from benchmarks.serving.process_memory import Memory
+from benchmarks.serving.systems import Cores, Running, ServerError, running
 
 MOST_TIMES, MOST_MIB = 3.0, 512.0  # the P99 gap beside an attack to the quiet one; the worker's memory
 DESCRIPTORS = 1024
@@ -37,38 +38,6 @@ LEAD_S = 1.5  # of the streams before they are measured
 END_S = 60.0  # for an attacker to end when its time is over
 TRAIL_S = 1.0  # after an attack, in which a gap is still its doing
 KEYS = '[victim]\nkey = "victim"\n[attacker]\nkey = "attacker"\n'
-
-
-class Memory:
-    """Of a worker and its processes, MiB. look(): call it some times a second; what it saw last counts."""
-
-    def __init__(self, worker: int):
-        self._worker, self._before, self._family = worker, resident(worker, "VmRSS"), 0.0
-        self._peak = self._after = self._before
-        Path(f"/proc/{worker}/clear_refs").write_text("5")  # the peak counts from here on
-
-    def look(self) -> None:
-        with contextlib.suppress(OSError):  # at the end of a drain it is gone
-            self._peak, self._after = (resident(self._worker, name) for name in ("VmHWM", "VmRSS"))
-        self._family = max(self._family, self._peak, sum(map(proportional, tree(self._worker))))
-
-    def figures(self) -> dict[str, Any]:
-        own = {"before": self._before, "peak": self._peak, "after": self._after}
-        return {"worker_mib": {when: round(mib, 1) for when, mib in own.items()}, "family_mib": round(self._family, 1)}
-
-
-def resident(pid: int, name: str) -> float:
-    """A line of /proc/PID/status in MiB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
-def proportional(pid: int) -> float:
-    """The memory of a process, MiB, with its share of what it has in common with others; 0 if it has just ended."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
-    return 0.0
 
 
 class Assault:
@@ -99,6 +68,12 @@ class Assault:
 
     def close(self) -> None:
         self._process.kill()
+
+
+def described(name: str) -> str:
+    """An attack in a line."""
+    found = ATTACKS[name]
+    return str(found) if isinstance(found, Attack) else (found.__doc__ or "").strip()
 
 
 def gaps(load: LoadResult, begin: float, end: float) -> list[float]:
@@ -132,7 +107,7 @@ def one_attack(name: str, server: Running, segment: str, options: Any) -> dict[s
         assault.close()
     quiet = load.began + LEAD_S, load.began + LEAD_S + options.quiet_s
     times = {"quiet": quiet, "beside": (assault.began, assault.began + options.attack_s + TRAIL_S)}
-    result: dict[str, Any] = {"attack": name, "what": (ATTACKS[name].__doc__ or "").strip()}
+    result: dict[str, Any] = {"attack": name, "what": described(name)}
     result["gap_ms"] = {when: describe(1000 * np.array(gaps(load, *span)), "ms", tail=2) for when, span in times.items()}
     result["broken_streams"] = sorted(broken)
     for kind in PAUSES_S:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.harness import Run, check
-from benchmarks.serving.systems import Model, Running, System, command_line, tree
+from benchmarks.common.harness import Run
+from benchmarks.serving.process_memory import worker_below
+from benchmarks.serving.systems import Model, Running, System
 from blinkpy.config import Config
 from blinkpy.models.weights.model_folder import find_model
 from blinkpy.processes import Child
@@ -42,9 +43,7 @@ def front_end(segment: str, extra: str = "", before: str = "") -> System:
 def worker_of(server: Running) -> int:
     """Process id of a front end's worker."""
     assert server.process is not None
-    workers = [pid for pid in tree(server.process.pid) if "blinkpy.dpu.worker" in command_line(pid)]
-    check(len(workers) == 1, f"the front end has {len(workers)} workers, not one")
-    return workers[0]
+    return worker_below(server.process.pid)
 
 
 class Probes:

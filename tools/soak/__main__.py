@@ -29,9 +29,10 @@ import numpy as np
 from support.commands import Command
 
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
+from benchmarks.serving.process_memory import open_files, resident
 from benchmarks.serving.systems import alive, tree
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
-from soak.disturbances import Disturbances, anonymous_kib, open_files, parts
+from soak.disturbances import Disturbances, parts
 from soak.soak_clients import Calm, Clients
 from soak.soak_requests import Judge, draw
 
@@ -60,7 +61,9 @@ async def sizes(server: int, clients: Clients) -> dict[int, tuple[str, int, int]
     await asyncio.sleep(1.0)
     looks = []
     for _ in range(GLANCES):
-        looks.append({pid: (name, anonymous_kib(pid), open_files(pid)) for pid, name in parts(server).items()})
+        looks.append(
+            {pid: (name, round(1024 * resident(pid, "RssAnon")), open_files(pid)) for pid, name in parts(server).items()}
+        )
         await asyncio.sleep(GLANCE_PAUSE_S)
     clients.go.set()
     return {pid: min(look[pid] for look in looks if pid in look) for pid in looks[-1]}

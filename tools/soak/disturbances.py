@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -86,14 +85,3 @@ class Disturbances:
                 well = 0
             if not well:
                 await asyncio.sleep(0.1)
-
-
-def anonymous_kib(pid: int) -> int:
-    """Memory of a process that is neither a file nor shared, KiB."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB", text, re.M)
-    return int(found[1]) if found else 0
-
-
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,131 @@
+"""The bytes of an attack's requests: a kind's body, grown, with values of its own, and cut to the pace of sending."""
+
+import contextlib
+import json
+import random
+import ssl
+import string
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.serving.attack_grammar import CHUNKED, DRIPPED, PIPELINED, STALLED, STAYS, Attack
+from benchmarks.serving.attack_kinds import KINDS, LARGEST, WorkKind
+
+PIPELINE = 50  # requests in one write
+ROOM = LARGEST - 1000  # for the field that grows
+LETTERS = string.ascii_lowercase
+
+
+def word(rng: random.Random) -> str:
+    return "".join(rng.choices(LETTERS, k=8))
+
+
+def grown(value: Any, size: int) -> Any:
+    """A value of a field, `size` times as large: text and lists repeat, objects get more keys, numbers are multiplied."""
+    match value:
+        case str() if value:
+            return value * min(size, ROOM // len(json.dumps(value)))
+        case [{"content": [*parts]} as message]:
+            return [{**message, "content": parts * min(size, 100_000)}]
+        case list() if value:
+            return value * min(size, ROOM // len(json.dumps(value)))
+        case {"choice": choices}:
+            return {"choice": [f"{choices[0]} {at}" for at in range(min(size, 100_000))]}
+        case dict():
+            entry = next(iter(value.values()), 1)
+            return {str(at): entry for at in range(min(size, 400_000))}
+        case int() if not isinstance(value, bool):
+            return value * size
+    return value
+
+
+def fresh(value: Any, rng: random.Random, field: str = "") -> Any:
+    """A value unlike that of every other request, where that costs the server work: grammars, token rules, prompts."""
+    match field, value:
+        case "regex", str():
+            return f"{value}({word(rng)})?"
+        case "choice", list():
+            return [f"{one} {word(rng)}" if len(value) < 100 else one for one in value]
+        case "json" | "schema", dict():
+            name = word(rng)
+            return {**value, "properties": {**value.get("properties", {}), name: {"type": "string"}}, "required": [name]}
+        case "logit_bias", dict():
+            return {str(rng.randrange(4000)): rng.randrange(-50, 50) for _ in value}
+        case "prompt" | "content" | "input", str():
+            return f"{word(rng)} {value}"
+        case _, dict():
+            return {name: fresh(inner, rng, name) for name, inner in value.items()}
+    return value
+
+
+def nested(depth: int) -> bytes:
+    """A JSON text deeper than a writer of JSON goes."""
+    return b'{"max_tokens":1,"prompt":' + b"[" * depth + b"]" * depth + b"}"
+
+
+def body_of(kind: WorkKind, size: int, rng: random.Random) -> bytes:
+    """A body of a kind, or b"" where it has none."""
+    if kind.body is None:
+        return b""
+    if kind.name == "nesting":
+        return nested(8 * min(size, 50_000))
+    body = dict(kind.body)
+    if kind.grows:
+        body[kind.grows] = grown(body[kind.grows], size)
+    if kind.name == "all slots":
+        body["n"] = min(body["n"], 128)
+    return json.dumps(fresh(body, rng), separators=(",", ":")).encode()[:LARGEST]
+
+
+def client_hello() -> bytes:
+    """The first flight of a TLS handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
+    """What one client sends, piece by piece; a pause follows each piece of DRIPPED. Without a path: bytes that are no request."""
+    kind = KINDS[attack.work]
+    if not kind.path:
+        made = {"accept": b"", "handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}[kind.name]
+        return [made[: len(made) // 2] if attack.pace == STALLED else made]
+    body, closes = body_of(kind, attack.size, rng), attack.leaves == STAYS and attack.pace != PIPELINED
+    if attack.pace == CHUNKED and body:
+        head = _head(kind, key, "Transfer-Encoding: chunked", closes)
+        small = b"".join(b"1\r\n%c\r\n" % byte for byte in body[:20_000])
+        rest = body[20_000:]
+        return [head + small + (b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n"]
+    whole = _head(kind, key, f"Content-Length: {len(body)}" if body else "", closes) + body
+    if attack.pace == PIPELINED:
+        return [whole * max(1, min(PIPELINE, LARGEST // len(whole)))]
+    if attack.pace == STALLED:
+        return [whole[: -max(1, min(100, len(whole) // 8))]]
+    if attack.pace == DRIPPED:
+        return list(_dripped(whole))
+    return [whole]
+
+
+def _dripped(whole: bytes) -> Iterator[bytes]:
+    """The first half at once, then byte by byte."""
+    half = len(whole) // 2
+    yield whole[:half]
+    yield from (whole[at : at + 1] for at in range(half, min(len(whole), half + 100)))
+    yield whole[half + 100 :]
+
+
+def _head(kind: WorkKind, key: str, length: str, closes: bool) -> bytes:
+    lines = [f"{kind.method} {kind.path} HTTP/1.1", "Host: localhost"]
+    if kind.name == "wrong key":
+        lines.append("Authorization: Bearer wrong")
+    elif key:
+        lines.append(f"Authorization: Bearer {key}")
+    if kind.method == "OPTIONS":
+        lines += ["Origin: http://example.com", "Access-Control-Request-Method: POST"]
+    if length:
+        lines += ["Content-Type: application/json", length]
+    if closes:
+        lines.append("Connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()

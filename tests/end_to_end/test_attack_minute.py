@@ -1,0 +1,31 @@
+"""A fresh minute of `make attack`: no stream breaks, no lease is lost, each request gets an answer, memory stays below its bound.
+
+Times are judged by `make attack` alone: here, other tests use the same cores.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS, LIMIT_S = 40, 500
+
+
+def test_a_minute_of_random_attacks(seed: int, tmp_path: Path) -> None:
+    output = tmp_path / "attack.json"
+    options = {"seconds": SECONDS, "seed": seed, "timed": 0, "shrink": 0, "output": output}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    paths = os.pathsep.join(str(ROOT / name) for name in (".", "tests", "tools"))
+    run = subprocess.run(
+        [sys.executable, "-m", "attack", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    counts = json.loads(output.read_text())["results"]["counts"]
+    assert counts["trials"] > 0 and counts["connections"] > 0

@@ -1,0 +1,216 @@
+"""The grammar of attacks: a seed repeats an attack, JSON keeps it, and each kind of work becomes the bytes of a request."""
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httptools
+import numpy as np
+import pytest
+
+from benchmarks.serving.attack_grammar import (
+    CHUNKED,
+    DRIPPED,
+    LEAVES,
+    MOST_CONNECTIONS,
+    NEIGHBOUR,
+    PACES,
+    PIPELINED,
+    READING,
+    STALLED,
+    STRANGER,
+    TENANT,
+    WHO,
+    Attack,
+)
+from benchmarks.serving.attack_kinds import KINDS, LARGEST
+from benchmarks.serving.attack_requests import pieces_of
+from blinkpy.dpu.http.endpoints import ENDPOINTS
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+
+from attack.__main__ import document, drawn, read_document, smaller
+from attack.known import KEYS, KNOWN, NO_KEYS
+from attack.site import LOSSES, MOST_MIB
+from attack.trial import Plan, Trial, figures_of, judge
+from attack.victim import ANSWER, HEALTH, Diary
+
+
+def test_a_seed_repeats_an_attack(seed: int) -> None:
+    assert [drawn(seed, number) for number in range(50)] == [drawn(seed, number) for number in range(50)]
+    assert drawn(seed, 0) != drawn(seed + 1, 0)
+
+
+def test_every_word_of_the_grammar_is_drawn(seed: int) -> None:
+    rng = random.Random(seed)
+    attacks = [Attack.drawn(rng) for _ in range(4000)]
+    for name, words in (("work", KINDS), ("who", WHO), ("pace", PACES), ("reading", READING), ("leaves", LEAVES)):
+        assert {getattr(attack, name) for attack in attacks} == set(words)
+    assert all(1 <= attack.connections <= MOST_CONNECTIONS for attack in attacks)
+    assert all(attack.who != STRANGER or not KINDS[attack.work].needs_key for attack in attacks)
+
+
+def test_json_keeps_a_trial(seed: int, tmp_path: Path) -> None:
+    kind, plan = drawn(seed, 0)
+    (tmp_path / "found.json").write_text(json.dumps(document(kind, plan, Trial())))
+    assert read_document(tmp_path / "found.json") == (kind, plan)
+    with pytest.raises(ValueError, match="unknown words of an attack: never heard of"):
+        Attack.of({"work": "never heard of"})
+
+
+def test_smaller_plans_end_with_the_smallest(seed: int) -> None:
+    """Whatever is chosen, each step makes the plan smaller; nothing is smaller than one plain client."""
+    rng = random.Random(seed)
+    _, plan = drawn(seed, 0)
+    for _ in range(200):
+        steps = list(smaller(plan))
+        if not steps:
+            break
+        plan = rng.choice(steps)
+    (attack,) = plan.attacks
+    assert attack == Attack(attack.work, attack.who, 1, rounds=attack.rounds, prepared=attack.prepared)
+
+
+def requests_in(data: bytes) -> list[tuple[bytes, str, bytes]]:
+    """Method, path and body of each request in the bytes of a client."""
+    found: list[Any] = []
+
+    class Reader:
+        def on_message_begin(self) -> None:
+            found.append([b"", "", b""])
+
+        def on_url(self, url: bytes) -> None:
+            found[-1][1] += url.decode()
+
+        def on_body(self, body: bytes) -> None:
+            found[-1][2] += body
+
+        def on_message_complete(self) -> None:
+            found[-1][0] = parser.get_method()
+
+    parser = httptools.HttpRequestParser(Reader())
+    parser.feed_data(data)
+    return [(bytes(method), path, bytes(body)) for method, path, body in found]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.path])
+def test_each_kind_becomes_a_request(name: str, seed: int) -> None:
+    """Of any size and pace: bytes that an HTTP parser takes, with a JSON body below the limit."""
+    kind, rng = KINDS[name], random.Random(seed)
+    for pace in PACES:
+        size = 1 << rng.randrange(14)
+        data = b"".join(pieces_of(Attack(name, TENANT, size=size, pace=pace), "secret", rng))
+        found = requests_in(data)
+        assert {path for _, path, _ in found} == {kind.path}
+        assert {method.decode() for method, _, _ in found} == ({kind.method} if pace != STALLED else {""})
+        assert (b"Bearer secret" in data) != (name == "wrong key")
+        if pace in (DRIPPED, CHUNKED) or pace == "whole":
+            ((_, _, body),) = found
+            assert len(body) <= LARGEST
+            if name == "nesting":  # deeper than Python reads
+                assert body.count(b"[") == body.count(b"]") >= 8
+            else:
+                assert not kind.body or isinstance(json.loads(body), dict)
+        if pace == PIPELINED:
+            assert len(found) > 1 or 2 * len(data) > LARGEST
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.grows])
+def test_kinds_grow(name: str, seed: int) -> None:
+    small, large = (len(pieces_of(Attack(name, size=size), "", random.Random(seed))[0]) for size in (1, 4000))
+    assert large > small
+
+
+@pytest.mark.parametrize(
+    "name", ["streams with biases", "streams with grammars", "schema", "regular expression", "short request"]
+)
+def test_each_client_has_values_of_its_own(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    made = {b"".join(pieces_of(Attack(name), "", rng)) for _ in range(20)}
+    assert len(made) == 20
+
+
+def test_every_endpoint_is_attacked() -> None:
+    attacked = {(kind.method, kind.path) for kind in KINDS.values()}
+    assert {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS} <= attacked
+
+
+def test_known_attacks_are_of_the_grammar() -> None:
+    for _, attacks in KNOWN.values():
+        for attack in attacks:
+            assert Attack.of(attack.as_json()) == attack
+
+
+class FakeSite:
+    """As much of a site as judge() looks at."""
+
+    def __init__(self, tenants: bool = True):
+        self.kind, self.most_mib = (KEYS if tenants else NO_KEYS), MOST_MIB
+
+
+QUIET, ATTACKED = (0.0, 10.0), (10.0, 20.0)
+CALM = [(at / 50, 0.02) for at in range(1, 1000)]
+ASKED = [(at / 10, 0.05, 200) for at in range(1, 200)]
+
+
+def judged(attack: Attack, peak: float = 100.0, tenants: bool = True, **seen: Any) -> set[str]:
+    """The bars that a diary breaks."""
+    asked = {ANSWER: seen.get("answers", ASKED), HEALTH: seen.get("healths", ASKED)}
+    diary = Diary(seen.get("gaps", CALM), asked, seen.get("broken", []))
+    trial = Trial(figures_of(diary, QUIET, ATTACKED))
+    judge(trial, Plan((attack,), "1"), FakeSite(tenants), diary, peak)  # type: ignore[arg-type]
+    return set(trial.broken)
+
+
+def late(entries: list[Any], seconds: float, every: int = 20, status: int = 200) -> list[Any]:
+    """Each 20th entry beside the attack takes longer."""
+    return [
+        (at, seconds, *([status] if rest else [])) if at > 10 and number % every == 0 else (at, usual, *rest)
+        for number, (at, usual, *rest) in enumerate(entries)
+    ]
+
+
+def test_bars() -> None:
+    body, get = Attack("short request", TENANT), Attack("GET /health", STRANGER)
+    assert judged(body) == set()
+    assert judged(body, gaps=late(CALM, 0.11)) == {"gap"}
+    assert judged(body, gaps=late(CALM, 0.09)) == set(), "a busy machine has these, too"
+    assert judged(body, gaps=late(CALM, 1.5, every=400)) == {"longest gap"}
+    assert judged(replace(get, rounds=1), gaps=late(CALM, 0.2, every=400)) == {"longest gap"}
+    assert judged(body, answers=late(ASKED, 1.2)) == {"answer"}
+    assert judged(body, answers=late(ASKED, 0.1, status=503)) == {"refused"}
+    assert judged(body, answers=late(ASKED, 0.1, status=0)) == {"refused", "unanswered"}
+    assert judged(body, healths=late(ASKED, 1.2)) == {"health"}
+    assert judged(body, broken=["closed"]) == {"streams"}
+    assert judged(body, peak=MOST_MIB + 1) == {"memory"}
+    own = Attack("all slots", NEIGHBOUR)
+    assert judged(own, answers=late(ASKED, 1.2)) == set(), "its own tenant took the slots"
+    assert judged(replace(own, who=TENANT), answers=late(ASKED, 1.2)) == {"answer"}
+
+
+def test_less_is_allowed_to_strangers() -> None:
+    slow = [(at, 0.045) for at, _ in CALM if at <= 10] + late([one for one in CALM if one[0] > 10], 0.12)
+    assert judged(Attack("GET /health", STRANGER), gaps=slow) == {"gap"}
+    assert judged(Attack("short request", TENANT), gaps=slow) == set()
+
+
+def test_losses_are_found_in_the_metrics() -> None:
+    """As the server shows them."""
+    from blinkpy.dpu.metrics import Metrics
+    from blinkpy.dpu.watch.exposition import Exposition
+
+    metrics = Metrics()
+    metrics.count("engine_losses", 3)
+    shown = Exposition(metrics, "m").render(None, 0, None).decode()
+    assert LOSSES.findall(shown) == ["3"]
+
+
+def test_percentiles_are_of_the_time(rng: np.random.Generator) -> None:
+    """Gaps that touch it count; those that ended before, or began after, do not."""
+    diary = Diary([(9.0, 5.0), (12.0, 4.0), (30.0, 15.0), (40.0, 1.0)], {ANSWER: [], HEALTH: []}, [])
+    figures = figures_of(diary, (8.0, 10.0), (10.0, 20.0))
+    assert (figures["quiet"]["gaps"], figures["attacked"]["gaps"]) == (2, 2)
+    assert figures["attacked"]["gap_longest_ms"] == 15_000

@@ -1,0 +1,168 @@
+"""One trial: a quiet while and an attacked while on the same server, and the bar that its figures are held against."""
+
+import contextlib
+import http.client
+import math
+import multiprocessing
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from attack.site import Site
+from attack.victim import ANSWER, HEALTH, STREAMS, Diary, victim
+from benchmarks.common.harness import check
+from benchmarks.serving.attack_clients import attacker
+from benchmarks.serving.attack_grammar import NEIGHBOUR, STRANGER, Attack
+from benchmarks.serving.attack_kinds import KINDS
+
+MOST_TIMES, STRANGER_TIMES = 3.0, 2.0  # the P99 gap to the quiet one
+LEAST_GAP_S = 0.1  # a P99 below this is no finding, whatever the quiet one was: a busy machine has such gaps, too
+BURST_GAP_S, LONGEST_GAP_S = 0.1, 1.0  # the longest gap, beside clients that all come once, and beside others
+ASKED_S = 1.0  # P99 of a new request, and of /health
+REFUSED = 0.02  # share of the victim's requests that may be refused
+LEAD_S, TRAIL_S, LOOK_S = 1.0, 1.0, 0.1
+READY_S, END_S = 60.0, 60.0
+TIMED = {"gap", "longest gap", "answer", "health", "refused"}  # findings that a busy machine may cause, too
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do to a server. seconds: of each while. seed: of the attackers' values."""
+
+    attacks: tuple[Attack, ...]
+    seed: str
+    quiet_s: float = 3.0
+    attack_s: float = 5.0
+
+    def __str__(self) -> str:
+        return "; beside ".join(map(str, self.attacks))
+
+
+@dataclass
+class Trial:
+    """What came out. broken: bar by what was seen."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+class Actors:
+    """Processes that live for many trials: a victim, and attackers. They wait for orders."""
+
+    def __init__(self, attackers: int = 2):
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes: list[Pipe] = []
+        self._processes = []
+        for target in (victim, *[attacker] * attackers):
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=target, args=(there,), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    @property
+    def victim(self) -> Pipe:
+        return self._pipes[0]
+
+    def attackers(self, count: int) -> list[Pipe]:
+        return self._pipes[1 : 1 + count]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def take(pipe: Pipe, limit_s: float, what: str) -> Any:
+    check(pipe.poll(limit_s), f"{what} does not answer within {limit_s:.0f} s")
+    return pipe.recv()
+
+
+def run_trial(site: Site, actors: Actors, plan: Plan) -> Trial:
+    """Quiet, attacked, and after. Raises WrongAnswer if victim or attackers don't do their part."""
+    attackers = actors.attackers(len(plan.attacks))
+    for number, (pipe, attack) in enumerate(zip(attackers, plan.attacks, strict=True)):
+        pipe.send((attack.as_json(), site.goal, f"{plan.seed}:{number}"))
+    for pipe in attackers:
+        check(take(pipe, READY_S, "an attacker") == "ready", "an attacker is not ready")
+    losses, memory = site.losses(), site.memory()
+    quiet = time.monotonic() + LEAD_S
+    begin = quiet + plan.quiet_s
+    end = begin + plan.attack_s + TRAIL_S
+    actors.victim.send((site.goal, end))
+    for pipe in attackers:
+        pipe.send((begin, begin + plan.attack_s))
+    while time.monotonic() < end:
+        time.sleep(LOOK_S)
+        memory.look()
+    seen = [take(pipe, END_S, "an attacker") for pipe in attackers]
+    diary: Diary = take(actors.victim, END_S, "the victim")
+    trial = Trial()
+    trial.figures = figures_of(diary, (quiet, begin), (begin, end)) | memory.figures() | {"seen": seen}
+    judge(trial, plan, site, diary, memory.peak)
+    lost = "it does not answer"
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        lost = str(site.losses() - losses)
+    trial.figures["leases_lost"] = lost
+    if lost != "0":
+        trial.broken["lease"] = f"lost {lost}"
+    if not site.alive():
+        trial.broken["worker"] = "it ended"
+    return trial
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile by rank; the largest of up to 100."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else 0.0
+
+
+def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, float]) -> dict[str, Any]:
+    """Of both whiles: gaps that touch it, requests that ended in it."""
+    figures: dict[str, Any] = {}
+    for name, (begin, end) in (("quiet", quiet), ("attacked", attacked)):
+        gaps = [seconds for when, seconds in diary.gaps if when >= begin and when - seconds < end]
+        own = {"gap_p99_ms": 1000 * p99(gaps), "gap_longest_ms": 1000 * max(gaps, default=0.0), "gaps": len(gaps)}
+        for kind in (ANSWER, HEALTH):
+            asked = [one for one in diary.asked[kind] if one[0] >= begin and one[0] - one[1] < end]
+            own[f"{kind}_p99_ms"] = 1000 * p99([seconds for _, seconds, _ in asked])
+            own[f"{kind}s"] = len(asked)
+            own[f"{kind}s_refused"] = sum(status != 200 for _, _, status in asked)
+            own[f"{kind}s_lost"] = sum(status == 0 for _, _, status in asked)
+        figures[name] = {key: round(value, 1) for key, value in own.items()}
+    return figures
+
+
+def fills_the_slots(attack: Attack) -> bool:
+    """Whether the victim's own tenant takes all slots, so that its new requests wait for what it asked for itself."""
+    return attack.who == NEIGHBOUR and KINDS[attack.work].resource == "engine"
+
+
+def judge(trial: Trial, plan: Plan, site: Site, diary: Diary, peak_mib: float) -> None:
+    """Enter each bar that is broken."""
+    quiet, attacked = trial.figures["quiet"], trial.figures["attacked"]
+    keyless = all(attack.who == STRANGER for attack in plan.attacks)
+    times = STRANGER_TIMES if keyless else MOST_TIMES
+    gap, usual = attacked["gap_p99_ms"], quiet["gap_p99_ms"]
+    broken = trial.broken
+    if gap > times * usual and gap > 1000 * LEAST_GAP_S:
+        broken["gap"] = f"P99 {usual:.0f} -> {gap:.0f} ms, longest {attacked['gap_longest_ms']:.0f}"
+    longest, before = attacked["gap_longest_ms"], quiet["gap_longest_ms"]
+    burst = all(attack.rounds == 1 for attack in plan.attacks)  # too short for a P99
+    if longest > 1000 * (BURST_GAP_S if burst else LONGEST_GAP_S) and longest > times * before:
+        broken["longest gap"] = f"{before:.0f} -> {longest:.0f} ms"
+    own = any(map(fills_the_slots, plan.attacks)) or (not site.kind.tenants and any(
+        KINDS[attack.work].resource == "engine" for attack in plan.attacks))  # fmt: skip
+    if not own and attacked["answer_p99_ms"] > 1000 * ASKED_S:
+        broken["answer"] = f"P99 of a new request {quiet['answer_p99_ms']:.0f} -> {attacked['answer_p99_ms']:.0f} ms"
+    if not own and attacked["answers_refused"] > max(1, REFUSED * attacked["answers"]):
+        broken["refused"] = f"{attacked['answers_refused']} of {attacked['answers']} new requests"
+    if attacked["health_p99_ms"] > 1000 * ASKED_S:
+        broken["health"] = f"P99 of /health {attacked['health_p99_ms']:.0f} ms"
+    if lost := attacked["answers_lost"] + attacked["healths_lost"]:
+        broken["unanswered"] = f"{lost} of the victim's requests got no answer"
+    if diary.broken:
+        broken["streams"] = f"{len(diary.broken)} of {STREAMS}: {diary.broken[0][:200]}"
+    if peak_mib > site.most_mib:
+        broken["memory"] = f"{peak_mib:.0f} MiB, above {site.most_mib:.0f}"
