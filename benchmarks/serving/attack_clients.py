@@ -1,6 +1,6 @@
-"""Carries out attacks: the connections of one, each opened anew when it ends, within bounds of time and number.
+"""Carries out attacks: the connections of one attack, each reopened when it ends, within bounds of time and number.
 
-Everything goes to loopback addresses. `seen` counts what came back.
+Everything goes to loopback addresses. `seen` counts the answers.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ Seen = Counter[str]
 
 @dataclass(frozen=True)
 class Goal:
-    """A server on a loopback port. ca: file with its certificate, or "" without TLS. keys: of each party of WHO, "" for none."""
+    """A server on a loopback port. ca: file with its certificate, or "" without TLS. keys: of the two tenants, or ""."""
 
     port: int
     ca: str = ""

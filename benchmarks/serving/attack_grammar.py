@@ -1,4 +1,4 @@
-"""The grammar of attacks: who causes which work, how much of it, at which pace, and when the clients leave.
+"""The grammar of attacks: client, kind of work, amount, pace, and end.
 
 An attack is a value: a seed draws it, JSON keeps it, and `simpler` lists the attacks that are one step smaller.
 """
@@ -25,14 +25,14 @@ class Attack:
 
     work: str
     who: str = TENANT
-    connections: int = 8  # at one moment; each that ends is opened anew
+    connections: int = 8  # open at the same time; each is reopened when it ends
     size: int = 1  # factor of the field that grows
     pace: str = WHOLE  # of sending
     reading: str = READS
     leaves: str = STAYS
     addresses: int = 1  # of the clients, in 127.0.0.0/8
-    rounds: int = 0  # times that a connection is opened; 0: again and again
-    prepared: int = 16  # requests made beforehand, each with values of its own
+    rounds: int = 0  # times that each connection is opened; 0: no limit
+    prepared: int = 16  # different requests, made before the attack
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Self:

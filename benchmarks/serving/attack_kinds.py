@@ -74,8 +74,8 @@ BODIES = (
 )  # fmt: skip
 ANSWERS = (
     _completion("stream", "engine", "open a stream", STREAM),
-    _completion("streams with biases", "engine", "stream with token rules of its own", {**STREAM, "logit_bias": {"7": 1}}),
-    _completion("streams with grammars", "engine", "stream with a grammar of its own",
+    _completion("streams with biases", "engine", "stream with its own token rules", {**STREAM, "logit_bias": {"7": 1}}),
+    _completion("streams with grammars", "engine", "stream with its own grammar",
                 {**STREAM, "structured_outputs": {"regex": "[a-z]{1500}"}}),
     _completion("all slots", "engine", "ask for many choices", {"prompt": ["a", "b"], "n": 1, "max_tokens": 200}, "n"),
     _completion("log probabilities", "memory", "keep them until the answer ends",

@@ -1,4 +1,4 @@
-"""The bytes of an attack's requests: a kind's body, grown, with values of its own, and cut to the pace of sending."""
+"""The bytes of an attack's requests: a kind's body, enlarged, with its own values, and split by the pace of sending."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def grown(value: Any, size: int) -> Any:
 
 
 def fresh(value: Any, rng: random.Random, field: str = "") -> Any:
-    """A value unlike that of every other request, where that costs the server work: grammars, token rules, prompts."""
+    """The value with random parts, so that no cache of the server helps: grammars, token rules, prompts."""
     match field, value:
         case "regex", str():
             return f"{value}({word(rng)})?"
@@ -64,7 +64,7 @@ def nested(depth: int) -> bytes:
 
 
 def body_of(kind: WorkKind, size: int, rng: random.Random) -> bytes:
-    """A body of a kind, or b"" where it has none."""
+    """A body of a kind, or b"" for a kind without a body."""
     if kind.body is None:
         return b""
     if kind.name == "nesting":
@@ -87,7 +87,7 @@ def client_hello() -> bytes:
 
 
 def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
-    """What one client sends, piece by piece; a pause follows each piece of DRIPPED. Without a path: bytes that are no request."""
+    """The pieces that one client sends; a pause follows each piece of DRIPPED. A kind without a path has no request."""
     kind = KINDS[attack.work]
     if not kind.path:
         made = {"accept": b"", "handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}[kind.name]
@@ -109,7 +109,7 @@ def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
 
 
 def _dripped(whole: bytes) -> Iterator[bytes]:
-    """The first half at once, then byte by byte."""
+    """The first half, then single bytes, then the rest."""
     half = len(whole) // 2
     yield whole[:half]
     yield from (whole[at : at + 1] for at in range(half, min(len(whole), half + 100)))

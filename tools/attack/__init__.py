@@ -1,1 +1,1 @@
-"""`make attack`: random attacks on a front end, and what they do to a client that behaves."""
+"""`make attack`: random attacks on a front end, measured by a client that behaves."""

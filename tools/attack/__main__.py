@@ -1,4 +1,4 @@
-"""`make attack`: random attacks, two at a time, beside a victim's streams and requests, for SECONDS.
+"""`make attack`: random attacks, two at a time, during a victim's streams and requests, for SECONDS.
 
 A seed and a number make a trial: a server (HTTP or TLS, tenants or no keys) and two attacks of the grammar
 (benchmarks/serving/attack_grammar.py) on kinds of work (benchmarks/serving/attack_kinds.py). The victim reads
@@ -6,7 +6,7 @@ streams, and requests a token and /health on new connections: first undisturbed,
 same server.
 
 A trial that breaks a bar (tools/attack/trial.py) is repeated on a new server. If it breaks a bar again, smaller
-attacks are tried. The smallest one that breaks the bar is kept in build/attack as JSON, for --replay.
+attacks are tried. The smallest attack that breaks the bar is kept in build/attack as JSON, for --replay.
 """
 
 import json
@@ -45,7 +45,7 @@ class Field:
         self._site: Site | None = None
 
     def site(self, kind: SiteKind, *, new: bool = False) -> Site:
-        """A server of a kind: the one that runs, or a new one."""
+        """A server of a kind: the running server if it fits, or a new server."""
         if self._site is None or new or self._site.kind != kind or not self._site.alive():
             self.leave()
             self._site = self._site_closing.enter_context(site_of(kind, self._certificate))
@@ -68,7 +68,7 @@ def drawn(seed: int, number: int) -> tuple[SiteKind, Plan]:
 
 
 def attempt(field: Field, kind: SiteKind, plan: Plan, *, new: bool = False) -> Trial:
-    """A trial on a server that rests; one that never rests again is a finding, too."""
+    """A trial on an idle server. A server that does not become idle again is a finding, too."""
     site = field.site(kind, new=new)
     trial = run_trial(site, field.actors, plan)
     if not site.rest():
@@ -145,7 +145,7 @@ def say(kind: SiteKind, plan: Plan, trial: Trial) -> str:
 
 
 def known(field: Field, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The attacks that were found once (tools/attack/known.py), or some of them; those that break the bar."""
+    """Attacks of tools/attack/known.py; returns the findings."""
     findings = []
     for name, (kind, attacks) in KNOWN.items():
         if names == ("all",) or name in names:
@@ -169,7 +169,7 @@ def replay(field: Field, paths: list[str]) -> int:
 
 
 def hunt(run: Run, field: Field) -> dict[str, Any]:
-    """Trials until the time is over; what was found."""
+    """Trials until the time is over; returns counts and findings."""
     options, began, number = run.options, time.monotonic(), run.options.first
     counts: Counter[str] = Counter()
     findings, seen = [], Counter[str]()

@@ -33,7 +33,7 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class SiteKind:
-    """What a server is started with."""
+    """The options of a server."""
 
     tls: bool
     tenants: bool
@@ -58,7 +58,7 @@ class Site:
         return Memory(self.worker)
 
     def get(self, path: str) -> str:
-        """The body of an answer. Raises OSError without one in time."""
+        """The body of an answer. Raises OSError after ANSWER_S."""
         context = self.goal.context()
         where, timeout = ("127.0.0.1", self.goal.port), ANSWER_S
         if context:

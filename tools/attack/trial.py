@@ -18,7 +18,7 @@ from benchmarks.serving.attack_kinds import KINDS
 
 MOST_TIMES, STRANGER_TIMES = 3.0, 2.0  # the P99 gap to the quiet one
 LEAST_GAP_S = 0.1  # a P99 below this is no finding, whatever the quiet one was: a busy machine has such gaps, too
-BURST_GAP_S, LONGEST_GAP_S = 0.1, 1.0  # the longest gap, beside clients that all come once, and beside others
+BURST_GAP_S, LONGEST_GAP_S = 0.1, 1.0  # the longest gap: with clients that connect only once, and with other clients
 ASKED_S = 1.0  # P99 of a new request, and of /health
 REFUSED = 0.02  # share of the victim's requests that may be refused
 LEAD_S, TRAIL_S, LOOK_S = 1.0, 1.0, 0.1
@@ -28,7 +28,7 @@ TIMED = {"gap", "longest gap", "answer", "health", "refused"}  # findings that a
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do to a server. seconds: of each while. seed: of the attackers' values."""
+    """The attacks of a trial, and the seconds of its two parts. seed: of the attackers' values."""
 
     attacks: tuple[Attack, ...]
     seed: str
@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass
 class Trial:
-    """What came out. broken: bar by what was seen."""
+    """The outcome. broken: a sentence for each bar that was broken."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, 
 
 
 def fills_the_slots(attack: Attack) -> bool:
-    """Whether the victim's own tenant takes all slots, so that its new requests wait for what it asked for itself."""
+    """Whether the victim's own tenant may take all slots: its new requests then wait for its own earlier ones."""
     return attack.who == NEIGHBOUR and KINDS[attack.work].resource == "engine"
 
 

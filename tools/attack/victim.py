@@ -19,7 +19,7 @@ ANSWER, HEALTH = "answer", "health"
 
 @dataclass
 class Diary:
-    """What the victim saw. gaps: (end, seconds) between two arrivals on a stream, the last one up to the end of the watch.
+    """The victim's measurements. gaps: (end, seconds) between two arrivals on a stream, the last one up to the end of the watch.
     asked: of each kind (end, seconds, status), status 0 for no answer. broken: why streams ended. Times of time.monotonic()."""
 
     gaps: list[tuple[float, float]] = field(default_factory=list)
