@@ -26,10 +26,10 @@ from blinkpy.queues import words as W
 from blinkpy.queues.header import EngineFacts
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
 from blinkpy.queues.views import EngineViews
+from blinkpy.scheduler.policy_vetting import vetted_policy
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.transport_kinds import chosen_end
 from blinkpy.transport.verbs import RdmaOptions
-from blinkpy.verify.policy_check.guard import vetted_policy
 
 logger = logging.getLogger("blinkpy.engine")
 SHORT_FACTORS = "the context is that of the short rope factors, %d tokens; --max-model-len takes up to %d, with the long ones"

@@ -8,13 +8,13 @@ from blinkpy.config import Config
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
 from blinkpy.queues.layout import QueueSizes
+from blinkpy.recording.dump_file import save_crash
+from blinkpy.recording.recording_layout import RecordingError
+from blinkpy.recording.recording_memory import RecordingMemory
+from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.policies import Policy
+from blinkpy.scheduler.policy_vetting import policy_facts
 from blinkpy.sources import SCHEDULER, source_digest
-from blinkpy.verify.recording.dump_file import save_crash
-from blinkpy.verify.recording.recorded_policy import policy_facts
-from blinkpy.verify.recording.recording_links import RecordingError
-from blinkpy.verify.recording.recording_memory import RecordingMemory
-from blinkpy.verify.recording.recording_reader import RecordingReader
 
 logger = logging.getLogger("blinkpy.engine")
 

@@ -15,7 +15,6 @@ from blinkpy.scheduler.policy_fault import (
     FAULT_SHIFT,
     KIND_BITS,
     MOST_ROUNDS,
-    NO_INTEGER,
     OVERFLOW,
     ROUNDS_MASK,
     WORST_RANK,
@@ -24,7 +23,6 @@ from blinkpy.scheduler.policy_fault import (
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 HALF = 1 << 31  # products of smaller numbers fit
-FLOAT_LIMIT = 2.0**63
 
 
 @device
@@ -103,15 +101,6 @@ def modulo(a, b, faults, at, place):
 
 
 @device
-def divide(a, b, faults, at, place):
-    """a / b of floats."""
-    if b == 0.0:
-        set_fault(faults, at, place, ZERO_DIVISION)
-        return 0.0
-    return a / b
-
-
-@device
 def power(a, b, faults, at, place):
     """a ** b."""
     if b < 0:
@@ -160,25 +149,6 @@ def negate(a, faults, at, place):
 def magnitude(a, faults, at, place):
     """abs(a)."""
     return a if a >= 0 else subtract(0, a, faults, at, place)
-
-
-@device
-def to_integer(x, faults, at, place):
-    """int(x) of a float, rounded towards 0."""
-    if not -FLOAT_LIMIT <= x < FLOAT_LIMIT:  # nor is it NaN
-        set_fault(faults, at, place, NO_INTEGER)
-        return 0
-    return int(x)
-
-
-@device
-def floor_to_integer(x, faults, at, place):
-    """math.floor(x) of a float."""
-    if not -FLOAT_LIMIT <= x < FLOAT_LIMIT:
-        set_fault(faults, at, place, NO_INTEGER)
-        return 0
-    whole = int(x)
-    return whole - 1 if x < whole else whole
 
 
 @device

@@ -41,6 +41,7 @@ class RequestFields(NamedTuple):
 
 
 Policy = Callable[[RequestFields], int]
+MOST_BYTES = 1 << 20  # of a policy's file
 
 SHORT_PROMPT_US = 50
 """About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
@@ -101,39 +102,64 @@ def guarded_policy(policy: Policy) -> GuardedPolicy:
     return write_guarded(policy, RequestFields._fields)
 
 
-def load_policy(name: str) -> Policy:
+def load_policy(name: str, source: bytes | None = None) -> Policy:
     """The shipped policy of that name, or FUNCTION of FILE.py for "FILE.py:FUNCTION".
 
-    Raises ConfigError when there is no such file or function, or it is not a function of one request to an integer
-    in the language of policies; the message names the file and the line.
+    source: text of the file, as policy_source gave it; None: it is read now. Raises ConfigError when there is no such file or
+    function, or it is not a function of one request to an integer in the language of policies; the message names the file and
+    the line.
     """
-    function = read_policy(name)
+    function = read_policy(name, source)
     if name not in SHIPPED:
         _check_language(function, f"policy {name}")
     return function
 
 
-def read_policy(name: str) -> Policy:
+def policy_source(name: str) -> bytes:
+    """The text of a policy's file; empty for a shipped one. Raises ConfigError for other names, and for a file that can't be
+    read."""
+    if name in SHIPPED:
+        return b""
+    file, separator, _ = name.rpartition(":")
+    if not separator or not file.endswith(".py"):
+        raise ConfigError(f"policy must be {', '.join(SHIPPED)} or FILE.py:FUNCTION, not {name!r}")
+    try:
+        with open(file, "rb") as opened:
+            source = opened.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"policy file {file} does not exist") from error
+    except OSError as error:
+        raise ConfigError(f"can't read policy file {file}: {error.strerror}") from error
+    if len(source) > MOST_BYTES:
+        raise ConfigError(f"policy file {file} has more than {MOST_BYTES} bytes")
+    return source
+
+
+def kept_source(policy: Policy) -> bytes:
+    """The text of a user's policy file as it was loaded, whatever became of the file since."""
+    loader = policy.__globals__["__loader__"]
+    assert isinstance(loader, _KeptSource)
+    return loader.source
+
+
+def read_policy(name: str, source: bytes | None = None) -> Policy:
     """The function of load_policy, before anybody tries to compile it. Runs the file's code, so it may raise, or never end."""
     if name in SHIPPED:
         return SHIPPED[name]
-    file, separator, function_name = name.rpartition(":")
-    if not separator or not file.endswith(".py"):
-        raise ConfigError(f"policy must be {', '.join(SHIPPED)} or FILE.py:FUNCTION, not {name!r}")
-    function = _load_function(Path(file), function_name)
+    if source is None:
+        source = policy_source(name)
+    file, _, function_name = name.rpartition(":")
+    function = _load_function(Path(file), function_name, source)
     _check_arguments(function, f"policy {name}")
     return function
 
 
-def _load_function(path: Path, name: str) -> Policy:
-    if not path.is_file():
-        raise ConfigError(f"policy file {path} does not exist")
+def _load_function(path: Path, name: str, source: bytes) -> Policy:
     spec = importlib.util.spec_from_file_location(f"blinkpy_policy_{path.stem}", path)
     assert spec is not None and isinstance(spec.loader, InspectLoader)  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
-        # Not by the loader, which may take kept byte code for a file that was changed within a second.
-        source = path.read_bytes()
+        # Not by the loader, which reads the file again, or takes kept byte code for one that was changed within a second.
         vars(module)["__loader__"] = _KeptSource(source)
         exec(spec.loader.source_to_code(source, str(path)), vars(module))
     except SyntaxError as error:
@@ -156,7 +182,7 @@ class _KeptSource:
     """What a module was made of, whatever becomes of the file."""
 
     def __init__(self, source: bytes):
-        self._text = decode_source(source)
+        self.source, self._text = source, decode_source(source)
 
     def get_source(self, name: str) -> str:
         """The text, as of importlib.abc.InspectLoader."""

@@ -16,11 +16,10 @@ MOST_ROUNDS = 1 << 16
 WORST_RANK = (1 << 63) - 2
 """The rank of a request whose policy faulted, and the greatest rank: only stalled requests go before it when pages run out."""
 
-ZERO_DIVISION, OVERFLOW, NO_INTEGER, BAD_INDEX, BAD_SHIFT, BAD_STEP, ENDLESS, BAD_RANK = range(1, 9)
+ZERO_DIVISION, OVERFLOW, BAD_INDEX, BAD_SHIFT, BAD_STEP, ENDLESS, BAD_RANK = range(1, 8)
 FAULT_TEXTS = {
     ZERO_DIVISION: "division by zero",
     OVERFLOW: "the result needs more than 64 bits",
-    NO_INTEGER: "a float that no 64-bit integer is near to",
     BAD_INDEX: "index out of range",
     BAD_SHIFT: "a shift by a negative number, or a power with a negative exponent",
     BAD_STEP: "a range with step 0, or that spans more than 64 bits",

@@ -4,10 +4,12 @@
 operators and a bound on its loops. What it has no words for it refuses, with the line. Each variable and function has one kind
 of value:
 
-    integer   64 bits; what needs more is a fault
-    float     64 bits; infinity and NaN are values
+    integer   64 bits; what needs more is a fault. There are no floats: ranks that should differ must not come out equal
     truth     of a comparison; 0 or 1 where an integer is wanted
     request   the argument of rank; it may be handed on, and its fields are integers
+
+The same pass bounds each value, as far as its form shows the bounds, and warns of divisors that may be 0 and of values of the
+module that can change: compiled code keeps those of the engine's start.
 """
 
 import ast
@@ -29,11 +31,11 @@ from blinkpy.scheduler import guarded_arithmetic as G
 from blinkpy.scheduler.policy_fault import Place
 from blinkpy.scheduler.policy_key import LIBRARIES
 
-Kind = Literal["integer", "float", "truth", "request"]
+Kind = Literal["integer", "truth", "request"]
 OWN = "_blinkpy_"  # begins the names that a policy must not use
 GUARDS = [ast.Name(f"{OWN}faults", ast.Load()), ast.Name(f"{OWN}at", ast.Load())]
-ZERO: dict[Kind, Any] = {"integer": 0, "float": 0.0, "truth": False}
-A_KIND = {"integer": "an integer", "float": "a float", "truth": "a truth value", "request": "the request"}
+ZERO: dict[Kind, Any] = {"integer": 0, "truth": False}
+A_KIND = {"integer": "an integer", "truth": "a truth value", "request": "the request"}
 
 INTEGER_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: G.add,
@@ -46,15 +48,19 @@ INTEGER_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.RShift: G.shift_right,
 }
 BIT_OPERATORS = (ast.BitAnd, ast.BitOr, ast.BitXor)
-FLOAT_OPERATORS = (ast.Add, ast.Sub, ast.Mult)
+DIVISIONS = (ast.FloorDiv, ast.Mod)
 COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 TO_INTEGER: tuple[Any, ...] = (int, np.int64, types.int64)
-TO_FLOAT: tuple[Any, ...] = (float, np.float64, types.float64)
+FLOATING: tuple[Any, ...] = (float, np.float64, types.float64)
 CHOICES: tuple[tuple[tuple[Any, ...], Callable[..., Any]], ...] = (
     ((min, np.minimum), G.smaller),
     ((max, np.maximum), G.larger),
 )
-CALLABLE = "min, max, abs, int, float, bool, len, math.floor, and functions of your own"
+CALLABLE = "min, max, abs, int, bool, len, and functions of your own"
+MUTABLE = (list, dict, set, bytearray, np.ndarray)
+LEAST: dict[str, float] = {"prompt_length": 1, "max_tokens": 1, "priority": -math.inf}
+"""The least value of a request's field; 0 for the others."""
+SCALED = "a policy computes with integers: scale it, as in `x * 3 // 2` for `x * 1.5`, and write `//` for `/`"
 
 STATELESS = "(a policy keeps no state: the same request must always get the same rank)"
 NOT_IN_A_POLICY: dict[str, tuple[type[ast.AST], ...]] = {
@@ -79,6 +85,10 @@ NOT_IN_A_POLICY: dict[str, tuple[type[ast.AST], ...]] = {
 }
 
 
+KEPT = "the compiled rank keeps the value of the engine's start"
+LAST = "such a request would be served last"
+
+
 class PolicyError(Exception):
     """The language lacks something that a policy uses. place: where."""
 
@@ -90,11 +100,12 @@ class PolicyError(Exception):
 class GuardedPolicy(NamedTuple):
     """A policy that can't end an engine.
 
-    function: (request, faults, at) -> integer, see guarded_arithmetic; a device function. places: of its faults.
+    function: (request, faults, at) -> integer, see guarded_arithmetic; a device function.
     """
 
     function: Callable[..., int]
-    places: tuple[Place, ...]
+    places: tuple[Place, ...]  # of its faults
+    warnings: tuple[tuple[Place, str], ...]  # what it may not mean
 
 
 class Value(NamedTuple):
@@ -102,6 +113,8 @@ class Value(NamedTuple):
 
     node: ast.expr
     kind: Kind
+    low: float = -math.inf  # bounds, as far as its form shows them
+    high: float = math.inf
 
 
 def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolicy:
@@ -116,7 +129,7 @@ def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolic
         module = ast.fix_missing_locations(ast.Module([definition], []))
         exec(compile(module, file, "exec"), program.names)
         program.names[definition.name] = device(program.names[definition.name])
-    return GuardedPolicy(program.names[name], tuple(program.places))
+    return GuardedPolicy(program.names[name], tuple(program.places), tuple(program.warnings))
 
 
 class Program:
@@ -125,6 +138,7 @@ class Program:
     def __init__(self, fields: tuple[str, ...]):
         self.fields = fields
         self.places: list[Place] = []
+        self.warnings: dict[tuple[Place, str], None] = {}  # in order, once each
         self.names: dict[str, Any] = {"__name__": f"{OWN}policy"}
         self.definitions: list[tuple[ast.FunctionDef, str]] = []
         self._written: dict[tuple[Any, ...], tuple[str, Kind] | None] = {}
@@ -147,15 +161,14 @@ class Program:
             raise PolicyError(f"{function.__name__} calls itself; use a loop", caller)
         return written
 
-    def array(self, value: Any) -> tuple[str, Kind, int]:
-        """A row of numbers, kept for the written code: name, kind of its elements, length. Raises ValueError for others."""
+    def array(self, value: Any) -> tuple[str, int]:
+        """A row of integers, kept for the written code: its name and length. Raises ValueError for others."""
         array = np.asarray(value)
-        if array.ndim != 1 or not len(array) or not np.can_cast(array.dtype, np.float64) or array.dtype == np.uint64:
+        if array.ndim != 1 or not len(array) or not np.can_cast(array.dtype, np.int64):
             raise ValueError
-        kind: Kind = "float" if array.dtype.kind == "f" else "integer"
         name = f"{OWN}array_{len(self.names)}"
-        self.names[name] = array.astype(np.float64 if kind == "float" else np.int64)
-        return name, kind, len(array)
+        self.names[name] = array.astype(np.int64)
+        return name, len(array)
 
 
 class FunctionWriter:
@@ -173,6 +186,9 @@ class FunctionWriter:
         self.local = set(function.__code__.co_varnames)
         self._breaks: list[list[set[str]]] = []  # for each open loop, what has a value at its breaks
         self._temporaries = 0
+        stores = [each.id for each in ast.walk(source) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+        self._once = {name for name in stores if stores.count(name) == 1} - set(self.parameters)
+        self._bounds: dict[str, tuple[float, float]] = {}  # of names that have one value alone
 
     def write(self, name: str) -> ast.FunctionDef:
         """The function, with two more arguments: the words of faults, and the request's place there."""
@@ -205,6 +221,12 @@ class FunctionWriter:
 
     def error(self, text: str, node: ast.AST) -> PolicyError:
         return PolicyError(text, Place(self.file, getattr(node, "lineno", self.source.lineno)))
+
+    def warn(self, text: str, node: ast.AST) -> None:
+        self.program.warnings[Place(self.file, getattr(node, "lineno", self.source.lineno)), text] = None
+
+    def floating(self, node: ast.AST) -> PolicyError:
+        return self.error(f"{self.source.name} uses a float; {SCALED}", node)
 
     def unsupported(self, node: ast.expr | ast.stmt) -> PolicyError:
         """An error that names what a node is, in the user's words."""
@@ -272,6 +294,8 @@ class FunctionWriter:
         if value.kind == "request":
             raise self.error("the request can't be assigned; use its fields", node)
         kind = self.kinds.setdefault(name, value.kind)
+        if name in self._once:
+            self._bounds[name] = value.low, value.high
         return self._assign(name, Value(self.converted(value, kind, f"{name} holds", node), kind))
 
     def _assign(self, name: str, value: Value) -> ast.stmt:
@@ -361,7 +385,8 @@ class FunctionWriter:
             case ast.IfExp(test=test, body=body, orelse=other):
                 condition = self.condition(test, known)
                 first, second = self.of_one_kind([self.expression(body, known), self.expression(other, known)], node)
-                return Value(ast.IfExp(condition, first.node, second.node), first.kind)
+                bounds = min(first.low, second.low), max(first.high, second.high)
+                return Value(ast.IfExp(condition, first.node, second.node), first.kind, *bounds)
             case ast.Subscript(value=table, slice=index):
                 return self.subscript(node, table, self.expression(index, known), known)
             case ast.Call():
@@ -371,7 +396,7 @@ class FunctionWriter:
     def local_name(self, name: str, node: ast.AST, known: set[str]) -> Value:
         if name not in known:
             raise self.error(f"{name} may be read before it has a value", node)
-        return Value(ast.Name(name, ast.Load()), self.kinds[name])
+        return Value(ast.Name(name, ast.Load()), self.kinds[name], *self._bounds.get(name, ()))
 
     def value_of(self, node: ast.expr, known: set[str]) -> Any:
         """What a constant, a global name or an attribute of a module is; PolicyError for anything else."""
@@ -381,6 +406,8 @@ class FunctionWriter:
             case ast.Name(id=name) if name not in self.local:
                 for names in (self.cells, self.function.__globals__, vars(builtins)):
                     if name in names:
+                        if isinstance(names[name], MUTABLE):
+                            self.warn(f"{self.source.name} reads {name}, which can change; {KEPT}", node)
                         return names[name]
                 raise self.error(f"{name} is not defined", node)
             case ast.Attribute(value=module, attr=name):
@@ -392,13 +419,13 @@ class FunctionWriter:
     def constant(self, value: Any, node: ast.AST) -> Value:
         match value:
             case bool() | np.bool_():
-                return Value(ast.Constant(bool(value)), "truth")
+                return Value(ast.Constant(bool(value)), "truth", 0, 1)
             case int() | np.integer():
                 if not G.LOWEST <= value <= G.HIGHEST:
                     raise self.error(f"{value} needs more than 64 bits", node)
-                return Value(ast.Constant(int(value)), "integer")
+                return Value(ast.Constant(int(value)), "integer", int(value), int(value))
             case float() | np.floating():
-                return Value(ast.Constant(float(value)), "float")
+                raise self.floating(node)
         text = ast.unparse(node)
         what = "a string" if isinstance(value, str) else "None" if value is None else f"`{text}`, a {type(value).__name__}"
         raise self.error(f"{self.source.name} uses {what}; device code has numbers alone", node)
@@ -409,30 +436,28 @@ class FunctionWriter:
             near = get_close_matches(field, fields, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise self.error(f"a request has no {field}; {hint}it has {', '.join(fields)}", node)
-        return Value(ast.Attribute(ast.Name(request, ast.Load()), field, ast.Load()), "integer")
+        return Value(ast.Attribute(ast.Name(request, ast.Load()), field, ast.Load()), "integer", LEAST.get(field, 0))
 
     def signed(self, node: ast.AST, op: ast.unaryop, value: Value) -> Value:
-        if value.kind == "float" and not isinstance(op, ast.Invert):
-            return Value(ast.UnaryOp(op, value.node), "float")
         operand = self.integer(value, node)
         if isinstance(op, ast.USub):
             folded = isinstance(operand, ast.Constant)
-            return Value(ast.Constant(-operand.value) if folded else self.guarded(G.negate, [operand], node), "integer")  # type: ignore[attr-defined]
+            negated = ast.Constant(-operand.value) if folded else self.guarded(G.negate, [operand], node)  # type: ignore[attr-defined]
+            return Value(negated, "integer", -value.high, -value.low)
         return Value(ast.UnaryOp(op, operand), "integer")
 
     def combined(self, node: ast.expr | ast.stmt, op: ast.operator, left: Value, right: Value) -> Value:
         if isinstance(op, ast.Div):
-            return Value(self.guarded(G.divide, [self.float(left, node), self.float(right, node)], node), "float")
-        if "float" in (left.kind, right.kind):
-            if not isinstance(op, FLOAT_OPERATORS):
-                raise self.error("floats have + - * and / alone here; write int(...) around one, or use integers", node)
-            return Value(ast.BinOp(self.float(left, node), op, self.float(right, node)), "float")
+            raise self.floating(node)
         a, b = self.integer(left, node), self.integer(right, node)
         if isinstance(op, BIT_OPERATORS):
             return Value(ast.BinOp(a, op, b), "integer")
         if type(op) not in INTEGER_OPERATORS:
             raise self.unsupported(node)
-        return Value(self.guarded(INTEGER_OPERATORS[type(op)], [a, b], node), "integer")
+        if isinstance(op, DIVISIONS) and right.low <= 0 <= right.high:
+            divisor = ast.unparse(node.right if isinstance(node, ast.BinOp) else node.value)  # type: ignore[union-attr]
+            self.warn(f"{self.source.name} divides by {divisor}, which may be 0; {LAST}", node)
+        return Value(self.guarded(INTEGER_OPERATORS[type(op)], [a, b], node), "integer", *_bounds(op, left, right))
 
     def comparison(self, node: ast.Compare, known: set[str]) -> Value:
         """A chain is written as pairs, so what stands between two comparisons is computed twice."""
@@ -457,18 +482,17 @@ class FunctionWriter:
         return Value(found if isinstance(op, ast.In) else ast.UnaryOp(ast.Not(), found), "truth")
 
     def compared(self, node: ast.AST, op: ast.cmpop, left: Value, right: Value) -> ast.expr:
-        as_one = self.float if "float" in (left.kind, right.kind) else self.integer
-        return ast.Compare(as_one(left, node), [op], [as_one(right, node)])
+        return ast.Compare(self.integer(left, node), [op], [self.integer(right, node)])
 
     def subscript(self, node: ast.AST, table: ast.expr, index: Value, known: set[str]) -> Value:
         try:
-            name, kind, length = self.program.array(self.value_of(table, known))
+            name, length = self.program.array(self.value_of(table, known))
         except (ValueError, TypeError) as error:
-            text = f"{ast.unparse(table)} is not a row of numbers: a tuple or array of the module, in one dimension"
+            text = f"{ast.unparse(table)} is not a row of integers: a tuple or array of the module, in one dimension"
             raise self.error(text, node) from error
         where = self.guarded(G.element, [self.integer(index, node), ast.Constant(length)], node)
         read = ast.Subscript(ast.Name(name, ast.Load()), where, ast.Load())
-        return Value(ast.Call(self.own(float if kind == "float" else int), [read], []), kind)
+        return Value(ast.Call(self.own(int), [read], []), "integer")
 
     def call(self, node: ast.Call, known: set[str]) -> Value:
         function = self.value_of(node.func, known)
@@ -477,17 +501,19 @@ class FunctionWriter:
             return self.own_call(node, own, known)
         if function is len and len(node.args) == 1 and not node.keywords:
             try:
-                return Value(ast.Constant(self.program.array(self.value_of(node.args[0], known))[2]), "integer")
+                return Value(ast.Constant(self.program.array(self.value_of(node.args[0], known))[1]), "integer")
             except (ValueError, TypeError) as error:
                 raise self.unsupported(node) from error
         values = [] if node.keywords else [self.expression(argument, known) for argument in node.args]
         for choices, guard in CHOICES:
             if any(function is each for each in choices) and len(values) >= 2:
-                values = self.of_one_kind(values, node, mixed=True)
+                values = self.of_one_kind(values, node)
                 chosen = values[0].node
                 for value in values[1:]:
                     chosen = ast.Call(self.own(guard), [chosen, value.node], [])
-                return Value(chosen, values[0].kind)
+                take = max if guard is G.larger else min
+                bounds = take(value.low for value in values), take(value.high for value in values)
+                return Value(chosen, values[0].kind, *bounds)
         if len(values) == 1:
             converted = self.conversion(function, values[0], node)
             if converted is not None:
@@ -496,19 +522,14 @@ class FunctionWriter:
 
     def conversion(self, function: Any, value: Value, node: ast.AST) -> Value | None:
         """A call with one argument, of a function that the language knows."""
-        if any(function is each for each in TO_FLOAT):
-            return Value(self.float(value, node), "float")
+        if any(function is each for each in FLOATING):
+            raise self.floating(node)
         if function is bool:
             return Value(ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), value.node)), "truth")
-        if any(function is each for each in TO_INTEGER) or function is math.floor:
-            if value.kind != "float":
-                return Value(self.integer(value, node), "integer")
-            guard = G.floor_to_integer if function is math.floor else G.to_integer
-            return Value(self.guarded(guard, [value.node], node), "integer")
+        if any(function is each for each in TO_INTEGER):
+            return Value(self.integer(value, node), "integer", value.low, value.high)
         if function is abs:
-            if value.kind == "float":
-                return Value(ast.Call(self.own(abs), [value.node], []), "float")
-            return Value(self.guarded(G.magnitude, [self.integer(value, node)], node), "integer")
+            return Value(self.guarded(G.magnitude, [self.integer(value, node)], node), "integer", 0)
         return None
 
     def own_call(self, node: ast.Call, function: FunctionType, known: set[str]) -> Value:
@@ -534,14 +555,11 @@ class FunctionWriter:
             raise self.error("the request is no condition; use its fields", node)
         return value.node
 
-    def of_one_kind(self, values: list[Value], node: ast.AST, mixed: bool = False) -> list[Value]:
-        """Values of which one is taken: floats where one is a float, if they may be mixed; else integers, or truth values."""
-        kinds = {value.kind for value in values}
-        if "float" in kinds and (mixed or kinds == {"float"}):
-            return [Value(self.float(value, node), "float") for value in values]
-        if "float" in kinds:
-            raise self.error("a float in one case and an integer in another: write float(...) around the integer", node)
-        return values if kinds == {"truth"} else [Value(self.integer(value, node), "integer") for value in values]
+    def of_one_kind(self, values: list[Value], node: ast.AST) -> list[Value]:
+        """Values of which one is taken: integers, or truth values."""
+        if {value.kind for value in values} == {"truth"}:
+            return values
+        return [value._replace(node=self.integer(value, node), kind="integer") for value in values]
 
     def converted(self, value: Value, kind: Kind, what: str, node: ast.AST) -> ast.expr:
         """A value as another one of its kind or, if a truth value, an integer."""
@@ -557,12 +575,7 @@ class FunctionWriter:
                 return value.node
             case "truth":
                 return ast.IfExp(value.node, ast.Constant(1), ast.Constant(0))
-        raise self.error(f"{A_KIND[value.kind]} where an integer is needed{': write int(...)' * (value.kind == 'float')}", node)
-
-    def float(self, value: Value, node: ast.AST) -> ast.expr:
-        if value.kind == "float":
-            return value.node
-        return ast.Call(self.own(float), [self.integer(value, node)], [])
+        raise self.error(f"{A_KIND[value.kind]} where an integer is needed", node)
 
     # ---- names of the written code ------------------------------------------------------------------------------------------
 
@@ -577,6 +590,22 @@ class FunctionWriter:
         if place not in places:
             places.append(place)
         return ast.Call(self.own(function), [*arguments, *GUARDS, ast.Constant(places.index(place))], [])
+
+
+def _bounds(op: ast.operator, left: Value, right: Value) -> tuple[float, float]:
+    """Of left op right, integers, where they follow from those of both."""
+    if isinstance(op, ast.Add):
+        return left.low + right.low, left.high + right.high
+    if min(left.low, right.low) < 0:
+        return -math.inf, math.inf
+    match op:
+        case ast.Mult():
+            return left.low * right.low, math.inf
+        case ast.LShift():
+            return left.low, math.inf
+        case ast.FloorDiv() | ast.RShift() | ast.Mod():
+            return 0, math.inf
+    return -math.inf, math.inf
 
 
 def _both(first: set[str] | None, second: set[str] | None) -> set[str] | None:

@@ -17,12 +17,12 @@ from blinkpy.dpu.engine_starts import EngineStarts
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import BeatWatch, Child, ChildError, pause_before_start
 from blinkpy.progress import ProgressCallback
+from blinkpy.recording.dump_file import save_crash
+from blinkpy.recording.recording_layout import RecordingError, remove_dead_links
+from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.transport.engine_life import EngineLife
 from blinkpy.transport.segment import unlink_stale
-from blinkpy.verify.recording.dump_file import save_crash
-from blinkpy.verify.recording.recording_links import RecordingError, remove_dead_links
-from blinkpy.verify.recording.recording_reader import RecordingReader
 
 PAUSES_S = (0.5, 60.0)  # the first, and the longest
 FAULT_EXIT_S = 30.0  # from a fault to the end of the process: it saves its recording, and frees what it has

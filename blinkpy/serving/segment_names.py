@@ -4,8 +4,8 @@ import contextlib
 import os
 import secrets
 
+from blinkpy.recording.recording_layout import remove_dead_links
 from blinkpy.transport.segment import FOLDER, unlink_stale
-from blinkpy.verify.recording.recording_links import remove_dead_links
 
 SERVE_PREFIX = "serve-"  # of the names of segments that nobody chose
 

@@ -23,9 +23,9 @@ from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_PROGRESS, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
+from blinkpy.recording.dump_file import read_dump
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import load_policy, short_prompts
-from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
 
 FAULTING = Path(__file__).parents[1] / "support" / "faulting_policy.py"

@@ -30,8 +30,8 @@ from blinkpy.models.weights.decoder_weights import load_weights
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
+from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.policies import short_prompts
-from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 
 PAGE, PAGES, TOKENS = 8, 160, 240

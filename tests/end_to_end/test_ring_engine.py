@@ -19,8 +19,8 @@ from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.llm import LLM
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
+from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.policies import short_prompts
-from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 
 SMALL = {"device": "cpu", "dtype": "float32", "window_cache": "ring", "check_integrity": "always", "page_size": 8}

@@ -20,9 +20,9 @@ from support.waiting import wait_for
 
 from benchmarks.serving.systems import SYSTEMS, alive, command_line, tree
 from blinkpy import cli
+from blinkpy.recording.dump_file import read_dump
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.serving.engine_process import OPENMP_SPINS
-from blinkpy.verify.recording.dump_file import read_dump
 from blinkpy.verify.replay.replayer import Replay
 
 

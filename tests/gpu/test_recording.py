@@ -12,9 +12,9 @@ from blinkpy.engine.engine import make_engine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE
 from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.verify.recording.dump_file import read_dump
-from blinkpy.verify.recording.recorded_policy import recorded_policy
-from blinkpy.verify.recording.recording_reader import RecordingReader
+from blinkpy.recording.dump_file import read_dump
+from blinkpy.recording.recording_reader import RecordingReader
+from blinkpy.scheduler.policy_vetting import recorded_policy
 from blinkpy.verify.replay.replayer import Replay
 
 

@@ -13,7 +13,7 @@ from support.recorded_cases import replay_all
 
 from blinkpy.engine.engine import make_engine
 from blinkpy.queues.words import COUNTER
-from blinkpy.verify.recording.recording_reader import RecordingReader
+from blinkpy.recording.recording_reader import RecordingReader
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "gemma3", "gpt-oss"])

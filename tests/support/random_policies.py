@@ -8,13 +8,11 @@ FIELDS = RequestFields._fields
 HEADER = """
 import numpy as np
 TABLE = (3, -1, 0, 1 << 40, 7)
-WEIGHTS = np.array([0.5, -2.0, 1e300])
+WEIGHTS = np.array([5, -2, 1 << 60])
 SCALE = 1 << 33
-SHARE = 0.25
 """
 HIGHEST, LOWEST = "((1 << 62) - 1 + (1 << 62))", "(-(1 << 62) * 2)"
 NUMBERS = (*("0", "1", "2", "-1", "-3", "7", "63", "1000") * 2, "SCALE", "(1 << 62)", HIGHEST, LOWEST)
-REALS = ("0.0", "0.5", "-1.5", "1e300", "3.0e18", "SHARE", "1e400")
 INTEGER_OPERATORS = (*("+", "-", "//", "%") * 3, "*", "*", "**", "<<", ">>", "&", "|", "^")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
@@ -24,17 +22,17 @@ class RandomPolicy:
 
     def __init__(self, seed: int, name: str = "rank"):
         self.draw, self.name = random.Random(seed), name
-        self.integers, self.floats = list[str](), list[str]()
+        self.integers = list[str]()
         self._names = 0
         self._depth = 0
 
     def source(self) -> str:
         """All of it."""
-        self.integers, self.floats = ["n"], ["x"]
+        self.integers = ["n", "x"]
         kind = self.draw.choice(("n // 3", "int(x)", "n"))
         statement = self.statements(1, "    ")
-        helper = f"def {self.name}_helper(n, x=1.5):\n{statement}    return {kind} + {self.integer(2)}\n\n"
-        self.integers, self.floats = [f"request.{field}" for field in FIELDS], []
+        helper = f"def {self.name}_helper(n, x=15):\n{statement}    return {kind} + {self.integer(2)}\n\n"
+        self.integers = [f"request.{field}" for field in FIELDS]
         body = self.statements(self.draw.randint(1, 4), "    ")
         return f"{helper}def {self.name}(request):\n{body}    return {self.integer(3)}\n\n"
 
@@ -45,9 +43,8 @@ class RandomPolicy:
         what = self.draw.randrange(8) if len(indent) < 12 else 0
         if what < 3:
             name, self._names = f"v{self._names}", self._names + 1
-            is_float = self.draw.random() < 0.25
-            text = f"{indent}{name} = {self.real(2) if is_float else self.integer(3)}\n"
-            (self.floats if is_float else self.integers).append(name)
+            text = f"{indent}{name} = {self.integer(3)}\n"
+            self.integers.append(name)
             return text
         if what == 3 and (names := [name for name in self.integers if name.startswith("v")]):
             return f"{indent}{self.draw.choice(names)} {self.draw.choice(INTEGER_OPERATORS)}= {self.integer(2)}\n"
@@ -62,12 +59,12 @@ class RandomPolicy:
 
     def inner(self, indent: str, name: str = "") -> str:
         """A block; what it assigns has no value behind it."""
-        before = self.integers[:], self.floats[:]
+        before = self.integers[:]
         self.integers += [name] if name else []
         text = self.statements(self.draw.randint(1, 2), indent + "    ")
         if self.draw.random() < 0.2:
             text += f"{indent}    return {self.integer(1)}\n"
-        self.integers, self.floats = before
+        self.integers = before
         return text
 
     def integer(self, depth: int) -> str:
@@ -88,19 +85,10 @@ class RandomPolicy:
         return form.format(self.integer(depth), self.truth(depth), self.integer(depth))
 
     def _special(self, depth: int) -> str:
-        forms = ["TABLE[{n} % 6]", "TABLE[{n}]", "int({x})", "len(TABLE)", "np.int64({n})"]
+        forms = ["TABLE[{n} % 6]", "TABLE[{n}]", "WEIGHTS[{n} % 3]", "int({x})", "len(TABLE)", "np.int64({n})"]
         if "request.pair" in self.integers:
             forms += [self.name + "_helper({n})", self.name + "_helper({n}, x={x})", self.name + "_helper(1, {x})"]
-        return self.draw.choice(forms).format(n=self.integer(depth), x=self.real(depth))
-
-    def real(self, depth: int) -> str:
-        draw = self.draw
-        if depth == 0 or draw.random() < 0.2:
-            return draw.choice((*self.floats, *REALS)) if draw.random() < 0.7 else f"float({self.integer(0)})"
-        forms = ("({x} + {y})", "({x} - {n})", "({x} * {y})", "({n} / {m})", "({x} / {y})", "min({x}, {n})", "-{x}", "abs({x})")
-        text = draw.choice((*forms, "WEIGHTS[{n} % 3]", "({x} if {t} else {y})"))
-        numbers = {"x": self.real(depth - 1), "y": self.real(depth - 1), "n": self.integer(depth - 1)}
-        return text.format(m=self.integer(depth - 1), t=self.truth(depth - 1), **numbers)
+        return self.draw.choice(forms).format(n=self.integer(depth), x=self.integer(depth))
 
     def truth(self, depth: int) -> str:
         draw = self.draw
@@ -113,7 +101,6 @@ class RandomPolicy:
                 f"({simple} and {self.truth(depth - 1)})",
                 f"({simple} or {self.truth(depth - 1)})",
                 f"(not {simple})",
-                f"({self.real(depth - 1)} {compared} {self.integer(depth - 1)})",
                 f"{draw.choice(self.integers)} in (1, {self.integer(0)}, -5)",
                 f"0 <= {draw.choice(self.integers)} < {self.integer(0)}",
             )

@@ -13,12 +13,12 @@ from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, FAST_PATH, FINISHING, TURNS
 from blinkpy.queues.header import read_header
 from blinkpy.queues.words import COMMAND_RUN
+from blinkpy.recording.recording_layout import NOT_COPIED
+from blinkpy.recording.recording_memory import RecordingMemory
+from blinkpy.recording.recording_reader import Capture, RecordingReader
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
-from blinkpy.verify.recording.recorded_policy import recorded_policy
-from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_memory import RecordingMemory
-from blinkpy.verify.recording.recording_reader import Capture, RecordingReader
+from blinkpy.scheduler.policy_vetting import recorded_policy
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.sim.simulation import Simulation
 from blinkpy.verify.sim.world import World, make_world, random_limits

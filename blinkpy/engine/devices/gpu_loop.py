@@ -21,9 +21,9 @@ from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
 from blinkpy.queues.views import EngineViews
+from blinkpy.recording.gpu_recording import GpuRecording
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
-from blinkpy.verify.recording.gpu_recording import GpuRecording
 
 WATCH_S = 0.05  # between two looks at the loop
 MakeStep = Callable[[Batch, Requests, Grammars], GpuStep]

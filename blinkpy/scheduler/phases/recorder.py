@@ -22,7 +22,7 @@ A turn that changed nothing but its own number leaves no record: an idle loop tu
 number shows how many there were.
 
 The ring's oldest records are overwritten, so a reader starts at a known position, such as that of a copy of the state
-(blinkpy/verify/recording/recording_memory.py). In another process it reads `progress`, which is written last, before the ring.
+(blinkpy/recording/recording_memory.py). In another process it reads `progress`, which is written last, before the ring.
 """
 
 from blinkpy.device.expect import expect

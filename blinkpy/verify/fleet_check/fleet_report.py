@@ -8,9 +8,9 @@ from typing import Any
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES, load_rule
 from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
+from blinkpy.scheduler.policy_vetting import vetted_policy
 from blinkpy.verify.fleet_check.fleet_comparison import FleetFigures, compare
 from blinkpy.verify.policy_check.check_options import CheckOptions
-from blinkpy.verify.policy_check.guard import vetted_policy
 from blinkpy.verify.policy_check.timed_server import ServerModel, StuckError
 
 POLICY = "short-prompts"  # where none is named

@@ -5,7 +5,6 @@ It relies on policy_language to have refused what is not in the language, and sh
 
 import ast
 import builtins
-import math
 import operator
 from collections.abc import Callable
 from types import FunctionType
@@ -26,7 +25,6 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Div: lambda a, b: float(a) / float(b),
     ast.BitAnd: lambda a, b: int(a) & int(b),
     ast.BitOr: lambda a, b: int(a) | int(b),
     ast.BitXor: lambda a, b: int(a) ^ int(b),
@@ -174,17 +172,15 @@ class _Call:
         raise ValueError(f"the language has no {type(node).__name__}")
 
     def fitting(self, node: Any, result: Any) -> Any:
-        if not isinstance(result, float) and result not in INT64:
+        if result not in INT64:
             raise self.fault(P.OVERFLOW, node)
         return result
 
     def binary(self, node: Any, op: ast.operator, a: Any, b: Any) -> Any:
         if isinstance(op, NEGATIVE_COUNT) and b < 0:
             raise self.fault(P.BAD_SHIFT, node)
-        if isinstance(op, ast.FloorDiv | ast.Mod | ast.Div) and b == 0:
+        if isinstance(op, ast.FloorDiv | ast.Mod) and b == 0:
             raise self.fault(P.ZERO_DIVISION, node)
-        if isinstance(a, float) != isinstance(b, float):
-            a, b = float(a), float(b)
         return self.fitting(node, BINARY[type(op)](a, b))
 
     def choice(self, until: bool, values: list[ast.expr]) -> Any:
@@ -199,18 +195,13 @@ class _Call:
         left = self.value(node.left)
         for op, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(op, ast.In | ast.NotIn):
-                found = any(self.one_compared(ast.Eq(), left, self.value(each)) for each in right.elts)  # type: ignore[attr-defined]
+                found = any(left == self.value(each) for each in right.elts)  # type: ignore[attr-defined]
                 return found == isinstance(op, ast.In)
             other = self.value(right)
-            if not self.one_compared(op, left, other):
+            if not COMPARE[type(op)](left, other):
                 return False
             left = other
         return True
-
-    def one_compared(self, op: ast.cmpop, a: Any, b: Any) -> bool:
-        if isinstance(a, float) != isinstance(b, float):
-            a, b = float(a), float(b)
-        return COMPARE[type(op)](a, b)
 
     def element(self, node: Any, table: list[Any], index: int) -> Any:
         if not -len(table) <= index < len(table):
@@ -227,13 +218,7 @@ class _Call:
             defaults: dict[str, Any] = dict(zip(reversed(names), reversed(own.__defaults__ or ()), strict=False))
             return _Call(own, (*values, *({**defaults, **named}[name] for name in names)), self.rounds).run()
         if function in (min, np.minimum, max, np.maximum):
-            mixed = any(isinstance(value, float) for value in values)
-            return (min if function in (min, np.minimum) else max)(map(float, values) if mixed else values)
-        if function in (int, math.floor, np.int64, types.int64):
-            value = math.floor(values[0]) if function is math.floor and math.isfinite(values[0]) else values[0]
-            if not (math.isfinite(value) and int(value) in INT64):
-                raise self.fault(P.NO_INTEGER, node)
-            return int(value)
-        if function in (float, np.float64, types.float64):
-            return float(values[0])
+            return (min if function in (min, np.minimum) else max)(values)
+        if function in (int, np.int64, types.int64):
+            return int(values[0])
         return self.fitting(node, function(values[0]))  # abs, bool, len

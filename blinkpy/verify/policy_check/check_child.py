@@ -1,104 +1,47 @@
-"""The part of a check that runs the user's code: a process of its own, with limits on its time.
+"""The process of `blinkpy check` that runs the user's code, with limits on its time: the trial, and what comes after it."""
 
-It writes one JSON object a line to its standard output: {"stage": name, "compute_s": n} before each stage, {"finding": [...]},
-{"outcome": {...}}, and {"done": true} at the end. What the policy prints goes nowhere.
-"""
-
-import contextlib
-import json
-import os
-import resource
-import signal
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from blinkpy.config import YIELD_STEPS, ConfigError
-from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy, read_policy
+from blinkpy.config import YIELD_STEPS
+from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy
+from blinkpy.scheduler.policy_trial import CALLS_S, Trial, call_again, run_trial, show, within
+from blinkpy.scheduler.policy_vetting import Finding, Level
 from blinkpy.verify.policy_check import policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
 from blinkpy.verify.policy_check.class_bounds import CLASSES, class_window, yield_outcome
-from blinkpy.verify.policy_check.findings import Finding, Level
-from blinkpy.verify.policy_check.policy_calls import RankMany, show
-from blinkpy.verify.policy_check.policy_source import read_source
-from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.verify.policy_check.policy_calls import RankMany
 from blinkpy.verify.policy_check.tenant_shares import tenant_shares
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 from blinkpy.verify.sim.runs import run
 
-SAMPLES = 1000
-LOAD_S, CALLS_S, COMPILE_S = 30, 60, 300  # of computing, for a stage
-IMPORT_S, CALL_S = 15.0, 5.0  # of computing, for the file with all that it imports, and for calls; then the line is told
-IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stretch that computes less than this share of so long waits for something, and ends, too
+COMPILE_S = 300  # CPU time of a stage that compiles
 MUCH_SERVICE = 1 << 40  # thousandths of a token
 PERCENTILES = (50, 90, 99, 100)
 
 
-class Failed(BaseException):
-    """The check ends here. args: its last findings. Not an Exception, so that a policy that hangs does not catch it."""
-
-
-class Child:
-    """One check. send: takes one message for the parent."""
+class Check(Trial):
+    """A trial with all that `blinkpy check` does after it."""
 
     def __init__(self, options: CheckOptions, send: Callable[[dict[str, Any]], None]):
-        self.options, self._send = options, send
-
-    def stage(self, name: str, compute_s: float) -> None:
-        """Begin a part of the check. When it has computed for compute_s the kernel ends this process, whatever it does then."""
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        with contextlib.suppress(ValueError):  # the user's own limit is lower
-            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + compute_s) + 1, hard))
-        self._send({"stage": name, "compute_s": compute_s})
-
-    def report(self, *findings: Finding) -> None:
-        for finding in findings:
-            self._send({"finding": finding})
-
-    def require(self, *findings: Finding) -> None:
-        """Report them; the check can't go on when one is an error."""
-        if any(finding.level == "error" for finding in findings):
-            raise Failed(*findings)
-        self.report(*findings)
-
-    def quick(self) -> tuple[list[RequestFields], list[int]]:
-        """Source, import and calls: all that `serve` looks at too. Returns requests and their ranks."""
-        name = self.options.policy
-        self.stage("source", LOAD_S)
-        file, _, function_name = name.rpartition(":")
-        if file.endswith(".py") and Path(file).is_file():
-            self.require(*read_source(Path(file), function_name))
-        self.stage("load", LOAD_S)
-        function = within(Path(file).absolute(), lambda: read_policy(name), IMPORT_S)
-        if name not in SHIPPED:
-            self.require(*policy_calls.check_language(function))
-        self.stage("calls", CALLS_S)
-        requests = sample_requests(SAMPLES, self.options.seed)
-        path = Path(function.__code__.co_filename)
-        ranks, findings = within(path, lambda: policy_calls.call_in_python(function, requests))
-        self.require(*findings)
-        self.require(*within(path, lambda: policy_calls.call_again(function, requests, ranks, "when asked again")))
-        if name not in SHIPPED:
-            self.require(*policy_calls.call_guarded(function, requests, ranks))
-            other, when = within(path, lambda: read_policy(name), IMPORT_S), "when the file is loaded again"
-            self.require(*within(path, lambda: policy_calls.call_again(other, requests, ranks, when)))
-        self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
-        return requests, ranks
+        super().__init__(options.policy, send, options.seed)
+        self.options = options
 
     def thorough(self) -> None:
         """Compile, search for requests that starve, and compare with the shipped policies."""
-        sampled, ranks = self.quick()
+        function, sampled, ranks = self.quick()
         options, name = self.options, self.options.policy
+        if name not in SHIPPED:
+            path, loaded = Path(function.__code__.co_filename), self.load()
+            self.require(*within(path, lambda: call_again(loaded, sampled, ranks, "when the file is loaded again")))
         self.stage("compile", COMPILE_S)
-        policy = load_policy(name)
+        policy = load_policy(name, self.source)
         self.require(policy_calls.compile_for_gpu(policy))
         rank_many = policy_calls.compile_ranks(policy)
         self.stage("compiled calls", CALLS_S)
@@ -213,53 +156,5 @@ def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
     return facts
 
 
-def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> Any:
-    """function(), ended by Failed when it computes for most_s, or waits for IDLE_S. On a busy machine it may take longer than
-    either. path: the policy's file."""
-    computed = time.process_time()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal computed
-        before, computed = computed, time.process_time()
-        waits = number == signal.SIGALRM
-        if waits and computed - before > LEAST_SHARE * IDLE_S:
-            return
-        while frame is not None and Path(frame.f_code.co_filename) != path:
-            frame = frame.f_back
-        text = f"no end, and hardly any computing for {IDLE_S:.0f} s" if waits else f"no end after {most_s:.0f} s of computing"
-        raise Failed(Finding("error", "calls", text, frame.f_lineno if frame is not None else 0))
-
-    timers = ((signal.ITIMER_PROF, signal.SIGPROF, most_s), (signal.ITIMER_REAL, signal.SIGALRM, IDLE_S))
-    before = [signal.signal(number, handle) for _, number, _ in timers]
-    for timer, _, seconds in timers:
-        signal.setitimer(timer, seconds, seconds)
-    try:
-        return function()
-    finally:
-        for (timer, number, _), handler in zip(timers, before, strict=True):
-            signal.setitimer(timer, 0)
-            signal.signal(number, handler)
-
-
-def main() -> None:
-    """The process: arguments are the options as JSON, and 'quick' or 'thorough'."""
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(nowhere, number)
-
-    def send(message: dict[str, Any]) -> None:
-        channel.write(json.dumps(message) + "\n")
-
-    child = Child(CheckOptions(**json.loads(sys.argv[1])), send)
-    try:
-        getattr(child, sys.argv[2])()
-    except Failed as failed:
-        child.report(*failed.args)
-    except ConfigError as error:
-        send({"refused": str(error)})
-    send({"done": True})
-
-
 if __name__ == "__main__":
-    main()
+    run_trial(lambda options, source, send: Check(CheckOptions(**options), send).thorough())

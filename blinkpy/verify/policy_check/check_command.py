@@ -9,12 +9,12 @@ from blinkpy.config import ConfigError
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
+from blinkpy.scheduler.policy_vetting import Finding, run_child
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
-from blinkpy.verify.policy_check.findings import Finding
-from blinkpy.verify.policy_check.guard import run_child
 
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
+CHECK = "blinkpy.verify.policy_check.check_child"  # the module of the process that runs the policy
 PLOT_TYPES = (".png", ".svg", ".pdf")
 FLOOR_S = 1e-3  # of the plot's logarithmic axis: less is drawn there
 COLUMNS = (
@@ -43,7 +43,7 @@ def run_check(options: CheckOptions) -> int:
     _check_output(options)
     progress, findings, outcomes = Progress(), [], []
     try:
-        for message in run_child(options, "thorough"):
+        for message in run_child(CHECK, dataclasses.asdict(options)):
             if "stage" in message:
                 progress(f"checking {options.policy}: {message['stage']}")
             elif "finding" in message:

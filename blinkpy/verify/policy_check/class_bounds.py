@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from blinkpy.config import YIELD_STEPS
 from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.scheduler.policy_trial import ordinary
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.policy_calls import RankMany
-from blinkpy.verify.policy_check.sample_requests import ordinary
 from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSimulation
 from blinkpy.verify.policy_check.waiting_bounds import BEGINNINGS_S, KINDS, Overtaking, arriving, longest_time
 

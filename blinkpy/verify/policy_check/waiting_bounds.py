@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from blinkpy.scheduler.policies import Policy, RequestFields
+from blinkpy.scheduler.policy_trial import ordinary
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.policy_calls import RankMany
-from blinkpy.verify.policy_check.sample_requests import ordinary
 from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSimulation
 
 KINDS = 512  # of requests that are compared, each with each

@@ -12,9 +12,9 @@ from blinkpy.verify.replay.replay_options import RecordOptions, ReplayOptions
 
 def run_record(options: RecordOptions) -> int:
     """Dump the recording of a running engine. Returns the exit code; raises ConfigError, in one line, when there is none."""
-    from blinkpy.verify.recording.dump_file import write_dump
-    from blinkpy.verify.recording.recording_links import LINK_PREFIX
-    from blinkpy.verify.recording.recording_reader import RecordingReader
+    from blinkpy.recording.dump_file import write_dump
+    from blinkpy.recording.recording_layout import LINK_PREFIX
+    from blinkpy.recording.recording_reader import RecordingReader
     from blinkpy.verify.replay.turn_records import parse_turns
 
     name = options.name
@@ -36,9 +36,9 @@ def run_record(options: RecordOptions) -> int:
 def run_replay(options: ReplayOptions) -> int:
     """Replay a dump. Returns 0 when every decision is the recorded one, 1 when not. Raises ConfigError for a bad file."""
     require_packages("replay", "numba", extra="cpu")
+    from blinkpy.recording.dump_file import read_dump
+    from blinkpy.scheduler.policy_vetting import recorded_policy
     from blinkpy.sources import SCHEDULER, source_digest
-    from blinkpy.verify.recording.dump_file import read_dump
-    from blinkpy.verify.recording.recorded_policy import recorded_policy
     from blinkpy.verify.replay.narration import narrate
     from blinkpy.verify.replay.recorded_requests import RecordedRequests
     from blinkpy.verify.replay.replayer import Replay

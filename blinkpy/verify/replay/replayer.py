@@ -18,12 +18,11 @@ from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.layout import QueueLayout, QueueSizes
 from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import CONTROL_COMMAND, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL, FRONT_HEARTBEAT
+from blinkpy.recording.recording_layout import NOT_COPIED, RecordingError
+from blinkpy.recording.recording_reader import Capture
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.suspension import step_ended
-from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_links import RecordingError
-from blinkpy.verify.recording.recording_reader import Capture
 from blinkpy.verify.replay.turn_records import BrokenRecordError, Int64, Turn, parse_turns, ring_words
 
 INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # in the order of a record

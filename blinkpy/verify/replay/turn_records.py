@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS
+from blinkpy.recording.recording_layout import CANCEL_WORDS, OPEN_TURN
 from blinkpy.scheduler.phases.recorder import GROUP_BITS, SUSPENDED_BIT
-from blinkpy.verify.recording.recording_layout import CANCEL_WORDS, OPEN_TURN
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -10,9 +10,9 @@ from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
 from blinkpy.queues.header import read_header
+from blinkpy.recording.recording_layout import NOT_COPIED
+from blinkpy.recording.recording_reader import Capture
 from blinkpy.scheduler.policies import Policy
-from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_reader import Capture
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns, ring_words
 from blinkpy.verify.sim.world import World

@@ -14,11 +14,10 @@ from blinkpy.kv.state import RECORDS, TURNS
 from blinkpy.kv.state_memory import snapshot as copies
 from blinkpy.queues.completion import FINISH_CANCELLED
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
+from blinkpy.recording.recording_layout import NOT_COPIED, RecordingError, link_path, remove_dead_links
+from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
-from blinkpy.verify.recording.recording_layout import NOT_COPIED
-from blinkpy.verify.recording.recording_links import RecordingError, link_path, remove_dead_links
-from blinkpy.verify.recording.recording_reader import RecordingReader
 from blinkpy.verify.replay.replayer import Replay
 from blinkpy.verify.replay.turn_records import parse_turns
 from blinkpy.verify.sim.simulation import Simulation
@@ -155,7 +154,7 @@ def test_there_is_nothing_to_read_without_an_engine() -> None:
 
 
 def test_copies_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkpy.verify.recording.recording_memory.SNAPSHOT_LIMIT", 4096)
+    monkeypatch.setattr("blinkpy.recording.recording_memory.SNAPSHOT_LIMIT", 4096)
     with pytest.raises(RecordingError, match="a copy of the scheduler's state has"):
         RecordedCase()
 

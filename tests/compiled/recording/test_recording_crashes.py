@@ -17,10 +17,10 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
 from blinkpy import cli
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import ARRIVALS, TURNS
+from blinkpy.recording.dump_file import write_dump
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.phases.intake import intake
 from blinkpy.scheduler.policies import Policy, fcfs, priority, shortest_first
-from blinkpy.verify.recording.dump_file import write_dump
 from blinkpy.verify.replay.replayer import Replay
 
 STORM = 120
@@ -90,9 +90,7 @@ def test_a_turn_is_not_taken_for_one_that_did_not_end(monkeypatch: pytest.Monkey
     storm = died(1, fcfs, 50, "decided")
     memory = storm.recording.memory
     assert not Replay(storm.recording.reader.capture(), fcfs).turns[-1].ended
-    monkeypatch.setattr(
-        "blinkpy.verify.recording.recording_reader.time.sleep", lambda _: memory.close_turn()
-    )  # it ends meanwhile
+    monkeypatch.setattr("blinkpy.recording.recording_reader.time.sleep", lambda _: memory.close_turn())  # it ends meanwhile
     assert all(turn.ended for turn in Replay(storm.recording.reader.capture(), fcfs).turns)
     monkeypatch.undo()
     memory.open_turn(1 << 60, 51)  # it has read nothing yet

@@ -18,7 +18,6 @@ from blinkpy.scheduler import policy_fault as P
 PLACE, AT = 11, 1
 ROOT = math.isqrt(G.HIGHEST)
 ENDS = (0, 2, 5, 63, 65, G.HALF - 1, G.HALF, G.HALF + 1, ROOT, ROOT + 1, G.HIGHEST // 3, G.HIGHEST // 2, G.HIGHEST)
-FLOATS = (0.0, 0.5, 1.0, 1.5, 2.0**52 + 0.5, math.nextafter(2.0**63, 0), 2.0**63, math.nextafter(2.0**63, math.inf), 1e300)
 Outcome = tuple[Any, int]  # the result, and the kind of its fault, 0 for none
 
 
@@ -82,19 +81,6 @@ def test_of_two_integers(function: Callable[..., int], rng: np.random.Generator)
 def test_of_one_integer(rng: np.random.Generator) -> None:
     for a in integers(rng):
         assert (called(G.negate, a), called(G.magnitude, a)) == (fitting(-a), fitting(abs(a)))
-
-
-def test_of_floats(rng: np.random.Generator) -> None:
-    some = [*FLOATS, *rng.normal(size=20) * 1e3, math.inf, math.nan]
-    for x in (sign * x for x in some for sign in (1, -1)):
-        for function, of in ((G.to_integer, int), (G.floor_to_integer, math.floor)):
-            whole = of(x) if math.isfinite(x) else G.HIGHEST + 1
-            fits = G.LOWEST <= whole <= G.HIGHEST
-            assert called(function, x) == ((whole, 0) if fits else (0, P.NO_INTEGER)), x
-        for y in some[:20]:
-            assert repr(called(G.divide, x, y)) == repr((x / y, 0) if y else (0.0, P.ZERO_DIVISION))
-            assert repr((G.smaller(x, y), G.larger(x, y))) == repr((min(x, y), max(x, y)))
-    assert repr((G.smaller(0.0, -0.0), G.larger(0.0, -0.0))) == repr((min(0.0, -0.0), max(0.0, -0.0)))
 
 
 def test_places_in_rows_and_lengths_of_ranges(rng: np.random.Generator) -> None:

@@ -25,13 +25,20 @@ from blinkpy.scheduler.policies import (
     short_prompts,
     shortest_first,
 )
-from blinkpy.verify.policy_check.check_child import Failed, waiting_findings, within
+from blinkpy.scheduler.policy_trial import (
+    Failed,
+    call_again,
+    call_guarded,
+    call_in_python,
+    check_language,
+    sample_requests,
+    within,
+)
+from blinkpy.scheduler.policy_vetting import TRIAL, ComputeLimit, run_child, vetted_policy
+from blinkpy.verify.policy_check.check_child import waiting_findings
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
-from blinkpy.verify.policy_check.guard import ComputeLimit, run_child, vetted_policy
-from blinkpy.verify.policy_check.policy_calls import call_again, call_guarded, call_in_python, compare_compiled, compile_ranks
-from blinkpy.verify.policy_check.policy_source import read_source
-from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.verify.policy_check.policy_calls import compare_compiled, compile_ranks
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
 from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
 
@@ -50,6 +57,9 @@ def policy_file(folder: Path, source: str) -> str:
         ("    return {1: 2}[request.pair]", 2, "a dictionary"),
         ("    x = [1, 2]\n    return x[0]", 2, "a list"),
         ("    x = 1\n    return int(f'{x}')", 3, "a string"),
+        ("    return request.pair / 2", 2, "uses a float; a policy computes with integers: scale it"),
+        ("    return int(request.pair * 1.5)", 2, "uses a float; a policy computes with integers: scale it"),
+        ("    return float(request.pair)", 2, "uses a float; a policy computes with integers: scale it"),
         ("    try:\n        return 1\n    except ValueError:\n        return 2", 2, "try"),
         ("    global seen\n    seen = 1\n    return seen", 2, "global"),
         ("    import math\n    return 1", 2, "an import"),
@@ -57,19 +67,17 @@ def policy_file(folder: Path, source: str) -> str:
     ],
 )
 def test_python_that_a_device_has_no_word_for_is_named_with_its_line(tmp_path: Path, body: str, line: int, what: str) -> None:
-    policy_file(tmp_path, f"def rank(request):\n{body}\n")
-    errors = [finding for finding in read_source(tmp_path / "mine.py", "rank") if finding.level == "error"]
+    function = read_policy(policy_file(tmp_path, f"def rank(request):\n{body}\n"))
+    errors = [finding for finding in check_language(function) if finding.level == "error"]
     assert [(errors[0].line, what in errors[0].text)] == [(line, True)]
 
 
-def test_imports_floats_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(tmp_path: Path) -> None:
-    source = "import socket\nimport typing\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + int(request.pair * 0.5)\n"
-    policy_file(tmp_path, source)
-    found = read_source(tmp_path / "mine.py", "rank")
-    assert sorted((f.line, f.level) for f in found) == [(1, "warning"), (5, "warning"), (5, "warning")]
-    assert [f.line for f in read_source(tmp_path / "mine.py", "other")] == [1]  # functions that nobody calls may do anything
-    policy_file(tmp_path, FOLDER_POLICY)
-    assert read_source(tmp_path / "mine.py", "rank") == []
+def test_imports_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(tmp_path: Path) -> None:
+    source = "import socket\nimport typing\nTABLE = [1]\ndef rank(request):\n    return TABLE[0] + request.pair * TABLE[-1]\n"
+    found = check_language(read_policy(policy_file(tmp_path, source)))
+    assert [(f.line, f.level) for f in found] == [(0, "warning"), (5, "warning")]
+    assert "imports socket" in found[0].text and "reads TABLE, which can change" in found[1].text
+    assert check_language(read_policy(policy_file(tmp_path, FOLDER_POLICY))) == []
 
 
 @pytest.mark.parametrize(
@@ -239,7 +247,10 @@ def test_priorities_and_limits_of_a_workload_are_read(tmp_path: Path) -> None:
         ("import os\nos._exit(3)\n", "the policy's process ended with exit code 3"),
         ("import sys\nsys.exit(3)\n", "mine.py, line 2: SystemExit"),
         ("import random\ndef rank(r):\n    return random.getrandbits(9)\n", r"line 3: rank calls `random.getrandbits\(9\)`"),
-        ("import random\nSALT = random.getrandbits(60)\ndef rank(r):\n    return SALT\n", "when the file is loaded again"),
+        (
+            "import random\nSALT = random.getrandbits(60)\ndef rank(r):\n    return SALT\n",
+            "gives another policy each time it is loaded",
+        ),
     ],
 )
 def test_serve_refuses_a_policy_that_misbehaves_and_never_hangs(tmp_path: Path, source: str, message: str) -> None:
@@ -300,7 +311,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], message: 
 
 
 def test_plain_python_that_sleeps_is_ended_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkpy.verify.policy_check.check_child.IDLE_S", 0.2)
+    monkeypatch.setattr("blinkpy.scheduler.policy_trial.IDLE_S", 0.2)
     name = policy_file(tmp_path, "import time\ntime.sleep(60)\n")
     with pytest.raises(Failed) as failed:
         within(tmp_path / "mine.py", lambda: read_policy(name))
@@ -329,9 +340,9 @@ def test_divisors_that_may_be_0_are_warned_about(tmp_path: Path) -> None:
     )
     for divisor in (*fine, *doubtful):
         body = f"x = request.pair\n    n = 5\n    m = 5\n    m -= 5\n    return request.arrival // {divisor} % {divisor}\n"
-        policy_file(tmp_path, f"STEP = 1000\ndef rank(request):\n    {body}")
-        found = [(f.level, f.line) for f in read_source(tmp_path / "mine.py", "rank")]
-        assert found == ([("warning", 7)] * 2 if divisor in doubtful else []), divisor
+        function = read_policy(policy_file(tmp_path, f"STEP = 1000\ndef rank(request):\n    {body}"))
+        found = [(f.level, f.line) for f in check_language(function)]
+        assert found == ([("warning", 7)] if divisor in doubtful else []), divisor
 
 
 def test_what_the_code_that_serves_makes_of_requests_is_told(tmp_path: Path) -> None:
@@ -355,19 +366,19 @@ def test_a_childs_own_clock_decides(monkeypatch: pytest.MonkeyPatch) -> None:
             limit = ComputeLimit(child.pid, 0.5)
             time.sleep(0.7)
             assert not limit.reached()
-            monkeypatch.setattr("blinkpy.verify.policy_check.guard.IDLE_S", 0.1)
+            monkeypatch.setattr("blinkpy.scheduler.policy_vetting.IDLE_S", 0.1)
             assert limit.reached()
         finally:
             child.kill()
 
 
 def test_a_stage_that_computes_too_long_ends_even_in_c() -> None:
-    code = "from blinkpy.verify.policy_check.check_child import Child; Child(None, print).stage('x', 0); sum(range(10**15))"
+    code = "from blinkpy.scheduler.policy_trial import Trial; Trial('fcfs', print).stage('x', 0); sum(range(10**15))"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == -signal.SIGXCPU
 
 
 def test_a_child_that_is_silent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkpy.verify.policy_check.guard.START_S", -1.0)  # over before it begins
-    messages = list(run_child(CheckOptions(policy="fcfs"), "quick"))
+    monkeypatch.setattr("blinkpy.scheduler.policy_vetting.START_S", -1.0)  # over before it begins
+    messages = list(run_child(TRIAL, {"policy": "fcfs"}))
     assert [message["finding"][0] for message in messages] == ["error"]
     assert "no end within the time" in messages[0]["finding"][2]

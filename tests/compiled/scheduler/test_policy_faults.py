@@ -10,7 +10,7 @@ from blinkpy.engine.policy_fault_log import PERIOD_S, PolicyFaultLog
 from blinkpy.queues.words import COUNTER, ENGINE_POLICY_FAULT
 from blinkpy.scheduler.policies import fcfs, guarded_policy, read_policy
 from blinkpy.scheduler.policy_fault import FAULT_SHIFT, describe_policy_fault
-from blinkpy.verify.policy_check.sample_requests import sample_requests
+from blinkpy.scheduler.policy_trial import sample_requests
 
 
 def test_faults_are_logged_with_their_line_at_a_bounded_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

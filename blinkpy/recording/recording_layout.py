@@ -1,12 +1,37 @@
-"""Where things are in a recording's memory, which follows from its description alone."""
+"""Where a recording is, and where things are in its memory, which follows from its description alone."""
 
+import contextlib
 import json
 import mmap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from blinkpy.config import ConfigError
+from blinkpy.transport.segment import FOLDER, segment_path
+
+LINK_PREFIX = "blinkpy-recording."
+
+
+class RecordingError(ConfigError):
+    """There is no recording, or none that can be used."""
+
+
+def link_path(name: str) -> Path:
+    """The link to the recording of the engine with a segment name."""
+    return segment_path(name).with_name(LINK_PREFIX + name)
+
+
+def remove_dead_links() -> None:
+    """Remove the links of engines that were killed."""
+    for path in FOLDER.glob(f"{LINK_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's
+            if path.is_symlink() and not path.exists():
+                path.unlink()
+
 
 MAGIC = b"BLINKREC"
 ALIGNMENT = 4096

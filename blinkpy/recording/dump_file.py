@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import read_array, write_array
 
-from blinkpy.verify.recording.recording_links import RecordingError
-from blinkpy.verify.recording.recording_reader import Capture, RecordingReader
+from blinkpy.recording.recording_layout import RecordingError
+from blinkpy.recording.recording_reader import Capture, RecordingReader
 from blinkpy.version import __version__
 
 FORMAT = 3

@@ -26,9 +26,21 @@ from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import Recorder, State
-from blinkpy.verify.recording import recording_layout as layouts
-from blinkpy.verify.recording.recording_layout import RecordingLayout, RecordingViews
-from blinkpy.verify.recording.recording_links import RecordingError, link_path
+from blinkpy.recording.recording_layout import (
+    CURSOR,
+    MAGIC,
+    NOT_COPIED,
+    OPENED,
+    OPENED_AT,
+    OPENED_NS,
+    OPENED_TURN,
+    TAKEN_AT,
+    WRITES,
+    RecordingError,
+    RecordingLayout,
+    RecordingViews,
+    link_path,
+)
 
 SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
@@ -44,7 +56,7 @@ class RecordingMemory:
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
         self.copy_every, self._due, self._next = limits.record_words // 2, 0, 0
         self._link: Path | None = None
-        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(layouts.NOT_COPIED)]
+        arrays = [[n, a.dtype.str, list(a.shape)] for n, a in named_arrays(state) if not n.startswith(NOT_COPIED)]
         buckets = np.stack(state.buckets, axis=1).tolist()
         self.layout = layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:
@@ -58,14 +70,14 @@ class RecordingMemory:
         """What the scheduler writes itself, on page boundaries: recorder.progress and recorder.words."""
         self.memory[8:16] = len(layout.text).to_bytes(8, "little")
         self.memory[16 : 16 + len(layout.text)] = layout.text
-        self.memory[0:8] = layouts.MAGIC
+        self.memory[0:8] = MAGIC
         self.recorder = Recorder(
             words=self._views.ring,
             progress=self._views.progress,
-            cursor=self._views.inputs[layouts.CURSOR],
+            cursor=self._views.inputs[CURSOR],
             seen=state.recorder.seen,
         )
-        self._opened = self._views.inputs[layouts.OPENED]
+        self._opened = self._views.inputs[OPENED]
 
     @property
     def _target(self) -> str:
@@ -103,23 +115,23 @@ class RecordingMemory:
     def open_turn(self, now_ns: int, number: int) -> None:
         """A turn begins."""
         opened = self._opened
-        opened[layouts.OPENED_TURN], opened[layouts.OPENED_AT] = number, self.recorder.cursor[S.POSITION]
-        opened[layouts.OPENED_NS] = now_ns
+        opened[OPENED_TURN], opened[OPENED_AT] = number, self.recorder.cursor[S.POSITION]
+        opened[OPENED_NS] = now_ns
 
     def close_turn(self) -> None:
         """It has ended."""
-        self._opened[layouts.OPENED_NS] = 0
+        self._opened[OPENED_NS] = 0
 
     def begin_snapshot(self) -> NDArray[np.uint8]:
         """The content of the older snapshot, to be written over. Readers pass it over until it is finished."""
-        self._views.heads[self._next][layouts.WRITES] |= 1
+        self._views.heads[self._next][WRITES] |= 1
         return self._views.contents[self._next]
 
     def finish_snapshot(self, position: int) -> None:
         """position: of the first record after it."""
         head = self._views.heads[self._next]
-        head[layouts.TAKEN_AT] = position
-        head[layouts.WRITES] += 1
+        head[TAKEN_AT] = position
+        head[WRITES] += 1
         self._next ^= 1
 
     def close(self) -> None:

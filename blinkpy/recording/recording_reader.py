@@ -10,9 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.kv import state as S
-from blinkpy.verify.recording import recording_layout as layouts
-from blinkpy.verify.recording.recording_layout import MAGIC, TAKEN_AT, WRITES, Int64, RecordingLayout, RecordingViews
-from blinkpy.verify.recording.recording_links import RecordingError, link_path
+from blinkpy.recording import recording_layout as layouts
+from blinkpy.recording.recording_layout import (
+    MAGIC,
+    TAKEN_AT,
+    WRITES,
+    Int64,
+    RecordingError,
+    RecordingLayout,
+    RecordingViews,
+    link_path,
+)
 
 TRIES = 20
 INBOX_WORDS = ("heartbeat", "claim", "cq_head", "doorbell")  # in the order of a record

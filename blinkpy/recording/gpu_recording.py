@@ -15,7 +15,7 @@ from blinkpy.device.array_trees import map_arrays, named_arrays
 from blinkpy.device.cuda.gpu_memory_views import MappedMemory
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
-from blinkpy.verify.recording.recording_memory import RecordingMemory
+from blinkpy.recording.recording_memory import RecordingMemory
 
 CURSOR_BYTES = 64
 
