@@ -90,7 +90,7 @@ def pieces_of(attack: Attack, key: str, rng: random.Random) -> list[bytes]:
     """The pieces that one client sends; a pause follows each piece of DRIPPED. A kind without a path has no request."""
     kind = KINDS[attack.work]
     if not kind.path:
-        made = {"accept": b"", "handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}[kind.name]
+        made = {"handshake": client_hello(), "invalid": b"nonsense\r\n\r\n"}.get(kind.name, b"")
         return [made[: len(made) // 2] if attack.pace == STALLED else made]
     body, closes = body_of(kind, attack.size, rng), attack.leaves == STAYS and attack.pace != PIPELINED
     if attack.pace == CHUNKED and body:

@@ -285,8 +285,8 @@ ATTACKS: dict[str, Attack | OwnAttack] = {
     "endless trailers": endless_trailers,
     "unread pipelines": Attack("GET /openapi.json", STRANGER, 60, pace=PIPELINED, reading=NEVER),
     "nested bodies": Attack("empty lists", TENANT, 8, 340_000),
-    "abandoned prompts": Attack("large request", TENANT, 60, 40, leaves=IMMEDIATELY),
-    "unfinished bodies": Attack("large request", TENANT, 250, 40, pace=STALLED),
+    "abandoned prompts": Attack("huge request", TENANT, 60, 40, leaves=IMMEDIATELY),
+    "unfinished bodies": Attack("huge request", TENANT, 250, 40, pace=STALLED),
     "claiming front end": claiming_front_end,
     "silent handshakes": silent_handshakes,
     "killed workers": killed_workers,
@@ -295,8 +295,8 @@ ATTACKS: dict[str, Attack | OwnAttack] = {
     "flood of requests": Attack("short request", TENANT, 300),
     "tiny chunks": Attack("large request", TENANT, 50, pace=CHUNKED),
     "dripping bodies": Attack("large request", TENANT, 1000, 10, pace=DRIPPED),
-    "heavy answers": Attack("log probabilities", TENANT, 2, 100),
-    "reset requests": Attack("log probabilities", TENANT, 200, 100, leaves=RESET),
+    "heavy answers": Attack("log probabilities", TENANT, 2, 12),
+    "reset requests": Attack("log probabilities", TENANT, 200, 12, leaves=RESET),
     "drain": drain_under_load,
 }
 

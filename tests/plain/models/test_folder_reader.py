@@ -47,6 +47,7 @@ OPENERS = {
     "dpu.http.live_page": "a page of the package",
     "dpu.link.connect_rdma": "anonymous memory",
     "dpu.link.connect_shm": "shared memory",
+    "dpu.supervisor": "shared memory",
     "dpu.worker": "shared memory",
     "engine.near_memory": "/sys",
     "kernels.config_files": "tables of the package",
