@@ -141,8 +141,8 @@ def findings(path: Path, text: str | None = None) -> Iterator[Finding]:
 
 def files() -> list[Path]:
     """Every page and every source file of the package."""
-    pages = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    return [*pages, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "blinkpy").rglob("*.py"))]
+    places = ("*.md", "docs/*.md", "tools/*.md", "benchmarks/*.md", "benchmarks/results/README.md", "blinkpy/**/*.py")
+    return [path for place in places for path in sorted(ROOT.glob(place))]
 
 
 def group_of(path: str) -> str:
