@@ -161,7 +161,7 @@ class SchedulerOptions:
     )
     mixed_step_tokens: int = option(
         0,
-        "maximum tokens of a step that has both decodes and prompt chunks, outside a burst (0: 512 on "
+        "maximum tokens of a step with decodes and prompt chunks, outside a burst (0: 512 on "
         "a GPU for models without experts, else no such limit)",
         low=0,
         high=1 << 20,
@@ -433,7 +433,7 @@ class FrontendOptions:
     keep_alive_s: int = option(30, "time for which an idle connection is kept open, in seconds", low=1, high=3600)
     max_connections: int = option(
         4096,
-        "maximum open connections per worker; a further one replaces the longest-idle one, or gets a 503 if none is idle",
+        "maximum open connections per worker; a further one replaces the longest-idle one, or gets a 503 if all are busy",
         low=1,
         high=1 << 20,
     )

@@ -72,7 +72,7 @@ class RdmaOptions:
     )
     insecure_link: bool = option(
         False,
-        "accept front ends without a key, with --transport rdma: everyone who reaches the port gets in",
+        "accept front ends without a key, with --transport rdma: every process that reaches the port is accepted",
         commands="engine frontend",
     )
 
