@@ -267,6 +267,7 @@ docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_model_sizes.py
 	@$(RUNNER) tools/write_claims.py
 	@$(RUNNER) tools/write_alerts.py
+	@$(RUNNER) tools/write_dependencies.py
 
 clean:
 	rm -rf $(if $(call STAMP,dev),$(VENV)) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
