@@ -16,8 +16,8 @@ SIMULATED_HEAD = (
     *("best effort's throughput", "turnaround"),
 )
 HEAD = (
-    *("arrivals", "system", "told by", "TTFTs", "TTFT mean, ms", "p50", "p99", "TPOT p50, ms", "p99"),
-    *("best effort's throughput", "turnaround", "within SLOs /s", "suspensions"),
+    *("arrivals", "system", "requests", "TTFTs", "TTFT mean, ms", "p50", "p99", "TPOT p50, ms", "p99"),
+    *("best effort's throughput", "turnaround", "goodput/s", "suspensions"),
 )
 
 
@@ -64,7 +64,7 @@ def bursts(arguments: dict[str, Any]) -> str:
     if ":" not in arguments["burst"]:
         return ""
     count, length, answer = (int(size) for size in arguments["burst"].split(":"))
-    more = f"{count} best-effort prompts of {length:,} tokens more, with answers of {answer}"
+    more = f"{count} additional best-effort prompts of {length:,} tokens, with answers of {answer}"
     return f"; every {arguments['burst_every_s']:g} s {more}"
 
 

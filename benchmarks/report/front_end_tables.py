@@ -8,12 +8,20 @@ from benchmarks.report.words import number, percent
 ATTACK_HEAD = (
     "attack",
     "gap, P99, ms: quiet",
-    "beside it (max)",
+    "during the attack (max)",
     "a token, P99, ms",
     "worker, MiB",
 )
 CROWD_HEAD = (
-    *("load", "requests/s", "tokens/s", "of a core", "gap, P99, ms", "short request, P50 (P99), ms", "`/health`, P50 (P99), ms"),
+    *(
+        "load",
+        "requests/s",
+        "tokens/s",
+        "share of a core",
+        "gap, P99, ms",
+        "short request, P50 (P99), ms",
+        "`/health`, P50 (P99), ms",
+    ),
 )
 
 

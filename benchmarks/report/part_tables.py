@@ -135,7 +135,7 @@ def grammars(results: Results) -> dict[str, Any]:
         return {"ratios": []}
     counts = [count for count in bound["rows"] if count in free["rows"]]
     longer = {int(count): bound["rows"][count]["step_us"]["p50"] / free["rows"][count]["step_us"]["p50"] - 1 for count in counts}
-    return {"ratios": [f"{percent(more, 1)} with {count:,}" for count, more in longer.items()], "when": when(bound)}
+    return {"ratios": [f"{percent(more, 1)} ({count:,})" for count, more in longer.items()], "when": when(bound)}
 
 
 def steps(results: Results) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def cut_steps(results: Results) -> dict[str, Any]:
         rows.append(["uncut" if uncut else str(engine["groups"]), f"{engine['step_ms']:.1f}", cost, *waits])
     title, arguments = SHAPES[found["results"]["shape"]], found["arguments"]
     gpu = f", {found['results']['gpu']}" if "gpu" in found["results"] else ""
-    sizes = f"steps of {arguments['tokens']:,} tokens at most, {arguments['samples']} prompts for each engine"
+    sizes = f"steps of at most {arguments['tokens']:,} tokens, {arguments['samples']} prompts for each engine"
     where = f"{title}{gpu}; {sizes}; {when(found)}:"
     head = ["groups", "step, ms", "cost", "a prompt's wait p50, ms", "p90", "p99"]
     return {"where": where, "head": head, "rows": rows}

@@ -17,8 +17,8 @@ OURS, PEER = "blinkpy", "vllm"
 COMPARED = (OURS, "blinkpy-host", PEER)  # what is missing of these is named
 RATES = (2.0, 8.0, 16.0, 32.0)  # that they are measured at, at least
 WHAT = {  # of systems whose name doesn't say it
-    "blinkpy-host": "`blinkpy-host` has its scheduler on the CPU (`--control host`) and the same kernels.",
-    "blinkpy-8192": "`blinkpy-8192` takes up to 8,192 tokens into a step (`--max-num-batched-tokens`), as vLLM does by default.",
+    "blinkpy-host": "`blinkpy-host` runs its scheduler on the CPU (`--control host`), with the same kernels.",
+    "blinkpy-8192": "`blinkpy-8192` computes up to 8,192 tokens per step (`--max-num-batched-tokens`), as vLLM does by default.",
 }
 FRONT_END_CORES = {"own": "own", "shared": "contended"}  # placement of a cell's front ends: the word for their cores
 BEHIND = 1.02  # by so much a figure is worse before it is called so
@@ -71,7 +71,7 @@ def serving(found: dict[str, Document]) -> dict[str, Any]:
     models = [model(title, file) for title, file in found.items() if file]
     for before, after in reversed(list(pairwise(models))):
         if after["origin"] == before["origin"]:
-            after["origin"] = "Systems, machine, commit and date as above."
+            after["origin"] = "Systems, machine, commit and date are those above."
     return {
         "models": models,
         "missing": [title for title, file in found.items() if not file],
@@ -116,11 +116,11 @@ def machine(file: Document) -> str:
     versions = {cell["cell"]["system"]: cell["server"].get("version", "") for cell in document["cells"]}
     days = sorted({cell["date"][:10] for cell in document["cells"]})
     driver = f" (driver {gpu['driver']})" if "driver" in gpu else ""
-    apart = f", {len(cores['front_end'])} of them for front ends alone" if cores["front_end"] else ""
+    apart = f", {len(cores['front_end'])} of them reserved for front ends" if cores["front_end"] else ""
     sentences = [
-        f"{', '.join(f'{system} {version}'.strip() for system, version in versions.items())}, one after another on one",
-        f"{gpu.get('gpu', 'CPU')}{driver} and {host['cpu']}: the same {len(cores['server'])} cores for every server{apart},",
-        f"{len(cores['client']) or 'the same'} for the client; random weights, no prefix cache.",
+        f"{', '.join(f'{system} {version}'.strip() for system, version in versions.items())}; one system after another.",
+        f"Machine: {gpu.get('gpu', 'CPU')}{driver}, {host['cpu']}. Every server had {len(cores['server'])} cores{apart},",
+        f"and the client {len(cores['client']) or 'the same'}. Random weights, no prefix cache.",
         f"Commit `{file['commit'].get('hash', 'unknown')[:7]}`, {' and '.join(days)}.",
         *(what for system in versions if (what := explained(document, system))),
     ]
@@ -184,7 +184,7 @@ def fewer_bits(found: list[dict[str, Document]]) -> dict[str, Any]:
         cells = grid.valid_cells(document)
         rows = []
         for cell in sorted(cells, key=lambda cell: (cell["cell"]["streams"], cell["cell"]["rate"], cell["load"]["per_core"])):
-            beside = f", {cell['load']['per_core']} neighbours a core" if cell["load"]["per_core"] else ""
+            beside = f", {cell['load']['per_core']} neighbours per core" if cell["load"]["per_core"] else ""
             ttft, tpot, *others = (value(cell) for _, value in FIGURES.values())
             figures = [MEDIANS["median TTFT"](cell), ttft, MEDIANS["median TPOT"](cell), tpot, *others]
             rows.append([grid.cell_load(cell) + beside, cell["cell"]["system"], *map(word, figures)])
@@ -267,7 +267,7 @@ def remarks(document: Document) -> list[str]:
     lines += idle_power(document)
     if left_out := grid.fallen_behind(document):
         how_many = f"{len(left_out)} of {len(document['cells'])}"
-        lines.append(f"In {how_many} loads the client fell behind; they are left out: {'; '.join(left_out)}.")
+        lines.append(f"In {how_many} loads the client fell behind; they are omitted: {'; '.join(left_out)}.")
     if missing := grid.unmeasured(document, COMPARED, RATES):
         lines.append(f"Not measured: {'; '.join(missing)}.")
     return lines
@@ -297,7 +297,7 @@ def behind(document: Document) -> str:
         ours, peers = grid.closed_loops(document, OURS, value), grid.closed_loops(document, PEER, value)
         for streams in sorted(ours.keys() & peers.keys()):
             found += worse(name, load_name(0, int(streams)), ours[streams], peers[streams])
-    return f"{OURS} is behind {PEER} by more than {percent(BEHIND - 1)} in: {'; '.join(found) or 'nothing that was measured'}."
+    return f"{OURS} is worse than {PEER} by more than {percent(BEHIND - 1)} in: {'; '.join(found) or 'no measured figure'}."
 
 
 def worse(name: str, where: str, ours: float, peers: float) -> list[str]:

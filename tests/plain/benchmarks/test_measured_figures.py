@@ -110,7 +110,7 @@ CELLS = [
 
 def test_serving_tables() -> None:
     text = shown("serving", serving({"Em": document(CELLS), "En": {}}))
-    assert "blinkpy 1.2, vllm 1.2, one after another on one G (driver 5) and C: the same 3 cores" in " ".join(text.split())
+    assert "Machine: G (driver 5), C. Every server had 3 cores" in " ".join(text.split())
     assert "| 64 | vllm | 5 (1.25x) | 5 (1.25x) | 900 (1.00x) |" in text
     assert "| 1 | vllm | 4.5 (0.50x) | 4.5 (0.50x) | 900 (1.00x) |" in text
     assert "| 8 | own | vllm | 120 | 120 | 900 | 15.5 | 3 |" in text
