@@ -53,7 +53,7 @@ def one_file(file: Document) -> dict[str, Any]:
     commit = file["commit"].get("hash", "unknown")[:7]
     return {
         "origin": f"{document['model']}, {document['gpu'].get('gpu', 'CPU')}; {file['date'][:10]}, `{commit}`.",
-        "load": f"Lengths: {arguments['data']}, {arguments['seconds']:g} s of arrivals a row{bursts(arguments)}.",
+        "load": f"Lengths of {arguments['data']}; arrivals during {arguments['seconds']:g} s per row{bursts(arguments)}.",
         "options": f"{'; '.join(options)}." if options else "",
         "head": HEAD,
         "rows": [row_of(cell) for cell in valid_cells(file)],
@@ -65,7 +65,7 @@ def bursts(arguments: dict[str, Any]) -> str:
         return ""
     count, length, answer = (int(size) for size in arguments["burst"].split(":"))
     more = f"{count} additional best-effort prompts of {length:,} tokens, with answers of {answer}"
-    return f"; every {arguments['burst_every_s']:g} s {more}"
+    return f". Every {arguments['burst_every_s']:g} s there are {more}"
 
 
 def valid_cells(file: Document) -> list[Document]:

@@ -283,7 +283,7 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-_CLOSED = "an object that lists members but lacks it has no other members"
+_CLOSED = "without it, an object that lists its members has no others"
 KEYWORDS = {
     "type": Keyword(_type),
     "enum": Keyword(_enum, f"up to {MOST_ALTERNATIVES} values"),
