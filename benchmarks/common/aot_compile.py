@@ -9,6 +9,7 @@ that does not compile. With `--sample SEED` a sample is compiled that has each f
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +40,10 @@ FLOAT32_SPILL_ALLOWED = 512
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
 
 
+CONSTANT_FP8 = re.compile(r"E4M3\.UNPACK_B\S* R\d+, [^R]")
+"""In the machine code: ptxas 12.8 takes the upper half of a constant 0 for the byte 0xFF, which is NaN."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """One compiled kernel. label: a launch that asks for it. error: why it does not compile; then the rest is 0."""
@@ -52,12 +57,14 @@ class Variant:
     unresolved: tuple[str, ...] = ()
     float32: bool = False
     error: str = ""
+    constant_bytes: int = 0  # FP8 numbers that are constants of the compiler: see CONSTANT_FP8
 
     def problems(self) -> list[str]:
         shared_limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], self.registers
         spill = max(SPILL_ALLOWED.get(self.kernel, 0), FLOAT32_SPILL_ALLOWED if self.float32 else 0)
         found = {
             f"does not compile: {self.error}": bool(self.error),
+            f"converts {self.constant_bytes} constant FP8 numbers, which ptxas may take for NaN": self.constant_bytes > 0,
             f"shared memory {self.shared} over {shared_limit}": self.shared > shared_limit,
             f"{registers} registers in {self.warps} warps": registers > REGISTER_LIMIT or registers * self.warps * 32 > 65_536,
             f"stack frame of {self.stack_frame} bytes": self.stack_frame > spill,
@@ -139,7 +146,8 @@ def needs_of(compiled: Any, label: str, *, float32: bool = False) -> Variant:
     needs = cubin.kernels[name]
     shared = compiled.metadata.shared + needs.shared
     sizes = needs.registers, shared, needs.stack_frame
-    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, float32)
+    constants = len(CONSTANT_FP8.findall(compiled.asm["sass"])) if "e4m3" in compiled.asm["ptx"] else 0
+    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, float32, constant_bytes=constants)
 
 
 def compiled_of(recorded: Recorded) -> Variant:

@@ -96,9 +96,8 @@ def compare(
     worst = 0.0
     for rows, (texts, ids, values) in answers.items():
         prompt = len(texts[0]) - NEW
-        exact, narrow, rounded = (
-            log_probabilities.gather(2, ids.to(device)).cpu() for log_probabilities in reference.three(texts, prompt)
-        )
+        assert bool(((ids >= 0) & (ids < published_widths.VOCAB)).all()), f"{rows}: no tokens, as if logits were not finite"
+        exact, narrow, rounded = (log_probabilities.cpu().gather(2, ids) for log_probabilities in reference.three(texts, prompt))
         ours, allowed = errors(values, exact), np.hypot(errors(narrow, exact), errors(rounded, exact))
         ratio = float((ours / np.maximum(allowed, LEAST)).max())
         worst = max(worst, ratio)

@@ -5,6 +5,7 @@ of experts where two layers of them would not fit a GPU beside their float32 ref
 """
 
 import json
+import math
 import re
 import runpy
 from collections.abc import Callable, Iterator
@@ -95,6 +96,10 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         config["no_rope_layers"] = [1, 0]
     if "first_k_dense_replace" in config:
         config["first_k_dense_replace"] = 1
+    rope = config.get("rope_scaling") or {}
+    if "attn_factor" in rope:  # of vLLM, which multiplies YaRN's own factor by it; transformers takes the product
+        own = 0.1 * math.log(rope["factor"]) + 1
+        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "attn_factor"} | {"attention_factor": own * rope["attn_factor"]}
     for key in EXPERTS:
         if config.get(key):
             width = config.get("moe_intermediate_size") or config["intermediate_size"]
