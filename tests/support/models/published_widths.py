@@ -99,7 +99,8 @@ def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     rope = config.get("rope_scaling") or {}
     if "attn_factor" in rope:  # of vLLM, which multiplies YaRN's own factor by it; transformers takes the product
         own = 0.1 * math.log(rope["factor"]) + 1
-        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "attn_factor"} | {"attention_factor": own * rope["attn_factor"]}
+        rest = {key: value for key, value in rope.items() if key != "attn_factor"}
+        config["rope_scaling"] = rest | {"attention_factor": own * rope["attn_factor"]}
     for key in EXPERTS:
         if config.get(key):
             width = config.get("moe_intermediate_size") or config["intermediate_size"]
