@@ -19,6 +19,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.models.fp8_checkpoints import LINEAR, FakeFp8
 from support.models.model_zoo import save_mxfp4
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
@@ -84,8 +85,8 @@ class Widths:
 def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The class and config of two layers of a model, text alone, from its published config.json."""
     text = published.get("text_config", published)
-    nested = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "llama4_text": "Llama4ForCausalLM"}
-    architecture = text["architectures"][0] if "architectures" in text else nested[text["model_type"]]
+    of_text = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    architecture = text["architectures"][0] if "architectures" in text else of_text[text["model_type"]]
     config = {key: value for key, value in text.items() if key not in LEFT_OUT}
     kind = getattr(transformers, architecture).config_class
     config |= {"architectures": [architecture], "model_type": kind.model_type, "num_hidden_layers": 2, "vocab_size": VOCAB}
