@@ -66,3 +66,9 @@ def unavailable(message: str, retry_s: int = 1) -> ApiError:
 def shutting_down() -> ApiError:
     """A 503: this server ends, and another one may serve."""
     return ApiError(503, "The server is shutting down.", code="shutting_down")
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, as a sentence for users."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

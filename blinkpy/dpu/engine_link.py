@@ -1,38 +1,40 @@
-"""The queue pair on an event loop: one poll for all streams, and reattachment. Heartbeats and checks of the engine are made in
-a thread of their own (blinkpy.dpu.link.link_thread), which no work of the event loop delays.
+"""The link to one engine on an event loop: its queue pair, one poll for all streams, and reattachment.
 
-While requests are in flight a timer polls the completion ring, at the pace of blinkpy.dpu.poll_pace, and takes a step's tokens
-together, which makes them cheap, but no more than MOST_COMPLETIONS, or the ends of MOST_FINAL requests, before everybody else on
-the event loop has had a turn. Without requests nothing is polled.
+blinkpy.dpu.fleet.engines has the links of a worker. It owns the streams, and gets back those that a link can't continue.
+Heartbeats and checks of the engine run in the link thread (blinkpy.dpu.link.link_thread).
+
+While requests are in flight, a timer polls the completion ring at the pace of blinkpy.dpu.poll_pace. A poll takes the tokens of a
+step together, which makes them cheap. It takes at most MOST_COMPLETIONS, or the ends of MOST_FINAL requests, before other work of
+the event loop gets a turn. Without requests there is no poll.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from blinkpy.dpu.api_errors import ApiError, bad_request, busy, shutting_down, unavailable
-from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.dpu.generation import Generation, Sink
+from blinkpy.dpu.api_errors import ApiError, bad_request, busy, sentence, shutting_down, unavailable
+from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet.engine_load import EngineLoad, LoadMeter
+from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.link.link_thread import CHECK_S, LinkThread
-from blinkpy.dpu.link.queue_pair import CompletionEvent, EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
+from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
+from blinkpy.dpu.token_feed import feed, note_flights
 from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY
 from blinkpy.transport.contract import TransportError
 
-LINK, HEARTBEAT, PROGRESS = "the link to the engine", "the link thread", "the report of progress"  # in the log
-NOT_YET = "The engine is not connected yet."
+LINK = "the link to the engine"  # in the log
+NOT_YET, LEAVES = "The engine is not connected yet.", "The engine is leaving."
 RECONNECT_S = 0.2
-CONNECT_POLL_S = 0.005
-# In one turn of the event loop: one or two milliseconds, and as much for what requests that have ended take after it.
+# In one turn of the event loop: one or two milliseconds, and the same for the requests that have ended.
 MOST_COMPLETIONS, MOST_FINAL = 128, 16
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -40,68 +42,90 @@ logger = logging.getLogger("blinkpy.frontend")
 Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int32 [n]
 
 
+class LinkOwner(Protocol):
+    """What a link needs of the engines of its worker."""
+
+    several: bool  # there may be more than one engine: generations have flights, and messages name the engine
+    metrics: Metrics
+    thread: LinkThread
+
+    def take_back(self, generations: Sequence[Generation], error: ApiError) -> None:
+        """A link can't continue these open generations. error: the reason."""
+
+    def slots_freed(self) -> None:
+        """Requests can perhaps be submitted now."""
+
+    def link_lost(self, error: ApiError) -> None:
+        """A link was lost, and its generations were taken back."""
+
+    def gauge(self, index: int, name: str, value: float) -> None:
+        """Set the part of a link in a gauge."""
+
+
 class EngineLink:
-    """Submits generations and passes completions to them.
+    """Submits generations to one engine and passes completions to them. index: its place among the links of the owner."""
 
-    connect: returns an attached QueuePair, within about a second.
-    starts: of the engine, if a process of this server restarts it.
-    label: the engine's in the log, if there are several.
-    thread: of all links of this worker; shared: this link neither starts nor ends it.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], QueuePair],
-        metrics: Metrics,
-        starts: EngineStarts | None = None,
-        label: str = "",
-        thread: LinkThread | None = None,
-        shared: bool = False,
-    ):
-        self._connect, self._metrics, self._starts = connect, metrics, starts
-        self.thread, self._shared = thread or LinkThread(), shared
-        self._log_prefix = label and f"{label}: "
+    def __init__(self, owner: LinkOwner, index: int, entry: EngineEntry):
+        self._owner, self.index = owner, index
+        self._metrics, self._thread = owner.metrics, owner.thread
         self.pair: QueuePair | None = None
-        self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
-        self.on_failure: Callable[[ApiError], None] = lambda error: None  # when everything in flight has failed
-        self._problem = NOT_YET
         self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
         self._poll_timer: asyncio.Handle | None = None
         self._pace = PollPace()
-        self._step: tuple[float, bool] | None = None  # of completions that go on in the next turn: begin, s, and whether clumped
+        self._step: tuple[float, bool] | None = None  # of completions that the next turn continues: begin, s; clumped or not
+        self._load = LoadMeter()
+        self.leaving = False  # the engine is no longer listed: it gets no new requests
+        self.vacant = False  # the link has no engine
+        self.occupy(entry)
+
+    # ---- life --------------------------------------------------------------------------------------------------------
 
     def start(self, watched: WatchedTasks) -> None:
-        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, which end heartbeats or polls."""
+        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, which end the polls."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
-        if not self._shared:
-            start_thread(self.thread, watched)
         watched.start(LINK, self._keep_connected())
 
-    async def connected(self, timeout_s: float) -> bool:
-        """Wait until the engine has granted the queue pair. False when it did not within timeout_s seconds."""
-        deadline = time.monotonic() + timeout_s
-        while self.pair is None and time.monotonic() < deadline:
-            await asyncio.sleep(CONNECT_POLL_S)
-        return self.pair is not None
-
     def close(self) -> None:
-        """End what is in flight with an error, and give the queue pair up. The watched tasks have been closed."""
+        """End all requests in flight with an error, and give the queue pair up. The watched tasks have been closed."""
+        self.fail_all(shutting_down())
+        self._release()
+
+    def occupy(self, entry: EngineEntry) -> None:
+        """Connect to this engine from now on."""
+        self.label, self._connect, self._starts = entry.label, entry.connect, entry.starts
+        self._log_prefix, self._problem = f"engine {entry.label}: " if self._owner.several else "", NOT_YET
+        self.leaving = self.vacant = False
+
+    def vacate(self) -> None:
+        """Let the engine go: it is idle."""
+        self.leaving = self.vacant = True
+        self._connect = _nowhere
+        self._release()
+
+    def _release(self) -> None:
+        """Give the queue pair up, in which there are no requests."""
         if self._poll_timer is not None:
             self._poll_timer.cancel()
-        if self.pair is not None:
-            self.fail_all(shutting_down())
-            self._drop(self.pair)
-        if not self._shared:
-            self.thread.close()
+            self._poll_timer = None
+        pair, self.pair = self.pair, None
+        if pair is not None:
+            self._thread.remove(pair)
+            pair.close()
+            self._detached()
 
-    def _drop(self, pair: QueuePair) -> None:
-        """Give a queue pair up, which is this link's no more."""
-        self.pair = None
-        self.thread.remove(pair)
-        pair.close()
+    def _detached(self) -> None:
+        for name in ("attached", "slots", "requests_in_flight"):
+            self._gauge(name, 0)
+
+    def _gauge(self, name: str, value: float) -> None:
+        self._owner.gauge(self.index, name, value)
+
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def status(self) -> str | None:
-        """None when requests can be served, otherwise why not, as a sentence."""
+        """None if requests can be served, otherwise the reason, as a sentence."""
+        if self.leaving:
+            return LEAVES
         if self.pair is None:
             return self._problem
         try:
@@ -114,22 +138,15 @@ class EngineLink:
 
     def readiness(self) -> str | None:
         """As status(), with proof: within half a lease the queue pair had a heartbeat, and the event loop ran."""
-        problem, pair = self.status(), self.pair
-        if problem is not None or pair is None:
-            return problem
-        oldest = time.monotonic() - pair.facts.lease_ms / 2000
-        if self.thread.checked(pair) < oldest:
-            return "The queue pair has had no heartbeat for half its lease."
-        if self.thread.progressed < oldest:
-            return "The event loop has not run for half a lease."
-        return None
+        problem = self.status()
+        return problem if problem is not None or self.pair is None else self._thread.problem_of(self.pair)
 
     def unavailable(self, problem: str) -> ApiError:
-        """A 503 for what status() or readiness() tells, with the time to ask again."""
+        """A 503 for the reason of status() or readiness(), with the time to retry."""
         return unavailable(problem, 1 if self._starts is None else self._starts.retry_s())
 
     def restarts(self) -> int | None:
-        """Times that the engine was started again; None where nobody here does so."""
+        """Restarts of the engine; None if no process of this server restarts it."""
         return None if self._starts is None else self._starts.restarts
 
     def engine_words(self) -> list[int] | None:
@@ -140,9 +157,20 @@ class EngineLink:
             self._lose(error)
             return None
 
-    def blocks(self) -> list[tuple[str, list[int] | None]]:
-        """Label and block of each of several engines."""
-        return []
+    def is_idle(self) -> bool:
+        """Whether no request is there."""
+        return not self._held and (self.pair is None or not self.pair.in_flight)
+
+    def spare(self) -> int:
+        """Slots that no request has or waits for."""
+        return 0 if self.pair is None else self.pair.free_slots - len(self._held)
+
+    def load(self) -> EngineLoad:
+        """The load of an engine that takes requests."""
+        now = time.monotonic()
+        if self._load.is_old(now):
+            self._load.read(self.engine_words(), now)
+        return self._load.load(self.index, self.spare())
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -155,10 +183,10 @@ class EngineLink:
 
     def room(self) -> int:
         """Slots for which requests can be submitted now: none while others wait for room in the arenas."""
-        pair = self.pair
-        if pair is None or any(generation.leader is None and generation.open for generation, _, _ in self._held):
-            return 0
-        return pair.free_slots - len(self._held)
+        return 0 if self.pair is None or self._waits_for_room() else self.spare()
+
+    def _waits_for_room(self) -> bool:
+        return any(generation.leader is None and generation.open for generation, _, _ in self._held)
 
     def submit(self, work: list[Submission]) -> None:
         """Submit all of a request's choices, or none; those with a leader follow it, and where the arenas are full they wait in
@@ -183,7 +211,7 @@ class EngineLink:
                 raise
             if not isinstance(error, EngineUnavailableError):
                 self._lose(error)
-            raise self.unavailable(_sentence(error)) from error
+            raise self.unavailable(sentence(error)) from error
         finally:
             if (submitted or self._held) and self._poll_timer is None:
                 self._pace.restart()
@@ -191,7 +219,7 @@ class EngineLink:
 
     def _may_go(self, pair: QueuePair, submission: Submission) -> bool:
         """Hand a submission over, unless others wait for room or there is none."""
-        if any(generation.leader is None and generation.open for generation, _, _ in self._held):
+        if self._waits_for_room():
             return False
         try:
             self._hand_over(pair, submission)
@@ -201,11 +229,17 @@ class EngineLink:
 
     def _hand_over(self, pair: QueuePair, submission: Submission) -> None:
         generation, prompt, sampling = submission
-        both = {"grammar": generation.grammar, "rules": generation.rules}
-        given: dict[str, Any] = {name: one for name, one in both.items() if one is not None}
+        given: dict[str, Any] = {"grammar": generation.grammar, "rules": generation.rules}
+        given = {name: one for name, one in given.items() if one is not None}
         generation.request = pair.submit(prompt, sampling, generation, **given)
-        generation.submitted = time.monotonic()
+        generation.submitted = generation.submitted or time.monotonic()  # phases count from the first engine on
         self._metrics.count("prompt_tokens", len(prompt))
+        flight = generation.flight
+        if flight is not None:
+            flight.engine, flight.cost, flight.scores_due = self.index, len(prompt) + sampling.max_tokens, 0
+            if generation.scoring and generation.scores is not None:
+                flight.scores_due = len(prompt) - len(generation.scores.entries)
+            self._load.sent(len(prompt), flight.cost)
         if given:
             written = generation.request.written
             self._metrics.count("grammar_writes", len(written))
@@ -228,9 +262,9 @@ class EngineLink:
                 full = True
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
-                self._give_up([generation], self.unavailable(_sentence(error)))
+                self._owner.take_back([generation], self.unavailable(sentence(error)))
             except ValueError as error:  # what can never fit, and was not tried before: others waited
-                generation.fail(bad_request(_sentence(error)))
+                generation.fail(bad_request(sentence(error)))
             except TransportError:
                 self._held = waiting + self._held[number:]  # those before are in flight, and lost as such
                 raise
@@ -245,30 +279,17 @@ class EngineLink:
                 self._lose(error)
 
     def fail_all(self, error: ApiError) -> None:
-        """End everything in flight with an error, and tell the engine."""
-        if self.pair is None:
-            return
-        for request in self.pair.live():
-            self.cancel(request.owner)
-            request.owner.fail(error)
-        self._fail_held(error)
-        self.on_failure(error)
-
-    def _fail_held(self, error: ApiError) -> None:
+        """End all requests here with an error, and cancel them in the engine."""
+        if self.pair is not None:
+            for request in self.pair.live():
+                self.cancel(request.owner)
+                request.owner.fail(error)
         for generation in self._take_held():
             generation.fail(error)
 
     def _take_held(self) -> list[Generation]:
         held, self._held = self._held, []
         return [generation for generation, _, _ in held]
-
-    def _give_up(self, generations: list[Generation], error: ApiError) -> None:
-        """This engine can't go on with them, for this reason."""
-        for generation in generations:
-            generation.fail(error)
-
-    def _gauge(self, name: str, value: float) -> None:
-        self._metrics.gauge(name, value)
 
     # ---- polling -----------------------------------------------------------------------------------------------------
 
@@ -282,12 +303,14 @@ class EngineLink:
             completions = pair.poll(MOST_COMPLETIONS, MOST_FINAL)
             now = time.monotonic()
             began, clumped = self._step or (now, False)
-            clumped |= bool(completions) and self._feed(completions, now, began)
+            if completions and self._owner.several:
+                self._load.ended(note_flights(completions))
+            clumped |= bool(completions) and feed(completions, now, began, self._metrics, self.cancel)
             held = bool(self._held)
             if held:
                 self._submit_held(pair)
             if held or completions:
-                self.on_room()
+                self._owner.slots_freed()
         except TransportError as error:
             self._lose(error)
             return
@@ -303,78 +326,28 @@ class EngineLink:
         if self.pair is pair and (pair.in_flight or self._held):
             self._poll_timer = self._loop.call_later(delay, self._poll)
 
-    def _feed(self, completions: list[CompletionEvent], now: float, began: float) -> bool:
-        """Hand completions to their generations. Returns whether one of them had several since `began`, s."""
-        touched, sinks, tokens = list[Generation](), list[Sink](), 0
-        before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
-        for request, token, flags in completions:
-            generation: Generation = request.owner
-            plain = generation.plain
-            if flags == HAS_TOKEN and plain is not None and generation.open:  # most of them
-                tokens += 1
-                generation.tokens += 1
-                plain.push(token)
-                last = generation.last_event
-                if last != now:
-                    generation.last_event = now
-                    before[last] = before.get(last, 0) + 1
-                    sinks.append(generation.sink)
-                continue
-            if generation.scoring and flags & HAS_TOKEN:
-                generation.push_score()
-                continue
-            if flags & HAS_TOKEN:
-                tokens += 1
-            if not generation.open or generation.finish_reason is not None:
-                continue  # sent before the engine saw the cancel word
-            if generation.push(token, flags):
-                self.cancel(generation)
-            if not generation.touched:
-                generation.touched = True
-                touched.append(generation)
-        metrics = self._metrics
-        metrics.count("generated_tokens", tokens)
-        for generation in touched:
-            generation.touched = False
-            last = generation.last_event
-            generation.flush()
-            generation.last_event = now
-            if last != now:  # else its plain tokens have put it there
-                sinks.append(generation.sink)
-            if last and last != now:
-                before[last] = before.get(last, 0) + 1
-            elif not last and generation.error is None:
-                generation.first_event = now
-                metrics.time_to_first_token.observe(now - generation.arrival)
-            if generation.finish_reason is not None:
-                metrics.request_duration.observe(now - generation.arrival)
-        for last, times in before.items():
-            metrics.inter_token_latency.observe(now - last, times)
-        # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
-        for sink in sinks:
-            sink.send()
-        return tokens > len(sinks) or max(before, default=0.0) >= began
-
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception) -> None:
-        """The engine or the lease is gone: end every request in flight with an error."""
+        """The engine or the lease is gone: the owner gets all requests back."""
         pair, self.pair, self._step = self.pair, None, None
         if pair is None:
             return
-        self.thread.remove(pair)
-        self._problem = _sentence(error)
+        self._thread.remove(pair)
+        self._problem = sentence(error)
         logger.error("%squeue pair lost: %s", self._log_prefix, error)
         self._metrics.count("engine_losses")
-        self._gauge("attached", 0)
+        self._detached()
         failure = self.unavailable(self._problem)
         lost = pair.abandon()
         pair.transport.close()
-        self._give_up([request.owner for request in lost] + self._take_held(), failure)
-        self.on_failure(failure)
+        self._load.lost()
+        back = [request.owner for request in lost] + self._take_held()
+        self._owner.take_back([generation for generation in back if generation.open], failure)
+        self._owner.link_lost(failure)
 
     def _on_loss(self, pair: QueuePair, error: Exception) -> None:
-        """In the link thread: a queue pair is lost. If the event loop stands still, its streams end or move when it goes on."""
+        """In the link thread: a queue pair is lost. A blocked event loop ends or moves its streams later."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._lose_pair, pair, error)
 
@@ -408,34 +381,26 @@ class EngineLink:
                 stray = pair.stray_completions
 
     async def _try_connect(self) -> QueuePair | None:
+        if self.leaving:
+            return None
+        connect = self._connect
         try:
-            pair = await asyncio.to_thread(self._connect)
+            pair = await asyncio.to_thread(connect)
         except (EngineLostError, LayoutError, OSError) as error:
-            problem = _sentence(error)
+            problem = sentence(error)
             if problem != self._problem:
                 logger.warning("%s%s", self._log_prefix, problem)
             self._problem = problem
             return None
+        if self._connect is not connect:  # the engine was let go meanwhile
+            pair.close()
+            return None
         self.pair = pair
-        self.thread.add(pair, self._on_loss)
+        self._thread.add(pair, self._on_loss)
         self._gauge("attached", 1)
         logger.info("%sattached queue pair %d, epoch %d", self._log_prefix, pair.transport.pair, pair.epoch)
         return pair
 
 
-def start_thread(thread: LinkThread, watched: WatchedTasks) -> None:
-    """Start a link thread from the running event loop, which reports its progress to it from now on."""
-    loop = asyncio.get_running_loop()
-
-    def failed(error: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(watched.failed, HEARTBEAT, error)
-
-    thread.on_failure = failed
-    thread.start()
-    watched.start(PROGRESS, thread.report_progress())
-
-
-def _sentence(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+def _nowhere() -> QueuePair:
+    raise EngineLostError("there is no engine")

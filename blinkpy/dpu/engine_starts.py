@@ -3,6 +3,10 @@
 import math
 import mmap
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blinkpy.dpu.link.queue_pair import QueuePair
 
 RESTARTS, EXPECTED_S = range(2)  # float64 each; EXPECTED_S: on the monotonic clock, 0 while nobody waits for an engine
 STARTS_BYTES = 16
@@ -41,3 +45,12 @@ class EngineStarts:
 def map_starts(fd: int, engine: int = 0) -> EngineStarts:
     """Those in an open file, of one of its engines."""
     return EngineStarts(memoryview(mmap.mmap(fd, 0))[engine * STARTS_BYTES : (engine + 1) * STARTS_BYTES])
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One engine of a front end."""
+
+    label: str  # its name for the operator
+    connect: Callable[[], QueuePair]  # returns an attached queue pair, within about a second
+    starts: EngineStarts | None = None  # of the engine, if a process of this server restarts it

@@ -5,7 +5,6 @@ from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
-from blinkpy.dpu.fleet.flight import Flight
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.text.detokenizer import Detokenizer
@@ -13,8 +12,10 @@ from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.dpu.tools.reasoning_counter import ReasoningCounter
 from blinkpy.queues import completion
+from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
+from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 
 STOP, LENGTH = "stop", "length"
@@ -72,6 +73,22 @@ class PlainPath(Protocol):
 
     def push(self, token: int) -> None:
         """Take a token, whose text goes out with the sink's next send()."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """What another engine needs to continue a generation, if there are several engines."""
+
+    prompt: Int32  # [n], the client's
+    sampling: RequestParameters  # of its request, with a seed
+    grammar: ByteAutomaton | None = None  # of its request
+    output: list[int] = field(default_factory=list)  # all tokens that were pushed to the generation
+    engine: int = -1  # index of the engine that has its request; -1: none
+    cost: int = 0  # tokens that the engine has outstanding for it
+    scores_due: int = 0  # completions that come before its output
+    moves: int = 0  # to other engines
+    paused_s: float = 0.0  # between engines, all pauses together
+    paused_at: float = 0.0  # s of the monotonic clock; in a pause
 
 
 @dataclass(slots=True, eq=False)

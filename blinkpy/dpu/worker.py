@@ -4,7 +4,7 @@ import mmap
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -14,12 +14,9 @@ from typing import NoReturn
 from blinkpy.config import Config
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES, TenantTable
 from blinkpy.dpu.descriptors import allowed_connections
-from blinkpy.dpu.engine_link import EngineLink
-from blinkpy.dpu.engine_starts import EngineStarts, map_starts
-from blinkpy.dpu.fleet.engine_list import engine_configs
-from blinkpy.dpu.fleet.engine_places import EngineEntry
-from blinkpy.dpu.fleet.engines_file import EnginesFile
-from blinkpy.dpu.fleet.fleet import Fleet
+from blinkpy.dpu.engine_starts import EngineEntry, EngineStarts, map_starts
+from blinkpy.dpu.fleet.engine_list import EnginesFile, engine_configs
+from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.fleet.fleet_options import FleetOptions
 from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.fleet.placement_rules import load_rule
@@ -61,43 +58,41 @@ def make_server(
     metrics, tenants = Metrics(pair, workers, shared[0]), TenantTable(pair, workers, shared[1])
     words = shared[2] and shared[2][pair * WORDS_BYTES : (pair + 1) * WORDS_BYTES]
     thread = LinkThread(words, config.frontend.worker_hang_s)
-    identity = WorkerIdentity(pair, owner or new_owner())
-    configs = engine_configs(config)
-    if len(configs) == 1 and not config.extension(FleetOptions).engines_file:
-        ((_, link_config),) = configs.items()
-        engine: EngineLink | Fleet = EngineLink(
-            lambda: open_queue_pair(link_config, identity), metrics, starts[0] if starts else None, thread=thread
-        )
-    else:
-        engine = _make_fleet(config, configs, folder, identity, metrics, starts, thread)
-    service = Service(config, folder, engine, metrics, tenants, secret)
-    if isinstance(engine, Fleet):
-        engine.pieces = lambda: service.tokenizer.pieces_in_grammars
+    engines = _make_engines(config, folder, WorkerIdentity(pair, owner or new_owner()), metrics, starts, thread)
+    service = Service(config, folder, engines, metrics, tenants, secret)
+    engines.moves.pieces = lambda: service.tokenizer.pieces_in_grammars
     return Server(App(service, config), config.access, on_ready, on_drained)
 
 
-def _make_fleet(
+def _make_engines(
     config: Config,
-    configs: Mapping[str, Config],
     folder: Path,
     worker: WorkerIdentity,
     metrics: Metrics,
     starts: Sequence[EngineStarts],
     thread: LinkThread,
-) -> Fleet:
+) -> Engines:
+    options, configs = config.extension(FleetOptions), engine_configs(config)
+    several = len(configs) != 1 or bool(options.engines_file)
     same = IdentityCheck(tokenizer_digest(folder))
 
-    def entry(label: str, link_config: Config, own_starts: EngineStarts | None) -> EngineEntry:
-        return EngineEntry(label, lambda: open_queue_pair(link_config, worker, partial(same.check, label)), own_starts)
+    def entry(label: str, link_config: Config, own_starts: EngineStarts | None = None) -> EngineEntry:
+        check = (partial(same.check, label),) if several else ()
+        return EngineEntry(label, lambda: open_queue_pair(link_config, worker, *check), own_starts)
 
     each: Sequence[EngineStarts | None] = starts or [None] * len(configs)
     entries = [entry(label, link_config, own) for (label, link_config), own in zip(configs.items(), each, strict=True)]
-    options, watch = config.extension(FleetOptions), None
-    if options.engines_file:
-        file = EnginesFile(config, lambda label, link_config: entry(label, link_config, None))
-        entries, watch = file.entries, file.watch
-    rule, moves, timeout_s = load_rule(options.placement), options.max_moves, options.move_timeout_s
-    return Fleet(entries, metrics, rule=rule, most_moves=moves, move_timeout_s=timeout_s, watch=watch, thread=thread)
+    file = EnginesFile(config, entry) if options.engines_file else None
+    return Engines(
+        entries if file is None else file.entries,
+        metrics,
+        several,
+        thread,
+        rule=load_rule(options.placement),
+        most_moves=options.max_moves,
+        move_timeout_s=options.move_timeout_s,
+        watch=None if file is None else file.watch,
+    )
 
 
 def may_meter(config: Config) -> bool:

@@ -1,7 +1,11 @@
-"""The engines of a front end, from its options."""
+"""The engines of a front end, from its options and from the file of --engines-file."""
 
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
 from blinkpy.dpu.fleet.fleet_options import FleetOptions, check_placement
@@ -12,7 +16,12 @@ from blinkpy.transport.transport_kinds import check_end, chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
 MOST_BYTES = 1 << 16  # of a file of engines
+LOOK_S = 0.5  # between two looks at the file
 SHM = "shm:"  # before a name, where the others are addresses
+
+logger = logging.getLogger("blinkpy.frontend")
+
+T = TypeVar("T")
 
 
 def engine_configs(config: Config) -> dict[str, Config]:
@@ -87,3 +96,51 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
                 kinds = [other.options for other in ENDS.values() if other.crosses_machines and other.options is not None]
                 mine = mine - {name for kind in kinds for name in [item.name for item in fields(kind)]}
         check_end(ENDS, one, mine)
+
+
+class EnginesFile(Generic[T]):
+    """The file of --engines-file: the engines of a front end, which come and go while it runs.
+
+    The file is read again at most twice a second. To change it, replace it by a rename: of a list that is half written, the
+    engines so far count, and the rest comes with the next look.
+
+    config: of the front end, which names the file.
+    entry: makes an engine of its label and the config of its link.
+    entries: the engines of the last valid list.
+
+    Raises ConfigError.
+    """
+
+    def __init__(self, config: Config, entry: Callable[[str, Config], T]):
+        self._config, self._entry = config, entry
+        self._path = Path(config.extension(FleetOptions).engines_file)
+        self._seen = self._signature()
+        self.entries = self._read()
+
+    def look(self) -> Sequence[T]:
+        """The engines now. An invalid new list is logged, and the old list stays."""
+        seen = self._signature()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self.entries = self._read()
+                logger.info("%s: %d engines", self._path, len(self.entries))
+            except ConfigError as error:
+                logger.error("%s; the engines stay as they were", error)
+        return self.entries
+
+    async def watch(self, take: Callable[[Sequence[T]], None]) -> None:
+        """Pass the engines to `take`, again and again, new or not."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            take(await asyncio.to_thread(self.look))
+
+    def _read(self) -> list[T]:
+        return [self._entry(label, config) for label, config in engine_configs(self._config).items()]
+
+    def _signature(self) -> tuple[int, ...]:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_ino, status.st_size

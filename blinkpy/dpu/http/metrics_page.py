@@ -7,8 +7,7 @@ from functools import partial
 
 from blinkpy.dpu.admission.gate import Gate
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.engine_link import EngineLink
-from blinkpy.dpu.fleet.fleet import Fleet
+from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.http.wire.exchange import Exchange
 from blinkpy.dpu.watch.exposition import Exposition
 
@@ -19,7 +18,7 @@ TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 class MetricsPage:
     """The text of /metrics, and the requests that wait for it. ended: called with each once it is answered."""
 
-    def __init__(self, exposition: Exposition, engine: EngineLink | Fleet, gate: Gate, ended: Callable[[Exchange], None]):
+    def __init__(self, exposition: Exposition, engine: Engines, gate: Gate, ended: Callable[[Exchange], None]):
         self.every_s = EVERY_S
         self._exposition, self._engine, self._gate, self._ended = exposition, engine, gate, ended
         self._text, self._rendered = b"", -EVERY_S

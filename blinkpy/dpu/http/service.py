@@ -15,8 +15,8 @@ from blinkpy.dpu.admission.service_tiers import TIERS, shown_tier
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.admission.tenant_table import TenantTable
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, unavailable
-from blinkpy.dpu.engine_link import EngineLink, Submission
-from blinkpy.dpu.fleet.fleet import Fleet
+from blinkpy.dpu.engine_link import Submission
+from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.generation import Generation, excluding
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
@@ -46,7 +46,7 @@ class Service:
         self,
         config: Config,
         folder: Path,
-        engine: EngineLink | Fleet,
+        engine: Engines,
         metrics: Metrics,
         tenants: TenantTable | None = None,
         secret: bytes = b"",

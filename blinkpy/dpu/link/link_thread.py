@@ -107,6 +107,13 @@ class LinkThread:
         watched = self._pairs.get(id(pair))
         return 0.0 if watched is None else watched.checked
 
+    def problem_of(self, pair: QueuePair) -> str | None:
+        """A sentence, if a queue pair had no heartbeat, or the event loop did not run, for half a lease."""
+        oldest = time.monotonic() - pair.facts.lease_ms / 2000
+        if self.checked(pair) < oldest:
+            return "The queue pair has had no heartbeat for half its lease."
+        return "The event loop has not run for half a lease." if self.progressed < oldest else None
+
     def close(self) -> None:
         """End the thread. All queue pairs have been removed."""
         self._closed = True

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blinkpy.dpu import engine_link
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.fleet import fleet_link
-from blinkpy.dpu.fleet.engine_load import EngineLoad
-from blinkpy.dpu.fleet.engine_places import EngineEntry
-from blinkpy.dpu.fleet.fleet import Fleet
-from blinkpy.dpu.fleet.fleet_link import LOAD_S, FleetLink
-from blinkpy.dpu.fleet.flight import Flight
+from blinkpy.dpu.engine_link import EngineLink
+from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet.engine_load import LOAD_S, EngineLoad
+from blinkpy.dpu.fleet.engines import Engines
+from blinkpy.dpu.generation import Flight
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER, ENGINE_STATE, GAUGE, STATE_READY
 
 ANY: Any = None
+THREAD: Any = SimpleNamespace(add=lambda *_: None, remove=lambda _: None)
 
 
 def gone() -> Any:
@@ -29,8 +30,11 @@ def gone() -> Any:
 
 
 def made_link() -> Any:
-    metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
-    return FleetLink(3, "first", gone, metrics, ANY, lambda *_: None, lambda *_: None)
+    owner: Any = SimpleNamespace(
+        several=True, metrics=SimpleNamespace(count=lambda *_: None), thread=THREAD, gauge=lambda *_: None,
+        take_back=lambda *_: None, link_lost=lambda _: None,
+    )  # fmt: skip
+    return EngineLink(owner, 3, EngineEntry("first", gone, ANY))
 
 
 def made_pair(free_slots: int, words: list[int] | None = None, instance: int = 1) -> Any:
@@ -43,14 +47,15 @@ def made_pair(free_slots: int, words: list[int] | None = None, instance: int = 1
 
 def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw, now = random.Random(seed), 50.0
-    monkeypatch.setattr(fleet_link, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now))
     link, words = made_link(), [0] * BLOCK_WORDS
     for _ in range(200):
         words[:] = [draw.randrange(1 << 20) for _ in words]
         words[COUNTER["requests_accepted"]] *= draw.random() < 0.5
         link.pair, link._held = made_pair(draw.randrange(9), words), [None] * draw.randrange(3)
-        link._outstanding, link._unseen = draw.randrange(1000), draw.randrange(1000)
-        unseen = link._unseen * (words[COUNTER["requests_accepted"]] == link._words[COUNTER["requests_accepted"]])
+        meter = link._load
+        meter.outstanding, meter.unseen = draw.randrange(1000), draw.randrange(1000)
+        unseen = meter.unseen * (words[COUNTER["requests_accepted"]] == meter.words[COUNTER["requests_accepted"]])
         now += 2 * LOAD_S
         spare = link.pair.free_slots - len(link._held)
         accepted = words[COUNTER["requests_accepted"]] or 1
@@ -59,7 +64,7 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
         for _ in range(2):  # what was published since then does not count yet
             load = link.load()
             assert [getattr(load, name) for name in EngineLoad.__slots__] == [
-                *(3, spare, waiting, running, free, link._outstanding, unseen, spare > 0)
+                *(3, spare, waiting, running, free, meter.outstanding, unseen, spare > 0)
             ]
             words[:] = [0] * BLOCK_WORDS
 
@@ -67,10 +72,10 @@ def test_a_load_is_what_the_engine_published_last(monkeypatch: pytest.MonkeyPatc
 def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """As far as it was read: a link looks every LOAD_S seconds. What was lost with its engine is nobody's load."""
     draw, now, looked_at = random.Random(seed), 50.0, 0.0
-    monkeypatch.setattr(fleet_link, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: now))
     link, words, accepted, unseen = made_link(), [0] * BLOCK_WORDS, 0, 0
     pair = link.pair = made_pair(9, words)
-    pair.submit = lambda *_: SimpleNamespace()
+    pair.submit, pair.abandon, pair.transport.close = lambda *_: SimpleNamespace(), list, list
     for _ in range(500):
         event = draw.random()
         if event < 0.4:
@@ -81,8 +86,7 @@ def test_prompts_are_unseen_until_the_engine_accepts_any(monkeypatch: pytest.Mon
         elif event < 0.6:
             words[COUNTER["requests_accepted"]] += draw.randint(1, 3)
         elif event < 0.65:
-            link.pair = None
-            link._give_up([], ANY)
+            link._lose(EngineLostError("it is gone"))
             link.pair, unseen, looked_at = pair, 0, 0.0
         else:
             now += draw.choice((0.1, 2)) * LOAD_S
@@ -107,7 +111,7 @@ def test_a_place_belongs_to_its_new_engine_as_a_whole() -> None:
     link, starts = made_link(), SimpleNamespace(restarts=7, retry_s=lambda: 42)
     link.vacate()
     assert (link.leaving, link.vacant) == (True, True)
-    link.occupy("second", made_link, starts)
+    link.occupy(EngineEntry("second", made_link, starts))
     assert (link.label, link._connect, link.leaving, link.vacant) == ("second", made_link, False, False)
     assert (link.restarts(), link.unavailable("").retry_s) == (7, 42)
 
@@ -116,7 +120,7 @@ def test_a_busy_engine_that_is_listed_again_stays() -> None:
     """It was about to leave, with its requests."""
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     entries = [EngineEntry("a", gone), EngineEntry("b", gone)]
-    fleet = Fleet(entries, metrics)
+    fleet = Engines(entries, metrics)
     (first, _), pair = fleet.links, made_pair(4)
     first.pair, pair.in_flight = pair, 1
     for listed, leaves in ((entries[1:], True), (entries, False), (entries[1:], True), (entries[::-1], False)):
@@ -135,7 +139,7 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
     """Whichever come, are lost, or leave and give their places to others."""
     draw, shown, there = random.Random(seed), dict[str, float](), dict[int, tuple[int, int]]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=shown.__setitem__)
-    fleet = Fleet([EngineEntry(str(i), connected) for i in range(3)], metrics)
+    fleet = Engines([EngineEntry(str(i), connected) for i in range(3)], metrics)
 
     async def storm() -> None:
         for number in range(150):
@@ -153,7 +157,7 @@ def test_gauges_are_sums_of_the_engines_that_are_there(seed: int) -> None:
                     link._lose(EngineLostError("it is gone"))
                 else:
                     link.vacate()
-                    link.occupy(f"new {number}", connected, None)
+                    link.occupy(EngineEntry(f"new {number}", connected))
             sums = (len(there), *map(sum, zip((0, 0), *there.values(), strict=True)))
             assert tuple(shown.get(name, 0) for name in ("attached", "slots", "requests_in_flight")) == sums
 
@@ -165,17 +169,17 @@ def test_others_hear_of_room_once_all_moves_are_over(seed: int) -> None:
     draw, heard, timers = random.Random(seed), list[int](), list[Any]()
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
     for _ in range(50):
-        fleet: Any = Fleet([EngineEntry("a", gone)], metrics)
-        fleet.on_room = lambda fleet=fleet: heard.append(len(fleet._moving))
-        fleet._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
+        fleet: Any = Engines([EngineEntry("a", gone)], metrics)
+        fleet.on_room = lambda fleet=fleet: heard.append(len(fleet.moves))
+        fleet.moves._loop = SimpleNamespace(call_later=lambda _, move_all: timers.append(move_all))
         generations = [SimpleNamespace(open=draw.random() < 0.7, flight=Flight(ANY, ANY)) for _ in range(draw.randrange(1, 4))]
-        fleet._settle = lambda move: draw.random() < 0.5  # it has an engine, or has ended
-        fleet._on_lost(generations, ANY)
+        fleet.moves._settle = lambda move: draw.random() < 0.5  # it has an engine, or has ended
+        fleet.take_back(generations, ANY)
         while timers:
-            fleet._room_came()  # as a link does, behind completions
+            fleet.slots_freed()  # as a link does, behind completions
             assert heard == []
             timers.pop()()
-        assert fleet._moving == [] and heard == [0]
+        assert len(fleet.moves) == 0 and heard == [0]
         heard.clear()
 
 
@@ -188,7 +192,7 @@ def test_each_prompt_of_a_request_counts_for_the_next_one(seed: int) -> None:
         loads.append([dataclasses.replace(engine) for engine in engines])
         return draw.choice(engines)
 
-    fleet = Fleet([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
+    fleet = Engines([EngineEntry(label, gone) for label in "abc"], metrics, rule=choose)
     slots = [draw.randint(1, 4) for _ in fleet.links]
     for link, many in zip(fleet.links, slots, strict=True):
         link.pair = made_pair(many, [STATE_READY if i == ENGINE_STATE else 0 for i in range(BLOCK_WORDS)])
@@ -222,7 +226,7 @@ def test_who_is_refused_hears_when_the_first_engine_is_expected(expected: tuple[
     """None: nobody here starts that engine, so it may be there at once."""
     starts: Any = [None if seconds is None else SimpleNamespace(retry_s=lambda s=seconds: s) for seconds in expected]
     metrics: Any = SimpleNamespace(count=lambda *_: None, gauge=lambda *_: None)
-    fleet = Fleet([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)
+    fleet = Engines([EngineEntry(f"e{i}", gone, one) for i, one in enumerate(starts)], metrics)
     assert fleet.unavailable("None serves.").retry_s == told
     with pytest.raises(ApiError) as caught:
         fleet.require()

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from support.front_end.tiny_tokenizer import write_model
 
-from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.answer_sinks import Streamer
 from blinkpy.dpu.http.answers import Answer
@@ -19,6 +18,7 @@ from blinkpy.dpu.http.fields.http_request import StreamUsage
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.token_feed import feed
 from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN
 
 CHOICES = 3
@@ -142,7 +142,7 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
     """Whole characters, parts of some, tokens without text and unknown ones, several in a step; against the events one by one."""
     draw, scene, tokenizer = random.Random(seed), Scene(), Tokenizer(write_model(tmp_path))
     answer = scene.streamer.answer
-    link, reference = EngineLink(lambda: pytest.fail("it connects"), Metrics()), tokenizer.detokenizer()
+    metrics, cancelled, reference = Metrics(), list[Generation](), tokenizer.detokenizer()
     choice = Generation(0, 1, tokenizer.detokenizer(), (), 0.0, scene.streamer)
     request: Any = SimpleNamespace(owner=choice)
     scene.streamer.generations = [choice]
@@ -153,12 +153,12 @@ def test_the_shortcut_makes_an_event_of_each_token_with_text(seed: int, tmp_path
         step = [draw.randrange(520) for _ in range(1 if now == 1 else draw.choice((1, 1, 1, 2, 3)))]
         texts = [text for text in map(reference.push, step) if text or now == 1]
         assert (choice.plain is None) == (now == 1), "the first event is made in full"
-        link._feed([(request, token, HAS_TOKEN) for token in step], float(now), float(now))
+        feed([(request, token, HAS_TOKEN) for token in step], float(now), float(now), metrics, cancelled.append)
         count += len(step)
         assert list(chunks_of(b"".join(scene.wire.writes))) == [answer.event(0, text) for text in texts]
         assert (len(scene.wire.writes), choice.tokens, choice.last_event) == (bool(texts), count, float(now))
         scene.wire.writes.clear()
-    link._feed([(request, 70, HAS_TOKEN), (request, 71, HAS_TOKEN | FINISH_LENGTH)], 400.0, 400.0)
+    feed([(request, 70, HAS_TOKEN), (request, 71, HAS_TOKEN | FINISH_LENGTH)], 400.0, 400.0, metrics, cancelled.append)
     texts = [text for text in map(reference.push, (70, 71)) if text]
     expected = [*(answer.event(0, text) for text in texts), answer.last_event(0, "length")]
     assert (list(chunks_of(scene.wire.writes[0])), choice.open, choice.tokens) == (expected, False, count + 2)

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from blinkpy.dpu import engine_link
-from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.engine_link import CONNECT_POLL_S, RECONNECT_S, EngineLink
+from blinkpy.dpu.api_errors import ApiError, sentence
+from blinkpy.dpu.engine_link import RECONNECT_S, EngineLink
+from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet import engines, moves
+from blinkpy.dpu.fleet.engines import CONNECT_POLL_S, Engines
 from blinkpy.dpu.link.link_thread import CHECK_S
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
 from blinkpy.dpu.poll_pace import POLL_S
@@ -50,6 +53,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.leader: Any = None
         self.grammar: Any = None
+        self.flight: Any = None
         self.rules: Any = None
         self.scoring = False
         self.plain: Any = None
@@ -74,6 +78,7 @@ class Choice:
             self.log.append(("fail", self.name, error.status, error.message))
 
 
+DETACHED = [("gauge", name, 0) for name in ("attached", "slots", "requests_in_flight")]
 GAUGES = [("gauge", "slots", 9), ("gauge", "requests_in_flight", 1)]  # of each beat
 
 
@@ -86,8 +91,14 @@ class Stage:
         metrics: Any = SimpleNamespace(count=log.noted("count"), gauge=log.noted("gauge"))
         for name in ("inter_token_latency", "time_to_first_token", "request_duration"):
             setattr(metrics, name, SimpleNamespace(observe=log.noted(name)))
-        make: Any = EngineLink
-        self.link = make(log.noted("connect"), metrics)
+        self.thread: Any = SimpleNamespace(
+            add=lambda pair, on_loss: log.append(("thread.add", pair is self.pair, on_loss == self.link._on_loss)),
+            remove=lambda pair: log.append(("thread.remove", pair is self.pair)),
+            close=log.noted("thread.close"), start=log.noted("thread.start"), report_progress=lambda: None,
+        )  # fmt: skip
+        self.link: Any
+        self.owner: Any = Engines([EngineEntry("one", log.noted("connect"))], metrics, False, self.thread)
+        (self.link,) = self.owner.links
         monkeypatch.setattr(engine_link, "time", SimpleNamespace(monotonic=lambda: self.now))
         transport = SimpleNamespace(
             read_engine_state=lambda: STATE_READY, read_engine=lambda: [1, 2], close=log.noted("transport.close"), pair=2
@@ -100,13 +111,6 @@ class Stage:
             submit=lambda prompt, sampling, owner: (log.append(("submit", owner.name, sampling)), owner.request)[1],
         )  # fmt: skip
         self.link.pair = self.pair
-        self.checked = 100.0  # by the link thread
-        self.link.thread = thread = SimpleNamespace(
-            add=lambda pair, on_loss: log.append(("thread.add", pair is self.pair, on_loss == self.link._on_loss)),
-            remove=lambda pair: log.append(("thread.remove", pair is self.pair)),
-            close=log.noted("thread.close"), checked=lambda pair: self.checked, progressed=100.0,
-        )  # fmt: skip
-        self.thread: Any = thread
         self.link._loop = SimpleNamespace(call_later=self.later)
         self.link._pace = SimpleNamespace(delay=self.delay, restart=log.noted("restart"))
         self.polls: list[tuple[float, bool, bool]] = []
@@ -123,7 +127,7 @@ class Stage:
     def lost(self, *owners: str, problem: str = "The card fell out.") -> list[Any]:
         """What follows from a loss."""
         fails = [("fail", name, 503, problem) for name in owners]
-        return [("thread.remove", True), ("count", "engine_losses"), ("gauge", "attached", 0), ("transport.close",), *fails]
+        return [("thread.remove", True), ("count", "engine_losses"), *DETACHED, ("transport.close",), *fails]
 
 
 @pytest.fixture
@@ -174,7 +178,7 @@ def test_polls_feed_choices_and_wait_as_steps_suggest(stage: Stage, seed: int) -
         expected += [("inter_token_latency", *gap) for gap in gaps.items()] + [("send",)] * len(both)
         firsts = [choice for choice in touched if not choice.last_event and choice.error is None]
         stage.timers.clear()
-        link.on_room = lambda turn=turn: rooms.append(turn)
+        stage.owner.on_room = lambda turn=turn: rooms.append(turn)
         link._poll()
         assert (log.taken(), rooms[-1:] == [turn]) == (expected, came != []), turn
         assert stage.polls[turn:] == [(stage.now, came != [], tokens > len(both))]
@@ -248,7 +252,7 @@ def test_a_poll_without_a_pair_or_with_a_broken_one_sets_no_timer(stage: Stage, 
     poll, stage.pair.abandon = stage.log.noted("poll", BROKEN), lambda: [owner.request]
     stage.pair.poll = lambda *most: poll()
     told = list[ApiError]()
-    stage.link.on_failure = told.append
+    stage.owner.on_failure = told.append
     stage.link._poll()
     assert stage.log.taken() == [("poll",), *stage.lost("a")] and [error.status for error in told] == [503]
     assert caplog.messages == [f"queue pair lost: {BROKEN}"]
@@ -274,7 +278,7 @@ def test_an_exception_that_nobody_foresaw_is_told_and_ends_the_polls(stage: Stag
     link._watched = SimpleNamespace(failed=stage.log.noted("failed"))  # type: ignore[assignment]
     link._held = [(Choice(stage.log, "a"), np.zeros(1, np.int32), None)]  # type: ignore[list-item]
     if where == "on_room":
-        link.on_room = failing
+        stage.owner.on_room = failing
     else:
         setattr(stage.pair, where, lambda *_: failing())
     link._poll()
@@ -289,7 +293,7 @@ def test_who_waits_is_told_why_the_engine_takes_nothing(stage: Stage, error: Exc
     stage.pair.submit = stage.log.noted("submit", error)
     stage.pair.submit = lambda *_, submit=stage.pair.submit: submit()
     stage.link._poll()
-    assert stage.log == [("submit",), ("fail", "a", 503, engine_link._sentence(error))] and stage.link._held == []
+    assert stage.log == [("submit",), ("fail", "a", 503, sentence(error))] and stage.link._held == []
 
 
 @pytest.mark.parametrize("error", [None, UNAVAILABLE, LOST, BROKEN])
@@ -317,7 +321,7 @@ def test_all_of_a_request_is_submitted_or_nothing(stage: Stage, error: Exception
         with pytest.raises(ApiError) as caught:
             stage.link.submit(work)
         assert caught.value.__cause__ is error
-        said = engine_link._sentence(error)
+        said = sentence(error)
         assert (caught.value.status, caught.value.message) == (503, said)
         happened, names = log.taken(), "abc"[:place]
         gone = stage.lost(problem=said) if error in (LOST, BROKEN) else []  # its choices hear nothing: it has the answer
@@ -362,7 +366,7 @@ def test_a_loss_while_choices_are_given_up_is_not_theirs(stage: Stage) -> None:
     stage.pair.cancel, stage.pair.abandon = stage.log.noted("cancel", BROKEN), lambda: [first.request]
     with pytest.raises(ApiError) as caught:
         stage.link.submit([(each, np.zeros(1, np.int32), None) for each in (first, second)])
-    assert caught.value.message == engine_link._sentence(UNAVAILABLE)
+    assert caught.value.message == sentence(UNAVAILABLE)
     assert stage.log[2:] == [("submit",), ("cancel", first.request), *stage.lost(), ("restart",)]
 
 
@@ -486,14 +490,14 @@ def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> Non
     stage.link.cancel(never)
     stage.pair.live = lambda: [choice.request for choice in choices]
     error, told = ApiError(503, "x"), list[ApiError]()
-    stage.link.on_failure = told.append
-    stage.link.fail_all(error)
+    stage.owner.on_failure = told.append
+    stage.owner.fail_all(error)
     assert told == [error]  # for requests that wait for a slot
     assert stage.log.taken() == [("cancel", "a"), ("fail", "a", 503, "x"), ("cancel", "b"), ("fail", "b", 503, "x")]
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "text"),
     [
         (ValueError("no engine"), "No engine."),
         (BROKEN, "The card fell out."),
@@ -501,8 +505,8 @@ def test_all_in_flight_fail_together_and_the_engine_is_told(stage: Stage) -> Non
         (TransportError("Odd."), "Odd."),
     ],
 )
-def test_problems_are_sentences(error: Exception, sentence: str) -> None:
-    assert engine_link._sentence(error) == sentence
+def test_problems_are_sentences(error: Exception, text: str) -> None:
+    assert sentence(error) == text
 
 
 class Sleep:
@@ -533,7 +537,7 @@ def test_the_keeper_connects_refreshes_and_connects_again(driven: Stage, caplog:
     for error in (LOST, LOST, LayoutError("another version"), OSError("x"), BROKEN):
         link._connect = log.noted("connect", error)
         assert keeper.send(None) == RECONNECT_S
-        assert (log.taken(), link.status()) == ([("connect",)], engine_link._sentence(error))
+        assert (log.taken(), link.status()) == ([("connect",)], sentence(error))
     said = [record.message for record in caplog.records]
     assert said == ["The engine is gone.", "Another version.", "X.", "The card fell out."], "each problem once"
     link._connect = log.noted("connect", pair)
@@ -557,7 +561,7 @@ def test_the_keeper_connects_refreshes_and_connects_again(driven: Stage, caplog:
     good, link._connect = pair.refresh, log.noted("connect", LOST)
     pair.refresh = log.noted("refresh", BROKEN)
     assert keeper.send(None) == RECONNECT_S
-    assert log.taken() == [("refresh",), *driven.lost(problem=engine_link._sentence(BROKEN)), ("connect",)]
+    assert log.taken() == [("refresh",), *driven.lost(problem=sentence(BROKEN)), ("connect",)]
     pair.refresh = good
     link._connect, pair.stray_completions = log.noted("connect", pair), 0
     assert keeper.send(None) == pytest.approx(0.1)
@@ -591,28 +595,28 @@ def test_what_the_link_thread_finds_is_handled_on_the_loop(stage: Stage) -> None
     link._on_loss(stage.pair, LOST)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """And the link thread, unless another one has started it."""
+def test_the_keeper_starts_on_the_running_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the link thread, whose end by an exception ends the worker."""
     told, loop, started = list[Any](), SimpleNamespace(), list[str]()
     loop.call_soon_threadsafe = lambda *call: told.append(call)
     watched = SimpleNamespace(start=lambda name, work: (work and work.close(), started.append(name)), failed="failed")
-    monkeypatch.setattr(engine_link, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    stage.link._shared, stage.thread.start = shared, stage.log.noted("thread.start")
-    stage.thread.report_progress = lambda: None
-    stage.link.start(watched)  # type: ignore[arg-type]
-    names = [] if shared else ["the report of progress"]
-    assert (stage.link._loop, started) == (loop, [*names, "the link to the engine"])
-    assert stage.log == ([] if shared else [("thread.start",)])
-    if not shared:
-        stage.thread.on_failure(LOST)
-        assert told == [("failed", "the link thread", LOST)], "it ends the worker"
+    for module in (engine_link, engines, moves):
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    stage.owner.start(watched)
+    assert (stage.link._loop, started) == (loop, ["the report of progress", "the link to the engine"])
+    assert stage.log == [("thread.start",)]
+    stage.thread.on_failure(LOST)
+    assert told == [("failed", "the link thread", LOST)]
+    loop.call_soon_threadsafe = lambda *call: (_ for _ in ()).throw(RuntimeError("Event loop is closed"))
+    stage.thread.on_failure(LOST)
 
 
-def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage) -> None:
+def test_waiting_for_a_connection_ends_with_it_or_in_time(driven: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "asyncio", SimpleNamespace(sleep=Sleep))
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: driven.now))
     for comes, outcome, sleeps in ((True, True, 0), (False, False, 3)):
         driven.link.pair = driven.pair if comes else None
-        waiting, slept = driven.link.connected(3.0), 0
+        waiting, slept = driven.owner.connected(3.0), 0
         with pytest.raises(StopIteration) as end:
             while True:
                 assert waiting.send(None) == CONNECT_POLL_S
@@ -626,12 +630,12 @@ def test_closing_ends_what_runs_and_gives_the_pair_up(stage: Stage) -> None:
     stage.pair.live = lambda: [choice.request]
     for attached in (True, False):
         stage.link._poll_timer = stage.later(1, stage.link._poll) if attached else None
-        stage.link.close()
+        stage.owner.close()
         ended: list[tuple] = []
         assert stage.link.pair is None
         if attached:
             told = ("fail", "a", 503, "The server is shutting down.")
-            ended += [("timer.cancel",), ("cancel", "a"), told, ("thread.remove", True), ("pair.close",)]
+            ended += [("cancel", "a"), told, ("timer.cancel",), ("thread.remove", True), ("pair.close",), *DETACHED]
         assert stage.log.taken() == [*ended, ("thread.close",)]
 
 
@@ -643,22 +647,20 @@ def test_a_link_without_a_pair_has_no_room(stage: Stage) -> None:
 def test_who_is_held_fails_before_others_hear_that_all_have(stage: Stage) -> None:
     held: Any = Choice(stage.log, "held")
     stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
-    stage.link.on_failure = lambda error: stage.log.append(("told", len(stage.link._held)))
-    stage.link.fail_all(ApiError(503, "x"))
+    stage.owner.on_failure = lambda error: stage.log.append(("told", len(stage.link._held)))
+    stage.owner.fail_all(ApiError(503, "x"))
     assert stage.log == [("fail", "held", 503, "x"), ("told", 0)]
 
 
-def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(stage: Stage) -> None:
-    """Of the link thread, and of the event loop."""
-    beat, loop = "The queue pair has had no heartbeat for half its lease.", "The event loop has not run for half a lease."
-    for checked, progressed, problem in ((0.0, 0.0, beat), (9.0, 0.0, loop), (0.0, 9.0, beat), (9.0, 9.0, None)):
-        stage.now, stage.checked, stage.thread.progressed = 1.0, checked, progressed  # the lease has 2 s
-        assert stage.link.readiness() is None
-        stage.now = 1.0001
-        assert stage.link.readiness() == problem
-    stage.checked = 0.0
+def test_readiness_needs_an_engine_that_serves_and_proof_of_life(stage: Stage) -> None:
+    for problem in (None, "The queue pair is silent."):
+        stage.thread.problem_of = stage.log.noted("problem_of", problem)
+        assert stage.link.readiness() == stage.owner.readiness() == problem
+    assert stage.log == [("problem_of", stage.pair)] * 4
     stage.pair.transport.read_engine_state = lambda: STATE_DRAINING
     assert stage.link.readiness() == "The engine is draining.", "what the engine says of itself comes first"
+    stage.link.pair = None
+    assert stage.link.readiness() == "The engine is not connected yet."
 
 
 def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
@@ -666,7 +668,7 @@ def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
     flying, held = Choice(stage.log, "flying"), Choice(stage.log, "held")
     stage.pair.abandon = lambda: [flying.request]
     stage.link._held = [(held, np.zeros(1, np.int32), None)]  # type: ignore[list-item]
-    stage.link.on_failure = stage.log.noted("told")
+    stage.owner.on_failure = stage.log.noted("told")
     stage.link._lose(LOST)
     assert [each[:2] for each in stage.log[-3:]] == [("fail", "flying"), ("fail", "held"), ("told", stage.log[-1][1])]
 
@@ -674,10 +676,9 @@ def test_a_loss_is_told_when_all_in_flight_have_failed(stage: Stage) -> None:
 def test_the_log_names_one_of_several_links(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics: Any = stage.link._metrics
-    made: Any = EngineLink
     for label, begin in (("engine 2", "engine 2: queue pair lost"), ("", "queue pair lost")):
-        link = made(stage.log.noted("connect"), metrics, label=label)
+        stage.owner.several = bool(label)
+        link: Any = EngineLink(stage.owner, 0, EngineEntry("2", stage.log.noted("connect")))
         link.pair = stage.pair
         link._lose(LOST)
         assert caplog.messages[-1] == f"{begin}: {LOST}"

@@ -14,9 +14,8 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import MOST_ENGINES, Config, ConfigError
-from blinkpy.dpu.fleet.engine_list import MOST_BYTES, check_engines, engine_configs
-from blinkpy.dpu.fleet.engine_places import EngineEntry
-from blinkpy.dpu.fleet.engines_file import EnginesFile
+from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet.engine_list import MOST_BYTES, EnginesFile, check_engines, engine_configs
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def test_engines_come_and_go(folder: Path, file: Path, first: FakeEngine) -> Non
         wait_for(lambda: first.segment_name not in server.client.get("/metrics").text)
         write(file, first, second)
         wait_engines(server, first, second)
-        assert len(server.engine_client._places) == 2, "places are used again"
+        assert len(server.engine_client._all) == 2, "places are used again"
 
 
 def test_what_a_leaving_engine_loses_goes_on_elsewhere(folder: Path, file: Path, first: FakeEngine) -> None:

@@ -23,9 +23,9 @@ from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
-from blinkpy.dpu.fleet.continuation import started_at
 from blinkpy.dpu.fleet.engine_list import check_engines, engine_configs
 from blinkpy.dpu.fleet.identity import IdentityCheck
+from blinkpy.dpu.fleet.moves import started_at
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.dpu.watch.log_output import FIELDS
 from blinkpy.engine.model_digest import model_digest
@@ -320,7 +320,7 @@ def test_a_drain_waits_for_a_request_that_is_between_two_engines(folder: Path) -
         wait_for(lambda: first.hold or second.hold)
         first.stop()
         second.stop()
-        wait_for(lambda: server.engine_client._moving)
+        wait_for(lambda: server.engine_client.moves)
         server.server.should_exit = True
         wait_for(lambda: server.server.app.draining)
         with PlaceEngine(pauses, name=first.segment_name):

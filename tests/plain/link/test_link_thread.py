@@ -320,6 +320,22 @@ def test_a_short_lease_shortens_the_rounds() -> None:
     assert thread._pause_s() == pytest.approx(0.025)
 
 
+def test_a_proof_of_life_is_as_old_as_half_a_lease_and_no_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the link thread, and of the event loop."""
+    beat, loop = "The queue pair has had no heartbeat for half its lease.", "The event loop has not run for half a lease."
+    for checked, progressed, problem in ((0.0, 0.0, beat), (9.0, 0.0, loop), (0.0, 9.0, beat), (9.0, 9.0, None)):
+        clock = [checked]
+        _, thread = made(monkeypatch, clock)
+        pair, thread.progressed = Notes(clock), progressed
+        thread.add(pair, lambda *_: None)
+        clock[0] = LEASE_S / 2
+        assert thread.problem_of(pair) is None
+        clock[0] += 1e-4
+        assert thread.problem_of(pair) == problem
+        thread.remove(pair)
+        assert thread.problem_of(pair) == beat
+
+
 def test_an_unexpected_exception_is_reported() -> None:
     module: Any = importlib.import_module("blinkpy.dpu.link.link_thread")
     found, failed = list[BaseException](), threading.Event()

@@ -4,7 +4,7 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug
 
 # fmt: off
 PATCHES: dict[str, list[tuple[str, str, str]]] = {
-    "continuation": [
+    "moves": [
         ("max_tokens begins anew in another engine", "max_tokens=sampling.max_tokens - count", "max_tokens=sampling.max_tokens"),
         ("min_tokens begins anew in another engine",
          "min_tokens=max(0, sampling.min_tokens - count)", "min_tokens=sampling.min_tokens"),
@@ -17,48 +17,50 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("scores of a prompt are counted twice", "            generation.scores.restart()\n", "            pass\n"),
         ("a prompt is scored again with its output",
          "flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,\n", "flags=sampling.flags,\n"),
-        ("text that may be the begin of a stop string is shown at a move", "    assert flight is not None\n",
-         "    assert flight is not None\n    generation._text += generation._stops.finish() if generation._stops else ''\n"),
+        ("text that may be the begin of a stop string is shown at a move", "    assert flight is not None\n    sampling, count",
+         "    assert flight is not None\n    stops = generation._stops\n    generation._text += stops.finish() if stops else ''\n"
+         "    sampling, count"),
+        ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
+        ("a move that its engine refuses counts as one",
+         "        except ApiError:  # the", "        except ApiError:\n            flight.moves += 1  # the"),
+        ("pauses of several moves do not add up", "flight.paused_s += pause_s", "flight.paused_s = pause_s"),
+        ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
+        ("a request moves in the middle of a step's tokens",
+         "        self._plan(0.0)\n\n    def", "        self._move_all()\n\n    def"),
     ],
     "prompt_scores": [
         ("ranks of a prompt's tokens are counted twice", "del self.entries[1:], self.ranks[1:]", "del self.entries[1:]"),
     ],
     "generation": [("output counts as cached tokens of the prompt", "else min(cached, self.prompt_length)", "else cached")],
-    "fleet_link": [
-        ("phases are counted from the last engine on",
-         "generation.submitted = before or generation.submitted", "generation.submitted += 0 * before"),
+    "token_feed": [
         ("a score is taken for output",
          "if flags & HAS_TOKEN and flight.scores_due:", "if flags & HAS_TOKEN and flight.scores_due < 0:"),
-        ("tokens stay outstanding in an engine that was lost",
-         "            self._outstanding = self._unseen = 0\n", "            self._unseen = 0\n"),
     ],
-    "engine_places": [
+    "engine_load": [
+        ("tokens stay outstanding in an engine that was lost",
+         "        self.outstanding = self.unseen = 0\n        self.read_at = 0.0\n",
+         "        self.unseen = 0\n        self.read_at = 0.0\n"),
+    ],
+    "engines": [
         ("an engine that leaves is let go with its requests", "link.leaving and link.is_idle()", "link.leaving"),
-        ("places of engines that left are not used again", "in self._all if link.vacant], list", "in [] if link.vacant], list"),
+        ("places of engines that left are not used again", "            if free:\n", "            if False:\n"),
         ("an engine that comes back while it leaves goes on leaving",
          "link.leaving = link", "link.leaving = link.leaving or link"),
-    ],
-    "fleet": [
-        ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._places))", "pass"),
+        ("a placement knows nothing of an engine that came later", "self._placement.grow(len(self._all))", "pass"),
         ("each engine draws a seed of its own", "seed=secrets.randbits(63)", "seed=None"),
-        ("moves are not counted", "flight.moves += 1", "flight.moves += 0"),
-        ("a move that its engine refuses counts as one",
-         "        except ApiError:  # lost at", "        except ApiError:\n            flight.moves += 1  # lost at"),
-        ("pauses of several moves do not add up", "flight.paused_s += pause_s", "flight.paused_s = pause_s"),
         ("who waits is refused when one engine of several is lost",
          "        if self.pair is None:\n            self.on_failure", "        if True:\n            self.on_failure"),
-        ("who has lost an engine comes behind those who wait for a slot", "is None) - len(self._moving))", "is None))"),
-        ("who has left moves on", "if move.generation.open and not self._settle(move):", "if not self._settle(move):"),
+        ("who has lost an engine comes behind those who wait for a slot", "is None) - len(self.moves))", "is None))"),
         ("who finds no engine is forgotten",
          "engine is None:\n            return False\n", "engine is None:\n            return True\n"),
-        ("a request moves in the middle of a step's tokens",
-         "        self._plan_moves(0.0)\n\n    def", "        self._move_all()\n\n    def"),
         ("choices of a request that was refused go on",
          "generation.open = False\n                self.cancel(generation)\n", "generation.open = False\n"),
     ],
     "engine_link": [
+        ("phases are counted from the last engine on",
+         "generation.submitted = generation.submitted or time", "generation.submitted = time"),
         ("what waits for room is lost with its engine",
-         "for request in lost] + self._take_held(), failure)", "for request in lost], failure)"),
+         "for request in lost] + self._take_held()", "for request in lost]"),
     ],
 }
 # fmt: on
@@ -77,8 +79,7 @@ _BETWEEN_SCHEDULERS = (
 WORLD_BUGS = (
     *(bug for bug in FLEET_BUGS if bug.what.startswith(_BETWEEN_SCHEDULERS)),
     Bug("what a lost engine had goes nowhere", "engine_link",
-        "self._give_up([request.owner for request in lost] + self._take_held(), failure)",
-        "self._give_up(self._take_held(), failure)"),
+        "back = [request.owner for request in lost] + self._take_held()", "back = self._take_held()"),
     Bug("a new owner begins before the completions of its own epoch", "queue_pair",
         "self._reset(words.sq_head, words.cq_tail)", "self._reset(words.sq_head, max(0, words.cq_tail - 1))"),
     *(bug for bug in SCHEDULER_BUGS

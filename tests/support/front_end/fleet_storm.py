@@ -1,4 +1,4 @@
-"""A Fleet under random losses: links with scripted queue pairs, in a time of its own. Every choice must end with the tokens of an
+"""Engines under random losses: links with scripted queue pairs, in a time of its own. Every choice must end with the tokens of an
 undisturbed run, or with an error where that is allowed.
 
 A scripted engine's next token is a hash of the seed and of the whole sequence, so a token that is lost, doubled or out of place
@@ -257,7 +257,7 @@ class Storm:
         self.seed, self.draw, self.look, self.now = seed, random.Random(seed), random.Random(seed), 100.0
         self.modules = {
             name: importlib.import_module(f"blinkpy.dpu.{name}")
-            for name in ("fleet.fleet", "engine_link", "generation", "link.queue_pair", "prompt_scores")
+            for name in ("fleet.engines", "fleet.moves", "engine_link", "generation", "link.queue_pair", "prompt_scores")
         }
         self.limit = self.draw.choice((1, 2, 1000, 1000, 1000))
         self.timeout_s = self.draw.choice((0.3, 1e9, 1e9))
@@ -269,8 +269,8 @@ class Storm:
 
     def run(self, steps: int) -> "Storm":
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        drawing, fleet = SimpleNamespace(randbits=self.draw.getrandbits), self.modules["fleet.fleet"]
-        submit = fleet.FleetLink.submit
+        drawing, engines = SimpleNamespace(randbits=self.draw.getrandbits), self.modules["fleet.engines"]
+        submit = engines.EngineLink.submit
 
         def counting(link: Any, work: list[Any]) -> None:
             submit(link, work)
@@ -278,12 +278,13 @@ class Storm:
                 generation.sink.placed += 1
 
         with (
-            patch.object(fleet, "time", clock),
+            patch.object(engines, "time", clock),
+            patch.object(self.modules["fleet.moves"], "time", clock),
             patch.object(self.modules["engine_link"], "time", clock),
             patch.object(self.modules["engine_link"], "asyncio", SimpleNamespace(get_running_loop=lambda: self._loop)),
-            patch.object(fleet, "secrets", drawing),
-            patch.object(fleet, "Placement", fleet.Placement),
-            patch.object(fleet.FleetLink, "submit", counting),
+            patch.object(engines, "secrets", drawing),
+            patch.object(engines, "Placement", engines.Placement),
+            patch.object(engines.EngineLink, "submit", counting),
         ):
             self._open()
             for _ in range(steps):
@@ -296,7 +297,7 @@ class Storm:
             raise StormError(f"seed {self.seed}: {what}")
 
     def _open(self) -> None:
-        module = self.modules["fleet.fleet"]
+        module = self.modules["fleet.engines"]
         silent = SimpleNamespace(observe=lambda *_: None)
         self.counts: dict[str, float] = {}
 
@@ -310,16 +311,18 @@ class Storm:
 
         class Noting(module.Placement):  # type: ignore[name-defined, misc]
             def sent(self, engine: int, prompt: Any, salt: int) -> None:
-                told.setdefault(fleet_of.fleet._places[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
+                told.setdefault(fleet_of.fleet._all[engine].pair.facts.instance, set()).add(tuple(prompt.tolist()))
                 super().sent(engine, prompt, salt)
 
         vars(module)["Placement"] = Noting
         self._listed = [module.EngineEntry(f"e{i}", lambda: None) for i in range(self.draw.choice((2, 2, 3)))]
-        self.fleet = module.Fleet(self._listed, metrics, lambda: PIECES, self.limit, self.timeout_s)
+        thread: Any = SimpleNamespace(add=lambda *_: None, remove=lambda _: None)
+        limits = {"most_moves": self.limit, "move_timeout_s": self.timeout_s}
+        self.fleet = module.Engines(self._listed, metrics, True, thread, lambda: PIECES, **limits)
         self.fleet.on_failure = lambda error: self.require(self.fleet.pair is None, "who waits is refused beside an engine")
         watched = SimpleNamespace(failed=lambda name, error: self.failures.append(error), start=lambda name, work: work.close())
         self._loop = SimpleNamespace(call_later=self._later)
-        for part in (self.fleet, *self.fleet.links):
+        for part in (self.fleet, self.fleet.moves, *self.fleet.links):
             part._loop, part._watched = self._loop, watched
         for link in self.fleet.links:
             self._attach(link)
@@ -359,7 +362,7 @@ class Storm:
             self._leave(self.draw.choice(self.clients))
         elif event < 0.48:
             labels = self.draw.sample(range(LABELS), self.draw.randint(1, 3))
-            self._listed = [self.modules["fleet.fleet"].EngineEntry(f"e{i}", lambda: None) for i in labels]
+            self._listed = [self.modules["fleet.engines"].EngineEntry(f"e{i}", lambda: None) for i in labels]
             self._list()
         else:
             for link in self.fleet.links:
@@ -373,7 +376,7 @@ class Storm:
         self.fleet.set_engines(self._listed)
         listed = {entry.label for entry in self._listed}
         self.require(listed == {link.label for link in self.fleet.links if not link.leaving}, "not the engines that are listed")
-        self.require(len(self.fleet._places) <= LABELS, "places of engines that left are not used again")
+        self.require(len(self.fleet._all) <= LABELS, "places of engines that left are not used again")
 
     def _lose(self, link: Any) -> None:
         if link.pair is not None:
@@ -432,7 +435,8 @@ class Storm:
         """Engines, and lines of those that wait, where it is."""
         links = [link for link in self.fleet.links if link.pair is not None]
         live = sum(request.owner is generation and not request.cancelled for link in links for request in link.pair.requests)
-        lines = [each[0] for link in self.fleet.links for each in link._held] + [move.generation for move in self.fleet._moving]
+        held = [each[0] for link in self.fleet.links for each in link._held]
+        lines = held + [move.generation for move in self.fleet.moves._waiting]
         return live + sum(each is generation and each.open for each in lines)
 
     def _check(self) -> None:
@@ -442,7 +446,7 @@ class Storm:
             if generation.open and generation.finish_reason is None:
                 self.require(self._places(generation) == 1, f"a choice is at {self._places(generation)} places")
                 flight = generation.flight
-                moves_now = any(move.generation is generation for move in self.fleet._moving)
+                moves_now = any(move.generation is generation for move in self.fleet.moves._waiting)
                 if moves_now and client.since < 0:
                     client.since = flight.paused_at
                 elif not moves_now and client.since >= 0:
@@ -454,7 +458,7 @@ class Storm:
             self.require(generation.flight.moves == client.placed - 1, "moves are counted that were none")
             client.submitted = client.submitted or generation.submitted
             self.require(generation.submitted == client.submitted, "phases are not counted from the first engine on")
-        moving, ready = len(self.fleet._moving), [link for link in self.fleet.links if link.status() is None]
+        moving, ready = len(self.fleet.moves._waiting), [link for link in self.fleet.links if link.status() is None]
         spare = sum(link.pair.free_slots for link in ready) - moving
         self.require(self.fleet.room() <= max(0, spare), "others get the slots that choices without an engine wait for")
         self._check_links()

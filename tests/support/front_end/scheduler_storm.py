@@ -94,9 +94,9 @@ class SchedulerStorm(Storm):
         self.pair_class = type("ScheduledPair", (ScheduledPair, module.QueuePair), {})
         super()._open()
         case = self._cases[0]
-        self.fleet.pieces = lambda: case.pieces
+        self.fleet.moves.pieces = lambda: case.pieces
         # The simulator's model takes small seeds. The storm patches this module, and mends it at the end.
-        vars(self.modules["fleet.fleet"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
+        vars(self.modules["fleet.engines"])["secrets"] = SimpleNamespace(randbits=lambda bits: self.draw.getrandbits(31))
 
     def _asked(self, pair: Any) -> list[tuple[Sequence[int], int]]:
         return [pair.asked[request] for request in pair.requests]

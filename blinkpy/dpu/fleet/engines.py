@@ -1,0 +1,336 @@
+"""The engines of a worker, from one to many: every stream belongs to them, and each engine has a link.
+
+A placement chooses the engine of each request. A link gives back the generations that it can't continue: its engine was
+lost, or takes no requests any more. They continue in another engine, or in the same one after its restart
+(blinkpy.dpu.fleet.moves); with a single engine they end with the error. Later completions of the old engine reach no stream:
+its queue pair is closed, and the pair's next owner has another epoch.
+
+An engine that is no longer listed leaves: its link submits nothing more, and is vacant once its requests have ended there
+or moved. The next new engine gets a vacant link.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property
+from typing import Any
+
+from blinkpy.dpu.api_errors import ApiError, busy, shutting_down, unavailable
+from blinkpy.dpu.engine_link import EngineLink, Submission
+from blinkpy.dpu.engine_starts import EngineEntry
+from blinkpy.dpu.fleet.engine_load import EngineLoad
+from blinkpy.dpu.fleet.moves import Moves, Pieces
+from blinkpy.dpu.fleet.placement import Placement
+from blinkpy.dpu.fleet.placement_rules import Rule, prefix
+from blinkpy.dpu.generation import Flight, Generation
+from blinkpy.dpu.link.link_thread import LinkThread
+from blinkpy.dpu.link.queue_pair import QueuePair
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watched_tasks import WatchedTasks
+from blinkpy.queues.byte_automaton import ByteAutomaton
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import ENGINE_STATE, STATE_DRAINING, STATE_READY, STATE_STARTING
+
+CONNECT_POLL_S = 0.005
+HEARTBEAT, PROGRESS, WATCH = "the link thread", "the report of progress", "the watch over the list of engines"  # in the log
+
+logger = logging.getLogger("blinkpy.frontend")
+
+Watch = Callable[[Callable[[Sequence[EngineEntry]], None]], Coroutine[Any, Any, None]]
+
+
+class Engines:
+    """Submits requests to engines, and passes completions to their generations. It is the owner of its links.
+
+    engines: at the start.
+    several: there may be more than one engine. Requests move between engines then, and messages name the engine.
+    thread: gives heartbeats for all links.
+    pieces: the bytes of each token, as of blinkpy.dpu.fleet.moves.
+    most_moves: of one generation; move_timeout_s: longest time of all its pauses together.
+    rule: of the placement.
+    watch: a coroutine that calls its argument with the engines that are listed now, again and again; it never ends.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineEntry],
+        metrics: Metrics,
+        several: bool = True,
+        thread: LinkThread | None = None,
+        pieces: Pieces = lambda: None,
+        most_moves: int = 3,
+        move_timeout_s: float = 30.0,
+        rule: Rule = prefix,
+        watch: Watch | None = None,
+    ):
+        self.metrics, self.several, self.thread = metrics, several, thread or LinkThread()
+        self._rule, self._watch = rule, watch
+        self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
+        self.on_failure: Callable[[ApiError], None] = lambda error: None  # called when no engine is left
+        self.moves = Moves(self._place, pieces, metrics, most_moves, move_timeout_s, self.slots_freed)
+        self._gauges: dict[str, dict[int, float]] = {}
+        self._instances = [0] * len(engines)  # of the engine of each link, as the placement knows it; 0: none
+        self._all = [EngineLink(self, index, entry) for index, entry in enumerate(engines)]
+        self.links = list(self._all)  # those that have an engine; always the same list
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    def start(self, watched: WatchedTasks) -> None:
+        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, after which nothing works here."""
+        self._loop, self._watched = asyncio.get_running_loop(), watched
+        self.moves.start(watched)
+        self.thread.on_failure = self._thread_failed
+        self.thread.start()
+        watched.start(PROGRESS, self.thread.report_progress())
+        for link in self.links:
+            link.start(watched)
+        if self._watch is not None:
+            watched.start(WATCH, self._watch(self.set_engines))
+
+    def _thread_failed(self, error: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._watched.failed, HEARTBEAT, error)
+
+    def set_engines(self, entries: Sequence[EngineEntry]) -> None:
+        """These are the engines from now on, by their labels. To be called again and again: engines that leave need time."""
+        listed = {entry.label for entry in entries}
+        for link in self.links:
+            link.leaving = link.label not in listed
+            if link.leaving and link.is_idle():
+                logger.info("engine %s has left", link.label)
+                link.vacate()
+                self._forget(link.index)
+        known = {link.label for link in self._all if not link.vacant}
+        free = [link for link in self._all if link.vacant]
+        for entry in entries:
+            if entry.label in known:
+                continue
+            if free:
+                free.pop(0).occupy(entry)
+            else:
+                self._add(entry)
+        self.links[:] = [link for link in self._all if not link.vacant]
+
+    def _add(self, entry: EngineEntry) -> None:
+        link = EngineLink(self, len(self._all), entry)
+        self._all.append(link)
+        self._instances.append(0)
+        if self._has_placement():
+            self._placement.grow(len(self._all))
+        link.start(self._watched)
+
+    def _forget(self, index: int) -> None:
+        self._instances[index] = 0
+        if self._has_placement():
+            self._placement.forget(index)
+
+    async def connected(self, timeout_s: float) -> bool:
+        """Wait until all engines have granted their queue pairs. False when none did within timeout_s seconds."""
+        deadline = time.monotonic() + timeout_s
+        while any(link.pair is None for link in self.links) and time.monotonic() < deadline:
+            await asyncio.sleep(CONNECT_POLL_S)
+        return self.pair is not None
+
+    def close(self) -> None:
+        """End all requests with an error, and give the queue pairs up. The watched tasks have been closed."""
+        self.moves.close()
+        self.moves.fail_all(shutting_down())
+        for link in self.links:
+            link.close()
+        self.thread.close()
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def pair(self) -> QueuePair | None:
+        """One of the queue pairs. The facts that requests are checked against are the same in all."""
+        return next((link.pair for link in self.links if link.pair is not None), None)
+
+    def status(self) -> str | None:
+        """None if an engine serves, otherwise the reason, as a sentence."""
+        return self._why_none([link.status() for link in self.links])
+
+    def readiness(self) -> str | None:
+        """As status(), with proof: within half a lease a queue pair had a heartbeat, and the event loop ran."""
+        return self._why_none([link.readiness() for link in self.links])
+
+    def _why_none(self, problems: list[str | None]) -> str | None:
+        if None in problems:
+            return None
+        if not problems:
+            return "No engine is listed."
+        known = " ".join(dict.fromkeys(problem for problem in problems if problem is not None))
+        return f"None of {len(problems)} engines serves. {known}".strip() if self.several else known
+
+    def unavailable(self, problem: str) -> ApiError:
+        """A 503 with the time until the first engine is expected."""
+        return unavailable(problem, min((link.unavailable(problem).retry_s for link in self.links), default=1))
+
+    def restarts(self) -> int | None:
+        """Restarts of engines; None if no process of this server restarts them."""
+        counts = [count for link in self.links if (count := link.restarts()) is not None]
+        return sum(counts) if counts else None
+
+    def engine_words(self) -> list[int] | None:
+        """The sums of all engines' blocks, with the best of their states; None without an engine."""
+        blocks = [words for link in self.links if (words := link.engine_words()) is not None]
+        if len(blocks) < 2:
+            return blocks[0] if blocks else None
+        total = [sum(column) for column in zip(*blocks, strict=True)]
+        states = [words[ENGINE_STATE] for words in blocks]
+        best = (STATE_READY, STATE_DRAINING, STATE_STARTING)
+        total[ENGINE_STATE] = next((state for state in best if state in states), states[0])
+        return total
+
+    def blocks(self) -> list[tuple[str, list[int] | None]]:
+        """Label and block of each of several engines; the block is None if the engine is not attached."""
+        return [(link.label, link.engine_words()) for link in self.links] if self.several else []
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def require(self) -> QueuePair:
+        """A queue pair whose engine takes requests. Raises ApiError with status 503."""
+        for link in self.links:
+            if link.status() is None and link.pair is not None:
+                return link.pair
+        raise self.unavailable(self.status() or "No engine serves.")
+
+    def room(self) -> int:
+        """Slots for which requests can be submitted now. Requests that lost their engine come first."""
+        if not self.several:  # also while it drains: the next submit() says so
+            return self.links[0].room()
+        return max(0, sum(link.room() for link in self.links if link.status() is None) - len(self.moves))
+
+    def submit(self, work: list[Submission]) -> None:
+        """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt go to one engine
+        while it has slots. If the arenas of an engine are full, they wait in order. Raises ApiError with status 429 or 503,
+        and ValueError for a request that can never fit."""
+        if self.several:
+            work = [(generation, prompt, self._seeded(sampling)) for generation, prompt, sampling in work]
+            for generation, prompt, sampling in work:
+                generation.flight = Flight(prompt, sampling, generation.grammar)
+        for attempt in range(len(self.links), 0, -1):
+            self.require()
+            try:
+                self._submit(work)
+                return
+            except ApiError as error:  # an engine was lost at this moment
+                if error.status != 503 or attempt == 1 or not all(generation.open for generation, _, _ in work):
+                    raise
+        raise self.unavailable("No engine is listed.")
+
+    @staticmethod
+    def _seeded(sampling: RequestParameters) -> RequestParameters:
+        """With a seed: a random seed is drawn here, so that every engine of the request has the same."""
+        return sampling.changed(seed=secrets.randbits(63)) if sampling.seed is None else sampling
+
+    def _submit(self, work: list[Submission]) -> None:
+        begun = list[Generation]()
+        try:
+            for link, part in self._placed(work) if self.several else [(self.links[0], work)]:
+                link.submit(part)
+                begun += [generation for generation, _, _ in part]
+        except (ApiError, ValueError):
+            for generation in begun:
+                generation.open = False
+                self.cancel(generation)
+            raise
+
+    def cancel(self, generation: Generation) -> None:
+        """Ask its engine to end it. Between two engines there is nothing to end: it does not move once it is closed."""
+        if generation.flight is None:
+            self.links[0].cancel(generation)
+        elif generation.flight.engine >= 0:
+            self._all[generation.flight.engine].cancel(generation)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all requests with an error, and cancel them in the engines."""
+        self.moves.fail_all(error)
+        for link in self.links:
+            link.fail_all(error)
+        self.on_failure(error)
+
+    # ---- placement ---------------------------------------------------------------------------------------------------
+
+    def _placed(self, work: list[Submission]) -> list[tuple[EngineLink, list[Submission]]]:
+        """The links, and the part of the work that each gets. Raises ApiError with status 429."""
+        loads, parts = self._loads(), dict[int, list[Submission]]()
+        engine: int | None = None
+        for submission in work:
+            generation, prompt, sampling = submission
+            if engine is None or generation.leader is None or not loads[engine].accepts:
+                engine = self._placement.choose(prompt, sampling.cache_salt, list(loads.values()))
+                if engine is None:
+                    raise busy("all slots are in use")
+                self._placement.sent(engine, prompt, sampling.cache_salt)
+            load = loads[engine]
+            load.free_slots -= 1
+            load.accepts = load.free_slots > 0
+            load.tokens_in_flight += len(prompt) + sampling.max_tokens
+            load.unseen_tokens += len(prompt)
+            parts.setdefault(engine, []).append(submission)
+        return [(self._all[engine], part) for engine, part in parts.items()]
+
+    def _loads(self) -> dict[int, EngineLoad]:
+        loads = dict[int, EngineLoad]()
+        for link in self.links:
+            if link.status() is not None or link.pair is None:
+                continue
+            instance = link.pair.facts.instance
+            if instance != self._instances[link.index]:
+                if self._instances[link.index]:
+                    self._placement.forget(link.index)
+                self._instances[link.index] = instance
+            loads[link.index] = link.load()
+        return loads
+
+    def _has_placement(self) -> bool:
+        return "_placement" in vars(self)
+
+    @cached_property
+    def _placement(self) -> Placement:
+        facts = self.require().facts
+        return Placement(
+            max(len(self._all), 1 if self._watch is None else 2),  # what the first one has counts once there is a second
+            facts.page_size,
+            rule=self._rule,
+            record_pages=facts.num_pages,
+            on_fault=lambda: self.metrics.count("placement_faults"),
+        )
+
+    def _place(self, work: Submission, grammar: ByteAutomaton | None) -> bool:
+        """Submit a request that continues a generation to an engine with room; False without one. As of Moves."""
+        generation, prompt, sampling = work
+        loads = list(self._loads().values())
+        engine = self._placement.choose(prompt, sampling.cache_salt, loads) if loads else None
+        if engine is None:
+            return False
+        generation.grammar = grammar
+        self._all[engine].submit([work])
+        self._placement.sent(engine, prompt, sampling.cache_salt)
+        return True
+
+    # ---- from the links ----------------------------------------------------------------------------------------------
+
+    def take_back(self, generations: Sequence[Generation], error: ApiError) -> None:
+        """As of LinkOwner."""
+        self.moves.add(generations, error)
+
+    def slots_freed(self) -> None:
+        """As of LinkOwner."""
+        if not self.moves:
+            self.on_room()
+
+    def link_lost(self, error: ApiError) -> None:
+        """As of LinkOwner."""
+        if self.pair is None:
+            self.on_failure(error)
+
+    def gauge(self, index: int, name: str, value: float) -> None:
+        """As of LinkOwner."""
+        values = self._gauges.setdefault(name, {})
+        values[index] = value
+        self.metrics.gauge(name, sum(values.values()))

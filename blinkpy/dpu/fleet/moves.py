@@ -1,0 +1,193 @@
+"""Generations that have lost their engine continue in another one: prompt and output so far are the prompt of the next request.
+
+A draw depends on the seed and the token's position in the sequence alone, so it is the same in both. What depends on the output
+so far has to be carried over: max_tokens and min_tokens count what is left, a grammar starts in the state that the output led to,
+and the entry says how many tokens of the prompt are output, for penalties and banned sequences. Detokenizer, stop strings and log
+probabilities are the generation's own.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.engine_link import Submission
+from blinkpy.dpu.generation import Generation
+from blinkpy.dpu.metrics import Metrics
+from blinkpy.dpu.watched_tasks import WatchedTasks
+from blinkpy.queues.array_types import Int32
+from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
+from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
+
+MOVE_POLL_S = 0.02  # between two attempts to find an engine
+MOVES = "the moves between engines"  # in the log
+
+logger = logging.getLogger("blinkpy.frontend")
+
+Pieces = Callable[[], Sequence[bytes] | None]  # the bytes of each token, as grammars see them; None: not known
+
+
+class NoContinuationError(Exception):
+    """No other engine can go on with it. The message says why."""
+
+
+def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, RequestParameters, ByteAutomaton | None]:
+    """Prompt, parameters and grammar of the request that continues a generation, which has a flight. Scores of its prompt begin
+    anew if they are not complete. Raises NoContinuationError."""
+    flight = generation.flight
+    assert flight is not None
+    sampling, count = flight.sampling, len(flight.output)
+    if count == 0:
+        if generation.scoring and generation.scores is not None:
+            generation.scores.restart()
+        elif sampling.flags & SUBMIT_SCORE_PROMPT:
+            sampling = sampling.changed(flags=sampling.flags & ~SUBMIT_SCORE_PROMPT)
+        return flight.prompt, sampling, flight.grammar
+    grammar = flight.grammar
+    if grammar is not None:
+        grammar = started_at(grammar, _state_after(grammar, flight.output, pieces()))
+    sampling = sampling.changed(
+        max_tokens=sampling.max_tokens - count,
+        min_tokens=max(0, sampling.min_tokens - count),
+        flags=sampling.flags & ~SUBMIT_SCORE_PROMPT,
+        output_tokens=count,
+    )
+    return np.concatenate([flight.prompt, np.array(flight.output, np.int32)]), sampling, grammar
+
+
+def _state_after(grammar: ByteAutomaton, output: Sequence[int], pieces: Sequence[bytes] | None) -> int:
+    if pieces is None:
+        raise NoContinuationError("the bytes of its tokens are not known, and it has a grammar")
+    state = grammar.advance(0, b"".join(pieces[token] if token < len(pieces) else b"" for token in output))
+    if state == DEAD:
+        raise NoContinuationError("its grammar does not allow what it has")
+    return state
+
+
+def started_at(automaton: ByteAutomaton, state: int) -> ByteAutomaton:
+    """The automaton of what may follow in a state: the same, begun there."""
+    if state == 0:
+        return automaton
+    order = np.arange(automaton.states)
+    order[[0, state]] = state, 0
+    number: NDArray[np.integer] = np.append(order, DEAD)  # its own inverse; of DEAD, too: it is the last one
+    return ByteAutomaton.trimmed(automaton.class_of, number[automaton.next_state[order]], automaton.accepting[order])
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A generation that has lost its engine."""
+
+    generation: Generation
+    error: ApiError  # it ends with this error if no other engine takes it
+    work: Submission | None = None  # the request that continues it
+    grammar: ByteAutomaton | None = None  # of that request
+
+
+class Moves:
+    """The generations of a worker that are between two engines, in order.
+
+    place: submit a request to an engine that has room; False if there is none now. Raises ApiError and ValueError.
+    pieces: as of continuation().
+    most_moves: of one generation.
+    timeout_s: longest time of all pauses of one generation together.
+    on_end: called after each round.
+    """
+
+    def __init__(
+        self,
+        place: Callable[[Submission, ByteAutomaton | None], bool],
+        pieces: Pieces,
+        metrics: Metrics,
+        most_moves: int,
+        timeout_s: float,
+        on_end: Callable[[], None],
+    ):
+        self._place, self.pieces, self._metrics = place, pieces, metrics
+        self._most_moves, self._timeout_s, self._on_end = most_moves, timeout_s, on_end
+        self._waiting: list[Move] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def start(self, watched: WatchedTasks) -> None:
+        """On the running event loop. watched: gets unexpected exceptions."""
+        self._loop, self._watched = asyncio.get_running_loop(), watched
+
+    def add(self, generations: Sequence[Generation], error: ApiError) -> None:
+        """These have lost their engine. They continue later: completions of the same poll may still be pushed."""
+        now = time.monotonic()
+        for generation in generations:
+            flight = generation.flight
+            if flight is None:
+                generation.fail(error)
+                continue
+            flight.engine, flight.paused_at = -1, now
+            self._waiting.append(Move(generation, error))
+        self._plan(0.0)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all with an error."""
+        waiting, self._waiting = self._waiting, []
+        for move in waiting:
+            move.generation.fail(error)
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _plan(self, delay_s: float) -> None:
+        if self._waiting and self._timer is None:
+            self._timer = self._loop.call_later(delay_s, self._move_all)
+
+    def _move_all(self) -> None:
+        """Timer: generations without an engine continue in one that has room, in order."""
+        self._timer = None
+        waiting, self._waiting = self._waiting, []
+        try:
+            for move in waiting:
+                if move.generation.open and not self._settle(move):
+                    self._waiting.append(move)
+        except Exception as error:
+            self._watched.failed(MOVES, error)
+            return
+        self._plan(MOVE_POLL_S)
+        self._on_end()
+
+    def _settle(self, move: Move) -> bool:
+        """Whether a generation is settled: it has an engine, or has ended."""
+        flight = move.generation.flight
+        assert flight is not None
+        pause_s = time.monotonic() - flight.paused_at
+        if flight.moves >= self._most_moves or flight.paused_s + pause_s > self._timeout_s:
+            return self._refuse(move, move.error)
+        if move.work is None:
+            try:
+                prompt, sampling, move.grammar = continuation(move.generation, self.pieces)
+            except NoContinuationError as reason:
+                logger.warning("a request can't continue in another engine: %s", reason)
+                return self._refuse(move, move.error)
+            move.work = move.generation, prompt, sampling
+        try:
+            if not self._place(move.work, move.grammar):
+                return False
+        except ApiError:  # the engine was lost at this moment
+            return False
+        except ValueError as never:
+            return self._refuse(move, bad_request(str(never)))
+        flight.moves += 1
+        flight.paused_s += pause_s
+        self._metrics.count("moves")
+        return True
+
+    def _refuse(self, move: Move, error: ApiError) -> bool:
+        self._metrics.count("moves_refused")
+        move.generation.fail(error)
+        return True
