@@ -4,6 +4,7 @@ The weights are random; transformers makes and writes them. Of the model's sizes
 of experts where two layers of them would not fit a GPU beside their float32 reference.
 """
 
+import copy
 import json
 import math
 import re
@@ -21,11 +22,17 @@ from support.models.fp8_checkpoints import LINEAR, FakeFp8
 from support.models.model_zoo import save_mxfp4
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from blinkpy.config import ConfigError
+from blinkpy.models.families.describe_model import describe_config
+
 ROOT = Path(__file__).parents[3]
 VOCAB = 2048
 EXPERT_NUMBERS = 6_000_000_000
 """Most weights of the experts of a layer; fewer experts are made where a model has more."""
 BLOCK = 128
+BLOCK_SCALES = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3",
+}  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LEFT_OUT = (
     "quantization_config",
@@ -76,15 +83,26 @@ class Widths:
 
     @property
     def forms(self) -> tuple[Form, ...]:
+        """Those that are not refused by the config alone."""
         if self.config["model_type"] == "gpt_oss":
             return MXFP4, MXFP4_FP8_CACHE
-        # Llama 4's experts are one tensor, for which no layout of blocks is published.
-        return (BF16, FP8_ROWS) if self.config["model_type"] == "llama4_text" else (BF16, FP8_ROWS, FP8_BLOCKS)
+        # Llama 4's experts are one tensor each, for which no layout of blocks is published.
+        some = (BF16, FP8_ROWS) if self.config["model_type"] == "llama4_text" else (BF16, FP8_ROWS, FP8_BLOCKS)
+        return tuple(form for form in some if not self.refusal(form))
+
+    def refusal(self, form: Form) -> str:
+        """Why the model is not served in a form; or ""."""
+        config = copy.deepcopy(self.config) | ({"quantization_config": BLOCK_SCALES} if form.blocks else {})
+        try:
+            describe_config(config, form.quantization)
+        except ConfigError as error:
+            return str(error)
+        return ""
 
 
 def cut(published: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The class and config of two layers of a model, text alone, from its published config.json."""
-    text = published.get("text_config", published)
+    text = copy.deepcopy(published.get("text_config", published))  # transformers changes the dictionaries that it is given
     of_text = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     architecture = text["architectures"][0] if "architectures" in text else of_text[text["model_type"]]
     config = {key: value for key, value in text.items() if key not in LEFT_OUT}
@@ -191,9 +209,7 @@ def _save_blocks(folder: Path, device: torch.device) -> None:
             stored[name] = tensor
     save_file(stored, file, metadata={"format": "pt"})
     facts = json.loads((folder / "config.json").read_text())
-    facts["quantization_config"] = {
-        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK], "fmt": "e4m3"
-    }  # fmt: skip
+    facts["quantization_config"] = BLOCK_SCALES
     (folder / "config.json").write_text(json.dumps(facts))
 
 
