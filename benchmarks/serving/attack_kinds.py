@@ -1,5 +1,5 @@
-"""The kinds of work that attacks draw: the front end's table (`blinkpy/dpu/admission/work_kinds.py`), each path of the API, and the
-shapes of bodies and answers that cost most per byte."""
+"""The kinds of work that attacks draw: the front end's table (`blinkpy/dpu/admission/work_kinds.py`), each path of
+the API, and the shapes of bodies and answers that cost most per byte."""
 
 from typing import Any
 

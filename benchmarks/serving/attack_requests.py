@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.serving.attack_grammar import CHUNKED, DRIPPED, PIPELINED, STALLED, STAYS, Attack
-from benchmarks.serving.attack_kinds import KINDS, LARGEST, WorkKind
+from benchmarks.serving.attack_kinds import KINDS, LARGEST
+from blinkpy.dpu.admission.work_kinds import WorkKind
 
 PIPELINE = 50  # requests in one write
 ROOM = LARGEST - 1000  # for the field that grows
