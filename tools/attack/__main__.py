@@ -12,6 +12,7 @@ attacks are tried. The smallest attack that breaks the bar is kept in build/atta
 import json
 import random
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -200,6 +201,7 @@ def hunt(run: Run, field: Field) -> dict[str, Any]:
 def main(run: Run) -> None:
     options = run.options
     options.seed = options.seed or secrets.randbelow(1 << 31)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with this process
     field = Field()
     try:
         if options.replay != ("",):
