@@ -20,6 +20,7 @@ from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.metrics import Metrics
 
+QUANTUM = 4  # slots that a request of many choices gets at a time while others wait
 LOOK_S = 0.05  # between two looks at those who wait: for deadlines, and for what other workers give free
 SETTLE_S = 0.05  # between two times that all who run are charged: with thousands of them, a millisecond
 
@@ -37,8 +38,11 @@ class Admission:
         metrics: Metrics,
         room: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        places: Callable[[], tuple[set[int], int]] = lambda: (set(), 1 << 30),
     ):
         self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
+        self._places = places  # names of the grammars and token rules in flight, and how many different ones the engine takes
+        self._known: tuple[set[int], int] | None = None  # these, with those that were let in, as of this look at the queue
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
         self._running: dict[Ticket, None] = {}
@@ -91,10 +95,18 @@ class Admission:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def enter(
-        self, tenant: Tenant, prompt_tokens: int, tokens: int, slots: int, priority: int = 0, best_effort: int = 0
+        self,
+        tenant: Tenant,
+        prompt_tokens: int,
+        tokens: int,
+        slots: int,
+        priority: int = 0,
+        best_effort: int = 0,
+        names: frozenset[int] = frozenset(),
     ) -> Ticket:
-        """A request comes; its numbers are those of Ticket. Where ticket.inside is False, `wait` for it; `leave` in any case.
-        Raises ApiError with status 400, and 429 where a limit leaves it no place, also to wait."""
+        """Begin a request; its values are those of Ticket. If ticket.inside is False, `wait` for it; `leave` in any case. A
+        request that is inside may have some of its slots; it gets the others one by one, by ticket.more. Raises ApiError with
+        status 400, and 429 if a limit leaves it no place in the queue."""
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
         if tenant.requests is not None and slots > tenant.requests:
@@ -109,24 +121,26 @@ class Admission:
             if bucket.level <= 0:
                 raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
         self._numbers += 1
-        ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now, best_effort=best_effort)
-        if not self._queue.requests and self._fits(ticket) and self._may_run(ticket):
+        self._known = None
+        ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now, best_effort=best_effort, names=names)
+        if not self._queue.requests and slots <= self._free() and self._allowed(ticket) >= slots:
             self._queue.pass_through(ticket)
-            self._take(ticket, now)
+            ticket.granted = slots
+            self._take(ticket, slots, now)
             return ticket
         self._queue.push(ticket)
-        if self._is_next(ticket):
-            self._queue.let_in(ticket)
-            self._take(ticket, now)
-            return ticket
-        try:
-            self._find_place(ticket, now)
-        except ApiError:
-            self._queue.remove(ticket)
-            raise
-        self._charge(ticket, prompt_tokens)
         ticket.turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         self._count_waiting(ticket, 1)
+        self._charge(ticket, prompt_tokens)
+        self.let_in()
+        if not ticket.inside:
+            try:
+                self._find_place(ticket, now)
+            except ApiError:
+                if ticket in self._waiting:
+                    self._stop_waiting(ticket)
+                    self._charge(ticket, -ticket.charged)
+                raise
         self._somebody.set()
         return ticket
 
@@ -136,7 +150,7 @@ class Admission:
             raise self._closed.again()
         tenant = ticket.tenant
         if tenant.waiting_tokens is not None:
-            own = int(self.table.total(tenant.number, "waiting_tokens"))
+            own = int(self.table.total(tenant.number, "waiting_tokens")) - ticket.tokens
             if not tenant.waiting_tokens or (own and own + ticket.tokens > tenant.waiting_tokens):
                 text = f"{own} tokens of this key wait for a slot, and at most {tenant.waiting_tokens} may"
                 raise self._refuse(tenant, "waiting_tokens", text, self._rate.retry_s(now, own + ticket.tokens))
@@ -160,22 +174,25 @@ class Admission:
             if ticket.refusal is not None:
                 raise ticket.refusal.again()
 
-    def submitted(self, ticket: Ticket) -> None:
-        """Its choices have taken their slots of the queue pair."""
-        self._reserved -= ticket.reserved
-        ticket.reserved = 0
+    def submitted(self, ticket: Ticket, slots: int) -> None:
+        """Some of its choices have taken their slots of the queue pair."""
+        self._reserved -= slots
+        ticket.reserved -= slots
 
     def leave(self, ticket: Ticket) -> None:
         """It has ended, or was given up, wherever it was."""
         if ticket in self._waiting:
             self._stop_waiting(ticket)
-            self._charge(ticket, -ticket.charged)
-        elif ticket in self._running:
+        if ticket in self._running:
             self._settle_one(ticket)
+            self._charge(ticket, -ticket.prompt_tokens * (1 - ticket.granted / ticket.slots))  # choices without a slot
             del self._running[ticket]
-            self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.slots)
-            self._best_effort -= ticket.slots if ticket.best_effort else 0
-            self.submitted(ticket)
+            self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.granted)
+            self._best_effort -= ticket.granted if ticket.best_effort else 0
+            self.submitted(ticket, ticket.reserved)
+        else:
+            self._charge(ticket, -ticket.charged)
+        ticket.more = ticket.refuse = None
         if self._queue.requests:
             self.let_in()
 
@@ -183,21 +200,35 @@ class Admission:
 
     def let_in(self) -> None:
         """Give free slots to those who wait, in turn; to be called when there may be some."""
+        self._known = None
         if not self._queue.requests:
             return
         now = self._clock()
         if self._queue.tenants > 1:  # else there is nothing to compare: it costs as much as there are requests
             self._settle(now)
-        while True:
+        while (free := self._free()) > 0:
             ticket = self._queue.first(self._may_run)
-            if ticket is None or not self._fits(ticket):
+            if ticket is None:
                 return
-            future = self._waiting.pop(ticket)
-            self._queue.let_in(ticket)
-            self._take(ticket, now)
+            # Where others wait, too, one of many slots takes turns with them.
+            most = free if self._queue.requests == 1 else QUANTUM
+            self._grant(ticket, min(free, most, self._allowed(ticket)), now)
+
+    def _grant(self, ticket: Ticket, slots: int, now: float) -> None:
+        """Give one that waits some of its slots, and tell it."""
+        self._numbers += 1
+        self._queue.grant(ticket, slots, self._numbers)
+        future, first = self._waiting.pop(ticket), not ticket.inside
+        self._take(ticket, slots, now)
+        if first:
             self._count_waiting(ticket, -1)
-            if not future.done():
-                future.set_result(None)
+        if ticket.granted < ticket.slots:
+            ticket.since = now
+            self._waiting[ticket] = future
+        if first and not future.done():
+            future.set_result(None)
+        elif not first:
+            asyncio.get_running_loop().call_soon(_continue, ticket)  # not within the poll that has freed the slot
 
     def refuse_all(self, error: ApiError, for_good: bool = False) -> None:
         """End all that wait. for_good: and whoever would have to, from now on."""
@@ -213,31 +244,47 @@ class Admission:
         for name, bucket in self._buckets.items():
             bucket.update(now, self.table.total(self.tenants[name].number, "tokens"))
 
-    def _fits(self, ticket: Ticket) -> bool:
-        return ticket.slots <= self._room() - self._reserved
-
-    def _is_next(self, ticket: Ticket) -> bool:
-        return self._fits(ticket) and self._queue.first(self._may_run) is ticket
+    def _free(self) -> int:
+        return self._room() - self._reserved
 
     def _may_run(self, ticket: Ticket) -> bool:
-        tenant, most = self.tenants.get(ticket.tenant.name, ticket.tenant), self._options.max_flex_requests
-        if ticket.best_effort and most and self._best_effort + ticket.slots > most:
-            return False
-        if tenant.requests is None:
-            return True
-        return self.table.total(tenant.number, "requests_in_flight") + ticket.slots <= tenant.requests
+        return self._allowed(ticket) > 0
 
-    def _take(self, ticket: Ticket, now: float) -> None:
-        """It has left the queue, and is inside."""
-        self._best_effort += ticket.slots if ticket.best_effort else 0
-        ticket.inside, ticket.waited, ticket.reserved = True, now - ticket.since, ticket.slots
-        self._reserved += ticket.slots
-        self._running[ticket] = None
-        self._rate.add(now, ticket.tokens)
-        if not ticket.charged:
-            self._charge(ticket, ticket.prompt_tokens)
-        self.table.add(ticket.tenant.number, "requests_in_flight", ticket.slots)
-        self.table.add(ticket.tenant.number, "requests", 1)
+    def _allowed(self, ticket: Ticket) -> int:
+        """How many of the slots that it lacks the limits of its tenant and class leave it; 0 without a place for its grammar."""
+        tenant, most = self.tenants.get(ticket.tenant.name, ticket.tenant), self._options.max_flex_requests
+        allowed = ticket.slots - ticket.granted
+        if ticket.best_effort and most:
+            allowed = min(allowed, most - self._best_effort)
+        if tenant.requests is not None and allowed > 0:
+            allowed = min(allowed, int(tenant.requests - self.table.total(tenant.number, "requests_in_flight")))
+        return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
+
+    def _has_places(self, names: frozenset[int]) -> bool:
+        """Whether the engine has places for a grammar and token rules."""
+        if self._known is None:
+            known, most = self._places()
+            known = known.union(*(ticket.names for ticket in self._running if ticket.reserved and ticket.names))
+            self._known = known, most
+        known, most = self._known
+        if len(known) >= most:
+            return names <= known
+        return len(known | names) <= most
+
+    def _take(self, ticket: Ticket, slots: int, now: float) -> None:
+        """It has more of its slots, and is inside."""
+        self._known = None
+        self._best_effort += slots if ticket.best_effort else 0
+        self._reserved += slots
+        ticket.reserved += slots
+        if not ticket.inside:
+            ticket.inside, ticket.waited = True, now - ticket.since
+            self._running[ticket] = None
+            self._rate.add(now, ticket.tokens)
+            if not ticket.charged:
+                self._charge(ticket, ticket.prompt_tokens)
+            self.table.add(ticket.tenant.number, "requests", 1)
+        self.table.add(ticket.tenant.number, "requests_in_flight", slots)
 
     async def watch(self) -> None:
         """Look after those who wait, for ever."""
@@ -261,14 +308,19 @@ class Admission:
 
     def _stop_waiting(self, ticket: Ticket) -> asyncio.Future[None]:
         self._queue.remove(ticket)
-        self._count_waiting(ticket, -1)
+        if not ticket.granted:
+            self._count_waiting(ticket, -1)
         return self._waiting.pop(ticket)
 
     def _fail(self, ticket: Ticket, error: ApiError) -> None:
         future = self._stop_waiting(ticket)
+        if ticket.inside:  # with some of its slots
+            if ticket.refuse is not None:
+                ticket.refuse(error)
+            return
         self._charge(ticket, -ticket.charged)
+        ticket.refusal = error
         if not future.done():
-            ticket.refusal = error
             future.set_result(None)
 
     # ---- accounts ----------------------------------------------------------------------------------------------------
@@ -287,7 +339,7 @@ class Admission:
             self._charge(ticket, more)
             self._queue.charge(ticket.tenant, more)
 
-    def _charge(self, ticket: Ticket, tokens: int) -> None:
+    def _charge(self, ticket: Ticket, tokens: float) -> None:
         ticket.charged += tokens
         self.table.add(ticket.tenant.number, "tokens", tokens)
 
@@ -302,3 +354,8 @@ class Admission:
         self._metrics.count(f"refused_{limit}")
         self.table.add(tenant.number, "requests_refused", 1)
         return ApiError(429, f"The server is busy: {text} ({limit}).", code=limit, retry_s=retry_s)
+
+
+def _continue(ticket: Ticket) -> None:
+    if ticket.more is not None:
+        ticket.more()

@@ -17,6 +17,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 
 MOST_AHEAD = 7
+MOST_PASSED = 256  # requests of a tenant that are looked at for one that may run
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +37,11 @@ class Ticket:
     refusal: ApiError | None = None
     inside: bool = False
     reserved: int = 0  # slots that it may take from the queue pair, and has not yet
-    charged: int = 0  # tokens that its tenant was charged with for it
+    charged: float = 0  # tokens that its tenant was charged with for it
+    granted: int = 0  # slots, of `slots`
+    names: frozenset[int] = frozenset()  # of its grammar and token rules, which take places of the engine
+    more: Callable[[], None] | None = None  # called when it has further slots, after the first
+    refuse: Callable[[ApiError], None] | None = None  # called when it gets no further ones
     generations: list[Generation] = field(default_factory=list)
     best_effort: int = 0  # its class, as in RequestParameters
 
@@ -71,32 +76,49 @@ class FairQueue:
             self._served[name] = max(self._served.get(name, 0.0), least)
             self._waiting[name], self._held[name] = [], 0
         insort(self._waiting[name], ticket, key=lambda one: one.order)
-        self.tokens += ticket.tokens
-        self._held[name] += ticket.tokens
+        self._hold(ticket, 1)
         self.requests += 1
         self.best_effort += ticket.best_effort
-        self.best_effort_tokens += ticket.best_effort * ticket.tokens
 
     def remove(self, ticket: Ticket) -> None:
         """It waits no more: it was served, or gave up."""
         name = ticket.tenant.name
         own = self._waiting[name]
         own.remove(ticket)
-        self._held[name] -= ticket.tokens
+        if not ticket.granted:
+            self._hold(ticket, -1)
         if not own:
             del self._waiting[name], self._held[name]
             if not self._waiting:
                 self._last = self._served[name]
-        self.tokens -= ticket.tokens
         self.requests -= 1
         self.best_effort -= ticket.best_effort
-        self.best_effort_tokens -= ticket.best_effort * ticket.tokens
+
+    def _hold(self, ticket: Ticket, sign: int) -> None:
+        """Count the tokens of a request that has no slot yet."""
+        self.tokens += sign * ticket.tokens
+        self._held[ticket.tenant.name] += sign * ticket.tokens
+        self.best_effort_tokens += sign * ticket.best_effort * ticket.tokens
 
     def let_in(self, ticket: Ticket) -> None:
-        """It was its turn."""
-        self.remove(ticket)
+        """It was its turn, and it has all of its slots."""
+        self.grant(ticket, ticket.slots - ticket.granted, ticket.number)
+
+    def grant(self, ticket: Ticket, slots: int, number: int) -> None:
+        """It was its turn, and it has more of its slots. It waits for the others behind those of its tenant that wait now.
+        number: its next one in the order of arrival."""
+        if not ticket.granted:
+            self._hold(ticket, -1)
+        ticket.granted += slots
+        if ticket.granted == ticket.slots:
+            self.remove(ticket)
+        else:
+            own = self._waiting[ticket.tenant.name]
+            own.remove(ticket)
+            ticket.number = number
+            insort(own, ticket, key=lambda one: one.order)
         self._ahead = 0 if ticket.best_effort or not self.best_effort else self._ahead + 1
-        self.charge(ticket.tenant, ticket.prompt_tokens)
+        self.charge(ticket.tenant, ticket.prompt_tokens * slots / ticket.slots)
 
     def pass_through(self, ticket: Ticket) -> None:
         """`push` and `let_in`, where nobody waits."""
@@ -106,31 +128,36 @@ class FairQueue:
         self.charge(ticket.tenant, ticket.prompt_tokens)
 
     def overflow(self, ticket: Ticket, most: int) -> list[Ticket]:
-        """Who gives up its place, so that no more than `most` tokens wait, this one, which waits already, among them: the last
-        ones of the tenant who waits for the most, by its weight; this one itself where that is its own. One alone may be more."""
+        """Requests that give up their places, so that no more than `most` tokens wait. `ticket` waits already. The last ones of
+        the tenant with the most waiting tokens, by its weight, are dropped, or `ticket` itself if that is its tenant. A single
+        one may be larger, and requests that have some of their slots stay."""
         own, tokens, dropped = ticket.tenant.name, self.tokens, list[Ticket]()
-        held, left = dict(self._held), dict[str, int]()
+        held, left = dict(self._held), dict[str, list[Ticket]]()
         while tokens > most and tokens > ticket.tokens:
             largest = max(held, key=lambda name: (held[name] / self._waiting[name][0].tenant.weight, name == own))
             if largest == own:
                 return [ticket]
-            left[largest] = left.get(largest, len(self._waiting[largest])) - 1
-            last = self._waiting[largest][left[largest]]
+            if largest not in left:
+                left[largest] = [one for one in self._waiting[largest] if not one.granted]
+            last = left[largest].pop()
             held[largest] -= last.tokens
             tokens -= last.tokens
             dropped.append(last)
         return dropped
 
     def first(self, may_run: Callable[[Ticket], bool]) -> Ticket | None:
-        """Whose turn it is, among the tenants whose first request of a class may run by its limits. Without enough slots for it
-        nobody else has a turn, so that requests of many choices are served too."""
+        """Whose turn it is: of each tenant the first request of a class that may run, of the MOST_PASSED first ones. What one
+        lacks, such as a place for its grammar, holds back no other that does not need it."""
         for best_effort in (0, 1) if self._ahead < MOST_AHEAD else (1, 0):
-            places = [(own, bisect_left(own, best_effort, key=lambda one: one.best_effort)) for own in self._waiting.values()]
-            heads = [own[i] for own, i in places if i < len(own) and own[i].best_effort == best_effort]
-            order = sorted(heads, key=lambda ticket: (self._served[ticket.tenant.name], ticket.number))
-            found = next((ticket for ticket in order if may_run(ticket)), None)
-            if found is not None:
-                return found
+            begins = {name: bisect_left(own, best_effort, key=lambda one: one.best_effort) for name, own in self._waiting.items()}
+            lines = [self._waiting[name][begin : begin + MOST_PASSED] for name, begin in begins.items()]
+            present = [line for line in lines if line and line[0].best_effort == best_effort]
+            for line in sorted(present, key=lambda line: (self._served[line[0].tenant.name], line[0].number)):
+                for ticket in line:
+                    if ticket.best_effort != best_effort:
+                        break
+                    if may_run(ticket):
+                        return ticket
         return None
 
     def charge(self, tenant: Tenant, tokens: float) -> None:

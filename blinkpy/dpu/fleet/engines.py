@@ -149,6 +149,10 @@ class Engines:
         """One of the queue pairs. The facts that requests are checked against are the same in all."""
         return next((link.pair for link in self.links if link.pair is not None), None)
 
+    def pairs(self) -> list[QueuePair]:
+        """The queue pairs that are attached."""
+        return [link.pair for link in self.links if link.pair is not None]
+
     def status(self) -> str | None:
         """None if an engine serves, otherwise the reason, as a sentence."""
         return self._why_none([link.status() for link in self.links])

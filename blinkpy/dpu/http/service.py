@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
 from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
 from blinkpy.dpu.http.response_answer import ResponseAnswer
+from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.tokenizer import NOTHING
@@ -54,7 +56,7 @@ class Service:
         self.engine, self.metrics = engine, metrics
         keys = keys_of(config, secret or secrets.token_bytes(32))
         options = config.extension(AdmissionOptions)
-        self.admission = Admission(options, keys, tenants or TenantTable(), metrics, engine.room)
+        self.admission = Admission(options, keys, tenants or TenantTable(), metrics, engine.room, places=self._grammar_places)
         engine.on_room, engine.on_failure = self.admission.let_in, self.admission.refuse_all
         self.started = int(time.time())
         self._reader = RequestReader(config, folder)
@@ -69,6 +71,12 @@ class Service:
     def _streaming(self) -> bool:
         pair = self.engine.pair
         return pair is not None and pair.in_flight > 0
+
+    def _grammar_places(self) -> tuple[set[int], int]:
+        """Names of the grammars and token rules in flight, and how many different ones each engine takes."""
+        pairs = self.engine.pairs()
+        most = min((pair.facts.grammar_share for pair in pairs), default=0)
+        return set().union(*(pair.names_in_flight() for pair in pairs)), most
 
     def end_preparations(self) -> None:
         """What waits to be prepared ends with status 503."""
@@ -149,7 +157,13 @@ class Service:
             raise ApiError(403, message, param="service_tier", code="service_tier_not_allowed")
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
-        ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier])
+        parts = (request.automaton, request.rules)
+        names = frozenset(part_name(part) for part in parts if part is not None)
+        try:
+            self.engine.require().require_room(*parts)
+        except ValueError as error:  # of a grammar or token rules that the engine never takes
+            raise self._unfit(request, error) from error
+        ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier], names)
         request.service_tier = shown_tier(request.service_tier, tier)
         return ticket
 
@@ -211,12 +225,30 @@ class Service:
         sink.choices = choices
         sink.generations = ticket.generations = [generation for generation, _, _ in work]
         try:
-            self.engine.submit(work)
-            self.admission.submitted(ticket)
+            self._submit_granted(work, ticket)
         except ValueError as error:  # of a grammar or token rules that the engine never takes
             if request.grammar is None and request.rules is None:
                 raise
             raise self._unfit(request, error) from error
+        ticket.more, ticket.refuse = partial(self._submit_more, work, ticket), partial(_refuse, work)
+
+    def _submit_granted(self, work: list[Submission], ticket: Ticket) -> None:
+        """Submit as many choices as the request has slots for, and take them from `work`."""
+        count = ticket.reserved
+        self.engine.submit(work[:count])
+        del work[:count]
+        self.admission.submitted(ticket, count)
+
+    def _submit_more(self, work: list[Submission], ticket: Ticket) -> None:
+        """The request has more of its slots. A failure ends all choices that are not submitted yet."""
+        if not ticket.reserved or not work or not work[0][0].open:  # it has ended meanwhile
+            return
+        try:
+            self._submit_granted(work, ticket)
+        except ApiError as error:
+            _refuse(work, error)
+        except ValueError as error:
+            _refuse(work, bad_request(f"{error}.", code="invalid_value"))
 
     def _prompt_scores(self, request: Request, prompt: Int32, index: int) -> tuple[PromptScores | None, str | None]:
         """What the answer shows of a prompt: its log probabilities, and its text."""
@@ -232,6 +264,12 @@ class Service:
                 name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
                 raise bad_request(f"'{name}': {error}.", name, "invalid_value") from error
         return scores, text
+
+
+def _refuse(work: list[Submission], error: ApiError) -> None:
+    """End choices that were not submitted."""
+    while work:
+        work.pop()[0].fail(error)
 
 
 def _of_ticket(ticket: Ticket, asked: RequestParameters) -> dict[str, Any]:

@@ -247,7 +247,7 @@ class QueuePair:
             raise EngineLostError("the request ids of this epoch are used up")
         if not self._free:
             raise NoRoomError("all slots are in use")
-        parts = {_name(part): part.words() for part in (grammar, rules) if part is not None}
+        parts = {part_name(part): part.words() for part in (grammar, rules) if part is not None}
         if parts and not self._has_place(parts.keys()):
             raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
@@ -312,8 +312,11 @@ class QueuePair:
 
     def _has_place(self, names: Iterable[int]) -> bool:
         """Whether the engine has places for one more request with this grammar and these rules in this queue pair's share."""
-        known = {name for request in self._live if request is not None for name in request.names}
-        return len(known.union(names)) <= self.facts.grammar_share
+        return len(self.names_in_flight().union(names)) <= self.facts.grammar_share
+
+    def names_in_flight(self) -> set[int]:
+        """part_name of each grammar and each token rules of the requests in flight."""
+        return {name for request in self._live if request is not None for name in request.names}
 
     def _consume(self) -> None:
         """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
@@ -397,11 +400,11 @@ class QueuePair:
             request.records.append(records[at - first].tolist())
 
 
-def _name(packed: ByteAutomaton | TokenRules) -> int:
+def part_name(packed: ByteAutomaton | TokenRules) -> int:
     """By which a grammar or token rules are known: their content, and which of the two they are."""
     return packed.digest << 1 | isinstance(packed, TokenRules)
 
 
 def _place(packed: ByteAutomaton | TokenRules | None, plan: Plan) -> ArenaPlace:
     """Where the words of a grammar or of token rules lie in the prompt arena."""
-    return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(_name(packed)), len(packed.words()))
+    return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(part_name(packed)), len(packed.words()))

@@ -1,0 +1,91 @@
+"""Requests for many slots, and for places of the engine that are all taken, hold up nothing that does not need them."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from support.front_end.fake_engine import FACTS, FakeEngine
+from support.front_end.fake_engine import SIZES as BASE
+from support.front_end.http_server import RunningServer, completion_bytes, serving
+from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
+
+SIZES = replace(BASE, prompt_tokens=4096)
+WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024, max_model_len=4096, num_pages=2048)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine(sizes=SIZES, facts=WORDS, step_s=0.002) as engine:
+        yield engine
+
+
+def stream(stack: contextlib.ExitStack, server: RunningServer, **fields: object) -> socket.socket:
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+    sock.sendall(completion_bytes(prompt=[7], stream=True, ignore_eos=True, **fields))
+    return sock
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_request_for_all_slots_gets_them_one_by_one(engine, folder, streamed: bool) -> None:
+    """Beside streams that hold most of them: others are served meanwhile, and all its choices come in the end."""
+    slots = engine.sizes.slots
+    with serving(engine, folder) as server, contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        held = [stream(stack, server, max_tokens=4000) for _ in range(slots - 1)]
+        for sock in held:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        large = pool.submit(server.complete, [8], n=slots, max_tokens=3, stream=streamed, temperature=0)
+        for _ in range(5):
+            assert server.complete([9], max_tokens=1).status_code == 200, "it waits for the one of many slots"
+        answer = large.result(60)
+        assert answer.status_code == 200
+        assert sum(one.entry["max_tokens"] == 3 for one in engine.submitted) == slots, "each choice ran once"
+        if not streamed:
+            assert [choice["index"] for choice in answer.json()["choices"]] == list(range(slots))
+            assert answer.json()["usage"]["completion_tokens"] == 3 * slots
+        for sock in held:
+            sock.close()
+        server.idle()
+        assert server.server.app.service.admission._reserved == 0
+
+
+def test_a_client_that_leaves_before_all_its_slots_came_leaves_nothing(engine, folder) -> None:
+    slots = engine.sizes.slots
+    with serving(engine, folder) as server, contextlib.ExitStack() as stack:
+        held = [stream(stack, server, max_tokens=4000) for _ in range(slots - 2)]
+        for sock in held:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        large = stream(stack, server, n=slots, max_tokens=3000)
+        assert large.recv(100).startswith(b"HTTP/1.1 200")
+        large.close()
+        for sock in held:
+            sock.close()
+        server.idle()
+        admission = server.server.app.service.admission
+        wait_for(lambda: not admission._running)
+        assert (admission._reserved, admission._queue.requests, admission._waiting) == (0, 0, {})
+        assert sum(one.entry["max_tokens"] == 3000 for one in engine.submitted) <= 4, "choices without a slot never run"
+        assert server.complete([9], max_tokens=1).status_code == 200
+
+
+def test_token_rules_that_lack_a_place_hold_back_no_plain_request(engine, folder) -> None:
+    with serving(engine, folder) as server, contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        held = [stream(stack, server, max_tokens=4000, logit_bias={str(token): 1}) for token in (70, 71)]
+        for sock in held:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        waits = pool.submit(server.complete, [7], max_tokens=1, logit_bias={"72": 1})
+        metrics = server.server.app.service.metrics
+        wait_for(lambda: metrics.gauge_of_all("waiting_requests") == 1)
+        for fields in ({}, {"logit_bias": {"70": 1}}):
+            assert server.complete([7], max_tokens=1, **fields).status_code == 200
+        assert not waits.done()
+        held[0].close()
+        assert waits.result(60).status_code == 200
