@@ -148,8 +148,8 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
-class SchedulerOptions:
-    """Batch limits, and the order in which requests are served."""
+class BatchOptions:
+    """Limits of a step, of `serve` and of the simulated server of `check`."""
 
     max_num_seqs: int = option(256, "maximum requests per step", low=1, high=4096)
     max_num_batched_tokens: int = option(
@@ -211,6 +211,12 @@ class SchedulerOptions:
     )
     cut_step_tokens: int = option(CUT_STEP_TOKENS, "steps with this many tokens or fewer are never cut", low=0, high=1 << 20)
     suspend_steps: int = option(SUSPEND_STEPS, "maximum steps that may run while one step is suspended", low=0, high=1 << 20)
+
+
+@dataclass(frozen=True)
+class SchedulerOptions(BatchOptions):
+    """Batch limits, and the order in which requests are served."""
+
     tpot_target_ms: int = option(
         0,
         "target time per output token, in ms; while every request is ahead of it, steps are delayed to "
@@ -556,9 +562,9 @@ class Config:
             raise ConfigError(
                 f"grammar_slots ({self.engine.grammar_slots}) must be 0 or at least workers ({self.frontend.workers})"
             )
-        check_step_sizes(*(values[name] for name in STEP_SIZES), settled=False)
-        check_class_sizes(*(values[name] for name in CLASS_SIZES))
-        check_targets(*(values[name] for name in TARGETS))
+        check_step_sizes(self.scheduler, settled=False)
+        check_class_sizes(self.scheduler)
+        check_targets(self.scheduler)
 
     def extension(self, kind: type[Options]) -> Options:
         """Options that another module added; kind: their class."""
@@ -636,56 +642,51 @@ def check_engine_name(name: str) -> None:
         raise ConfigError(f"name must be {rule}, not {name!r}")
 
 
-STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens")
 TARGETS = ("tpot_target_ms", "flex_tpot_target_ms")
-CLASS_SIZES = ("max_num_seqs", "max_num_batched_tokens", "best_effort_step_tokens", "sensitive_step_tokens")
 
 
-def check_step_sizes(
-    max_num_seqs: int, max_num_batched_tokens: int, mixed_step_tokens: int, burst_step_tokens: int, *, settled: bool = True
-) -> None:
-    """Raise ConfigError unless the sizes of steps fit each other. settled: what is 0 stays so; otherwise step_sizes may still
-    choose it."""
-    if 0 < max_num_batched_tokens < max_num_seqs:
+def check_step_sizes(options: BatchOptions, *, settled: bool = True) -> None:
+    """Raise ConfigError unless the sizes of steps fit each other. settled: if not, step_sizes may still replace a 0."""
+    rows, most = options.max_num_seqs, options.max_num_batched_tokens
+    mixed, burst_step = options.mixed_step_tokens, options.burst_step_tokens
+    if 0 < most < rows:
         raise ConfigError(
-            f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs}): "
-            "every running sequence gets a token in each step"
+            f"max_num_batched_tokens ({most}) must be at least max_num_seqs ({rows}): every running sequence gets a token in "
+            "each step"
         )
-    most = max_num_batched_tokens or 1 << 20  # 0: still to be chosen, by step_sizes
-    if mixed_step_tokens and not 2 * max_num_seqs <= mixed_step_tokens <= most:
+    limit = most or 1 << 20
+    if mixed and not 2 * rows <= mixed <= limit:
         raise ConfigError(
-            f"mixed_step_tokens ({mixed_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since half of a step "
-            f"is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+            f"mixed_step_tokens ({mixed}) must be at least twice max_num_seqs ({rows}), since half of a step is for prompts, and "
+            f"at most max_num_batched_tokens ({most})"
         )
-    mixed = mixed_step_tokens or (0 if settled else 1)
-    if burst_step_tokens and not 0 < mixed <= burst_step_tokens <= most:
+    if burst_step and not 0 < (mixed or int(not settled)) <= burst_step <= limit:
         raise ConfigError(
-            f"burst_step_tokens ({burst_step_tokens}) needs mixed_step_tokens ({mixed_step_tokens}), and must be at least "
-            f"as much, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+            f"burst_step_tokens ({burst_step}) needs mixed_step_tokens ({mixed}), and must be at least as much, and at most "
+            f"max_num_batched_tokens ({most})"
         )
 
 
-def check_class_sizes(
-    max_num_seqs: int, max_num_batched_tokens: int, best_effort_step_tokens: int, sensitive_step_tokens: int
-) -> None:
-    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill. max_num_batched_tokens: 0 while
-    it is still to be chosen."""
-    most = max_num_batched_tokens or 1 << 20
-    if sensitive_step_tokens > most:
+def check_class_sizes(options: BatchOptions) -> None:
+    """Raise ConfigError unless the prompts of each class fit into the steps that they may fill."""
+    rows, most = options.max_num_seqs, options.max_num_batched_tokens
+    limit, share = most or 1 << 20, options.best_effort_step_tokens
+    if options.sensitive_step_tokens > limit:
         raise ConfigError(
-            f"sensitive_step_tokens ({sensitive_step_tokens}) must be at most max_num_batched_tokens ({max_num_batched_tokens})"
+            f"sensitive_step_tokens ({options.sensitive_step_tokens}) must be at most max_num_batched_tokens ({most})"
         )
-    if best_effort_step_tokens and not 2 * max_num_seqs <= best_effort_step_tokens <= most:
+    if share and not 2 * rows <= share <= limit:
         raise ConfigError(
-            f"best_effort_step_tokens ({best_effort_step_tokens}) must be at least twice max_num_seqs ({max_num_seqs}), since "
-            f"half of a step is for prompts, and at most max_num_batched_tokens ({max_num_batched_tokens})"
+            f"best_effort_step_tokens ({share}) must be at least twice max_num_seqs ({rows}), since half of a step is for "
+            f"prompts, and at most max_num_batched_tokens ({most})"
         )
 
 
-def check_targets(tpot_target_ms: float, flex_tpot_target_ms: float) -> None:
-    """Raise ConfigError unless best effort's target is the longer one."""
-    if 0 < flex_tpot_target_ms < tpot_target_ms:
-        raise ConfigError(f"flex_tpot_target_ms ({flex_tpot_target_ms}) must be at least tpot_target_ms ({tpot_target_ms})")
+def check_targets(options: SchedulerOptions) -> None:
+    """Raise ConfigError unless the target of best effort is the longer one."""
+    target, flex = options.tpot_target_ms, options.flex_tpot_target_ms
+    if 0 < flex < target:
+        raise ConfigError(f"flex_tpot_target_ms ({flex}) must be at least tpot_target_ms ({target})")
 
 
 def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: int = STEP_TOKENS) -> dict[str, int]:
@@ -703,8 +704,9 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: i
         mixed = max(512, 2 * rows)
     if gpu and mixed and not burst_step:
         burst_step = min(most, max(2048, mixed))
-    check_step_sizes(rows, most, mixed, burst_step)
-    return {"max_num_batched_tokens": most, "mixed_step_tokens": mixed, "burst_step_tokens": burst_step}
+    sizes = {"max_num_batched_tokens": most, "mixed_step_tokens": mixed, "burst_step_tokens": burst_step}
+    check_step_sizes(BatchOptions(max_num_seqs=rows, **sizes))
+    return sizes
 
 
 def check_asked(values: Mapping[str, Any]) -> None:

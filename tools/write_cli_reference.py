@@ -57,7 +57,7 @@ def main() -> None:
             print_option(cli.flag(item), item)
     for tool in cli.TOOLS:
         items = list(dataclasses.fields(tool.options()))
-        same = [item for item in items if item.metadata["help"] == SAME and values(item) == values(server[item.name])]
+        same = [item for item in items if item.name in server and is_same(item, server[item.name])]
         print(f"\n## blinkpy {tool.name}\n")
         print_wrapped(cli.section_line(tool.options()))
         print()
@@ -66,6 +66,11 @@ def main() -> None:
                 print_option(item.name.upper() if item.name == tool.argument.rstrip("?*") else cli.flag(item), item)
         if same:
             print_wrapped(f"- {', '.join(f'`{cli.flag(item)}`' for item in same)}: same as for the server.")
+
+
+def is_same(item: dataclasses.Field[Any], servers: dataclasses.Field[Any]) -> bool:
+    """Whether a tool's option is described like the server's."""
+    return item.metadata["help"] in (SAME, servers.metadata["help"]) and values(item) == values(servers)
 
 
 def print_option(name: str, item: dataclasses.Field[Any]) -> None:

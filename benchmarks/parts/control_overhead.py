@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common.distribution import describe
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
-from blinkpy.config import Config
+from blinkpy.config import Config, SchedulerOptions
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.kv.limits import make_limits
@@ -74,7 +74,7 @@ class World:
         sizes = QueueSizes(pairs=1, slots=rows, sq_entries=rows, cq_entries=8192, prompt_tokens=1 << 18, hash_entries=1 << 14)
         pages = running * MODEL_LEN // PAGE
         facts = EngineFacts(secrets.randbits(62) | 1, 65_537, 131_071, MODEL_LEN, VOCAB, PAGE, pages, rows, 3_600_000)
-        self.limits = make_limits(sizes, facts, max_num_batched_tokens=max(rows, 2048))
+        self.limits = make_limits(sizes, facts, SchedulerOptions(max_num_batched_tokens=max(rows, 2048)))
         self.state = make_state(self.limits)
         self.scheduler = Scheduler(self.limits, self.state)
         name = f"serve-benchmark-{secrets.token_hex(6)}"

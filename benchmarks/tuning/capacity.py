@@ -66,7 +66,7 @@ class StepTimes:
         return both + context + 1e-6 * self.attention_ns * work.prefill_context
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TimedMachine(ServerModel):
     """A server with these times, and with the steps that a GPU has."""
 
@@ -128,9 +128,9 @@ def predict(
     choice: Choice, times: StepTimes, requests: Workload, options: argparse.Namespace, streams: int = 0
 ) -> dict[str, float]:
     """Latencies in ms of one choice under one load. streams: in flight in a closed loop; 0: each request at its own time."""
-    sizes = options.max_num_seqs, choice.tokens, options.page_size, options.num_pages
+    pages = {"page_size": options.page_size, "num_pages": options.num_pages}
     steps = {"mixed_step_tokens": choice.mixed, "burst_tokens": choice.burst, "burst_step_tokens": choice.burst_step}
-    machine = TimedMachine(*sizes, **steps, times=times)
+    machine = TimedMachine(options.max_num_seqs, choice.tokens, **pages, **steps, times=times)
     server = TimedSimulation(SHIPPED[choice.policy], machine, requests)
     out = serve(server, streams)
     ttft = 1000 * out.ttft_s + times.outside_ms

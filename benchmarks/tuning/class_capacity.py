@@ -77,7 +77,7 @@ def figures(
 def machine_of(choice: str, options: argparse.Namespace, times: StepTimes) -> TimedMachine:
     """Raises UsageError for what is no option of the model."""
     sizes = BASE | {name: getattr(options, name) for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "num_pages")}
-    sizes |= {"suspend_steps": SUSPEND_STEPS, "border_us": options.border_us}
+    sizes |= {"suspend_steps": SUSPEND_STEPS, "cut_step_tokens": 0, "border_us": options.border_us}
     known = {field.name: field.type for field in dataclasses.fields(TimedMachine)}
     for word in choice.split(",") if choice else []:
         name, _, value = word.partition("=")

@@ -114,26 +114,13 @@ class Engine:
         self.views.engine[W.ENGINE_STATE] = W.STATE_READY
 
     def _make_limits(self, facts: EngineFacts, token_words: int) -> Limits:
-        options = self.config.scheduler
         return make_limits(
             self.sizes.queue,
             facts,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            mixed_step_tokens=options.mixed_step_tokens,
-            burst_step_tokens=options.burst_step_tokens,
-            burst_tokens=options.burst_tokens,
-            yield_steps=options.yield_steps,
-            step_groups=options.step_groups,
-            cut_step_tokens=options.cut_step_tokens,
-            suspend_steps=options.suspend_steps,
-            best_effort_step_tokens=options.best_effort_step_tokens,
-            sensitive_step_tokens=options.sensitive_step_tokens,
-            best_effort_pages=options.best_effort_pages,
+            self.config.scheduler,
             prefix_caching=self.config.cache.enable_prefix_caching,
             record_turns=self.config.engine.record_steps,
             token_words=token_words,
-            tpot_target_ms=options.tpot_target_ms,
-            flex_tpot_target_ms=options.flex_tpot_target_ms,
         )
 
     def _facts(self, model: DecoderDescription, grammars: bool) -> EngineFacts:

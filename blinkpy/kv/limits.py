@@ -1,13 +1,12 @@
 """Every bound of the scheduler, and the shapes that a step may have: integers that are fixed at the start."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 from blinkpy.config import (
-    CUT_STEP_TOKENS,
     MOST_GROUPS,
-    SUSPEND_STEPS,
-    YIELD_STEPS,
     ConfigError,
+    SchedulerOptions,
     check_class_sizes,
     check_step_sizes,
     check_targets,
@@ -76,66 +75,63 @@ class Limits(NamedTuple):
 def make_limits(
     sizes: QueueSizes,
     facts: EngineFacts,
+    scheduler: SchedulerOptions,
     *,
-    max_num_batched_tokens: int,
-    mixed_step_tokens: int = 0,
-    burst_step_tokens: int = 0,
-    burst_tokens: int = 0,
-    yield_steps: int = YIELD_STEPS,
-    best_effort_step_tokens: int = 0,
-    sensitive_step_tokens: int = 0,
-    best_effort_pages: float = 1.0,
-    step_groups: int = 1,
-    cut_step_tokens: int = CUT_STEP_TOKENS,
-    suspend_steps: int = SUSPEND_STEPS,
     prefix_caching: bool = True,
     intake_entries: int = 0,
     intake_tokens: int = 32768,
     record_turns: int = 0,
     token_words: int = 0,
-    tpot_target_ms: float = 0,
-    flex_tpot_target_ms: float = 0,
 ) -> Limits:
-    """The scheduler's limits for a queue segment; 0 for what is worked out from others. Raises ConfigError, in the words of the
-    options, when they clash. best_effort_pages: a share of all pages."""
+    """The scheduler's limits for a queue segment. Raises ConfigError with the names of the options that contradict each other.
+
+    scheduler: with settled step sizes; max_num_seqs is that of `facts`.
+    intake_entries: submission entries per turn; 0: enough for the rows.
+    intake_tokens: prompt tokens after which the intake of a turn ends.
+    record_turns: turns that the flight recorder keeps; 0: off.
+    token_words: words of the bytes of all tokens, for grammars.
+    """
 
     def require(fine: bool, what: str) -> None:
         if not fine:
             raise ConfigError(what)
 
-    page, rows = facts.page_size, facts.max_num_seqs
+    options = dataclasses.replace(scheduler, max_num_seqs=facts.max_num_seqs)
+    page, rows, tokens = facts.page_size, facts.max_num_seqs, options.max_num_batched_tokens
     require(page >= 1 and page & (page - 1) == 0, f"page_size must be a power of two, not {page}")
     require(1 <= rows <= MAX_ROWS, f"max_num_seqs must be 1 to {MAX_ROWS}, not {rows}")
     require(facts.num_pages >= 1, f"num_pages must be at least 1, not {facts.num_pages}")
     require(facts.max_model_len >= 2, f"max_model_len must be at least 2, not {facts.max_model_len}")
-    share, words = facts.grammar_share, facts.grammar_words
-    require(0 <= share <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {share}")
-    require((share > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
+    slots, words = facts.grammar_share, facts.grammar_words
+    require(0 <= slots <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {slots}")
+    require((slots > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
     intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more come while a step of many rows runs
-    require(0 < best_effort_pages <= 1, f"best_effort_pages must be above 0 and at most 1, not {best_effort_pages}")
-    require(1 <= step_groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {step_groups}")
-    require(cut_step_tokens >= 0 and suspend_steps >= 0, "cut_step_tokens and suspend_steps must not be negative")
-    check_step_sizes(rows, max_num_batched_tokens, mixed_step_tokens, burst_step_tokens)
-    check_class_sizes(rows, max_num_batched_tokens, best_effort_step_tokens, sensitive_step_tokens)
-    check_targets(tpot_target_ms, flex_tpot_target_ms)
-    burst_step = burst_step_tokens or max_num_batched_tokens
+    share, groups = options.best_effort_pages, options.step_groups
+    require(tokens >= 1, f"max_num_batched_tokens must be at least 1, not {tokens}")
+    require(0 < share <= 1, f"best_effort_pages must be above 0 and at most 1, not {share}")
+    require(1 <= groups <= MOST_GROUPS, f"step_groups must be 1 to {MOST_GROUPS}, not {groups}")
+    require(min(options.cut_step_tokens, options.suspend_steps) >= 0, "cut_step_tokens and suspend_steps must not be negative")
+    check_step_sizes(options)
+    check_class_sizes(options)
+    check_targets(options)
+    burst_step = options.burst_step_tokens or tokens
     return Limits(
         pairs=sizes.pairs,
         slots_per_pair=sizes.slots,
         slots=sizes.pairs * sizes.slots,
         rows=rows,
-        tokens=max_num_batched_tokens,
-        mixed_tokens=mixed_step_tokens or max_num_batched_tokens,
+        tokens=tokens,
+        mixed_tokens=options.mixed_step_tokens or tokens,
         burst_step_tokens=burst_step,
-        burst_tokens=burst_tokens or 2 * burst_step,
-        yield_steps=yield_steps,
-        best_effort_step_tokens=best_effort_step_tokens or max_num_batched_tokens,
-        sensitive_step_tokens=sensitive_step_tokens or mixed_step_tokens or max_num_batched_tokens,
-        best_effort_pages=max(1, int(best_effort_pages * facts.num_pages)),
-        step_groups=step_groups,
-        cut_tokens=cut_step_tokens,
-        suspend_steps=suspend_steps,
+        burst_tokens=options.burst_tokens or 2 * burst_step,
+        yield_steps=options.yield_steps,
+        best_effort_step_tokens=options.best_effort_step_tokens or tokens,
+        sensitive_step_tokens=options.sensitive_step_tokens or options.mixed_step_tokens or tokens,
+        best_effort_pages=max(1, int(share * facts.num_pages)),
+        step_groups=groups,
+        cut_tokens=options.cut_step_tokens,
+        suspend_steps=options.suspend_steps,
         page_size=page,
         page_shift=page.bit_length() - 1,
         pages=facts.num_pages,
@@ -154,7 +150,7 @@ def make_limits(
         claim_ns=min(CLAIM_NS, facts.lease_ms * 1_000_000 // CLAIMS_PER_LEASE),
         intake_entries=intake_entries,
         intake_tokens=intake_tokens,
-        index_items=max_num_batched_tokens // page + rows,
+        index_items=tokens // page + rows,
         index_buckets=_power_of_two(facts.num_pages),
         ring_entries=_power_of_two(4 * facts.num_pages),
         grammar_share=facts.grammar_share,
@@ -162,9 +158,15 @@ def make_limits(
         token_words=token_words,
         record_turns=record_turns,
         record_words=_record_words(sizes, facts, record_turns, intake_entries, intake_tokens) if record_turns else 1,
-        pace_ns=_pace_ns(tpot_target_ms),
-        best_effort_pace_ns=_pace_ns(flex_tpot_target_ms or tpot_target_ms),
+        pace_ns=_pace_ns(options.tpot_target_ms),
+        best_effort_pace_ns=_pace_ns(options.flex_tpot_target_ms or options.tpot_target_ms),
     )
+
+
+def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -> Limits:
+    """As make_limits, with the scheduler's options by name among the others, for simulations and tests."""
+    names = {item.name for item in dataclasses.fields(SchedulerOptions)} & options.keys()
+    return make_limits(sizes, facts, SchedulerOptions(**{name: options.pop(name) for name in names}), **options)
 
 
 @device

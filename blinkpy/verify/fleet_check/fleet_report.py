@@ -23,7 +23,7 @@ def run_fleet_check(options: CheckOptions) -> int:
     named = options.placement
     rules = {**({named: load_rule(named)} if named else {}), **SHIPPED_RULES}
     policy = vetted_policy(options.policy or POLICY)
-    machine = ServerModel(*(getattr(options, field.name) for field in dataclasses.fields(ServerModel)))
+    machine = ServerModel.of(options)
     load: dict[str, Any] = {"requests": options.requests, "rate": options.rate, "seed": options.seed}
     progress, found = Progress(), list[FleetFigures]()
     errors = []

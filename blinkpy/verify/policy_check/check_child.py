@@ -1,7 +1,6 @@
 """The process of `blinkpy check` that runs the user's code, with limits on its time: the trial, and what comes after it."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class Check(Trial):
         self.report(*waiting_findings(policy, rank_many, options))
         self.stage("classes", COMPILE_S + options.timeout_s)
         self.report(*class_findings(policy, rank_many, options), tenant_finding(policy, rank_many, sampled))
-        model = ServerModel(*(getattr(options, field.name) for field in fields(ServerModel)))
+        model = ServerModel.of(options)
         requests = load_workload(options.workload).first(options.requests).at_rate(options.rate)
         others = [shipped for shipped in SHIPPED if shipped not in (name, "fair")]  # with one tenant fair is fcfs
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:

@@ -2,25 +2,13 @@
 
 from dataclasses import dataclass, fields
 
-from blinkpy.config import (
-    CLASS_SIZES,
-    CUT_STEP_TOKENS,
-    MOST_GROUPS,
-    STEP_SIZES,
-    SUSPEND_STEPS,
-    YIELD_STEPS,
-    ConfigError,
-    check_class_sizes,
-    check_step_sizes,
-    check_value,
-    option,
-)
+from blinkpy.config import BatchOptions, ConfigError, check_class_sizes, check_step_sizes, check_value, option
 
 NOT_OF_FLEETS = ("workload", "storm", "allow_starvation", "timeout_s", "plot")
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CheckOptions(BatchOptions):
     """The policy or placement to check, and the machine to simulate. Defaults model Llama-3-8B on one H200."""
 
     policy: str = option("", "FILE.py:FUNCTION, or the name of a shipped policy (with --fleet: default short-prompts)")
@@ -33,16 +21,15 @@ class CheckOptions:
     rate: float = option(16.0, "mean arrival rate per engine, in requests/s (0: arrival times of the workload)", low=0, high=1e6)
     max_num_seqs: int = option(64, "maximum requests per step", low=1, high=4096)
     max_num_batched_tokens: int = option(2048, "maximum tokens per step", low=1, high=1 << 20)
-    mixed_step_tokens: int = option(0, "same as for blinkpy serve", low=0, high=1 << 20)
-    burst_step_tokens: int = option(0, "same as for blinkpy serve", low=0, high=1 << 20)
-    burst_tokens: int = option(0, "same as for blinkpy serve", low=0, high=1 << 24)
-    yield_steps: int = option(YIELD_STEPS, "same as for blinkpy serve", low=0, high=1 << 20)
-    best_effort_step_tokens: int = option(0, "same as for blinkpy serve", low=0, high=1 << 20)
-    sensitive_step_tokens: int = option(0, "same as for blinkpy serve", low=0, high=1 << 20)
-    best_effort_pages: float = option(1.0, "same as for blinkpy serve", low=0.001, high=1.0)
-    step_groups: int = option(1, "same as for blinkpy serve", low=1, high=MOST_GROUPS)
-    cut_step_tokens: int = option(CUT_STEP_TOKENS, "same as for blinkpy serve", low=0, high=1 << 20)
-    suspend_steps: int = option(SUSPEND_STEPS, "same as for blinkpy serve", low=0, high=1 << 20)
+    mixed_step_tokens: int = option(
+        0,
+        "maximum tokens of a step that has both decodes and prompt chunks, outside a burst (0: no such limit)",
+        low=0,
+        high=1 << 20,
+    )
+    burst_step_tokens: int = option(
+        0, "maximum tokens of a step with decodes during a burst of long prompts (0: no such limit)", low=0, high=1 << 20
+    )
     border_us: float = option(18.0, "time of the scheduler between two layer groups of a step, in us", low=0, high=1e6)
     page_size: int = option(16, "tokens per page of the KV cache; a power of two", low=4, high=256)
     num_pages: int = option(5120, "pages of the KV cache", low=16, high=1 << 20)
@@ -61,8 +48,8 @@ class CheckOptions:
             check_value(item, getattr(self, item.name))
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, not {self.page_size}")
-        check_step_sizes(*(getattr(self, name) for name in STEP_SIZES))
-        check_class_sizes(*(getattr(self, name) for name in CLASS_SIZES))
+        check_step_sizes(self)
+        check_class_sizes(self)
         self._check_fleet()
         if self.step_us + self.row_us + self.token_us <= 0:
             raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")

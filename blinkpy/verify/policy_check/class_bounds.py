@@ -64,7 +64,7 @@ def yield_outcome(policy: Policy) -> YieldOutcome:
     zero, output = np.zeros(n, np.int64), np.full(n, OUTPUT)
     requests = Workload(zero, prompt, output, output, zero)
     pages = (PROMPT + ROWS * (URGENT_PROMPT + OUTPUT)) // 16 + 4 * ROWS
-    model = ServerModel(ROWS, STEP_TOKENS, 16, pages, 4500.0, 22.0, 27.0)
+    model = ServerModel(ROWS, STEP_TOKENS, page_size=16, num_pages=pages, step_us=4500.0, row_us=22.0, token_us=27.0)
     server = TimedSimulation(policy, model, requests, {"best_effort": np.where(urgent, 0, 1)})
     server.submit(0)
     server.turn()

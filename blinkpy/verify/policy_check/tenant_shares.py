@@ -60,7 +60,8 @@ def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, tur
     weight = np.array([round(tenant.weight * WEIGHT_ONE) for tenant in tenants])
     words = {"tenant": owners + 1, "tenant_weight": weight[owners]}
     longest = max(tenant.prompt + LIMIT * tenant.output for tenant in tenants)
-    model = ServerModel(ROWS, STEP_TOKENS, 16, (ROWS + 1) * (longest // 16 + 2), 4500.0, 22.0, 27.0)
+    pages = (ROWS + 1) * (longest // 16 + 2)
+    model = ServerModel(ROWS, STEP_TOKENS, page_size=16, num_pages=pages, step_us=4500.0, row_us=22.0, token_us=27.0)
     server = TimedSimulation(policy, model, Workload(zero, prompt, output, LIMIT * output, zero), words)
     coming = [iter(np.flatnonzero(owners == owner).tolist()) for owner in range(len(tenants))]
     missing, apart, served = [tenant.depth for tenant in tenants], 0.0, np.zeros(len(tenants))

@@ -6,14 +6,14 @@ So what is measured (order, batches, chunks, preemptions) is what an engine with
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.config import YIELD_STEPS, ConfigError
+from blinkpy.config import BatchOptions, ConfigError, SchedulerOptions
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
@@ -65,29 +65,26 @@ class Work(NamedTuple):
     prefill_context: int
 
 
-@dataclass(frozen=True)
-class ServerModel:
-    """Limits as of the options of `serve`, and the time of a step in us. Another model of the time overrides step_ns. border_us:
-    of the turn between two groups of a step that is cut."""
+@dataclass(frozen=True, kw_only=True)
+class ServerModel(BatchOptions):
+    """A server with the batch options of `serve`, and the time of its steps. Another model of the time overrides step_ns."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    page_size: int
+    page_size: int  # tokens
     num_pages: int
-    step_us: float
-    row_us: float
-    token_us: float
-    mixed_step_tokens: int = 0
-    burst_step_tokens: int = 0
-    burst_tokens: int = 0
-    yield_steps: int = YIELD_STEPS
-    best_effort_step_tokens: int = 0
-    best_effort_pages: float = 1.0
-    sensitive_step_tokens: int = 0
-    step_groups: int = 1
-    cut_step_tokens: int = 0
-    suspend_steps: int = 0
-    border_us: float = 0.0
+    step_us: float  # of an empty step
+    row_us: float  # for each decoding row
+    token_us: float  # for each token of a prompt
+    border_us: float = 0.0  # of the turn between two groups of a step that is cut
+
+    @classmethod
+    def of(cls, options: Any) -> "ServerModel":
+        """The server that options with these names describe."""
+        return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
+
+    @property
+    def scheduler(self) -> SchedulerOptions:
+        """The options of the scheduler, which keeps no pace here."""
+        return SchedulerOptions(**{item.name: getattr(self, item.name) for item in fields(BatchOptions)})
 
     def step_ns(self, work: Work) -> int:
         """step_us + row_us for each decoding row + token_us for each token of a prompt."""
@@ -171,13 +168,7 @@ class TimedSimulation:
         memory = memoryview(bytearray(layout.total_bytes))
         write_header(memory, sizes, facts)
         self._views = engine_views(memory, layout)
-        step_sizes = (
-            *("max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens"),
-            *("yield_steps", "best_effort_step_tokens", "sensitive_step_tokens", "best_effort_pages"),
-            *("step_groups", "cut_step_tokens", "suspend_steps"),
-        )
-        options: dict[str, Any] = {name: getattr(machine, name) for name in step_sizes}
-        limits = make_limits(sizes, facts, **options, prefix_caching=prompts is not None, intake_tokens=1 << 30)
+        limits = make_limits(sizes, facts, machine.scheduler, prefix_caching=prompts is not None, intake_tokens=1 << 30)
         self._state = make_state(limits, machine.buckets())
         self._scheduler = Scheduler(limits, self._state, policy)
         self._scheduler.attach(self._views)

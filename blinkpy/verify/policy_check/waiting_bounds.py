@@ -113,7 +113,8 @@ def flood(policy: Policy, worst: Overtaking) -> Flood:
     requests = Workload(np.zeros(n, np.int64), prompt, np.minimum(limit, FLOOD_OUTPUT), limit, priority)
     classes = {"best_effort": np.where(np.arange(n) == victim, worst.waits.best_effort, worst.overtakes.best_effort)}
     pages = FLOOD_TOKENS // 16 * (FLOOD_ROWS + 1)
-    server = TimedSimulation(policy, ServerModel(FLOOD_ROWS, 2048, 16, pages, 4500.0, 22.0, 27.0), requests, classes)
+    model = ServerModel(FLOOD_ROWS, 2048, page_size=16, num_pages=pages, step_us=4500.0, row_us=22.0, token_us=27.0)
+    server = TimedSimulation(policy, model, requests, classes)
     arrived, submitted, started = np.zeros(n, np.int64), 0, server.outcome.started
     while submitted < n and started[victim] == NEVER:
         while submitted < n and submitted - server.ended < FLOOD_QUEUE + 1:

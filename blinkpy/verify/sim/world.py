@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.token_bytes import TokenBytes
@@ -30,7 +30,7 @@ PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS) 
 FEW_PAGES = 24
 HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: what the last front end is; the last shares no page
 GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims that it wrote, and its entries that were consumed
-WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits
+WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits_by_name
 
 
 class Odds(NamedTuple):
@@ -256,7 +256,7 @@ def make_world(
     pieces = random_pieces(draw, facts.vocab_size)
     tokens = TokenBytes.of(pieces, facts.vocab_size)
     words = len(tokens.words) if facts.grammar_share else 0
-    limits = make_limits(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
+    limits = make_limits_by_name(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
     if seed % 3 == 0:
         limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
     if chosen is None:

@@ -16,7 +16,7 @@ from blinkpy.verify.fleet_check.fleet_simulation import FleetSimulation
 from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS, NOBODY, QUESTION
 from blinkpy.verify.policy_check.timed_server import OTHER, STOP, ServerModel, simulate
 
-MACHINE = ServerModel(8, 512, 16, 2048, 4500.0, 22.0, 27.0)
+MACHINE = ServerModel(8, 512, page_size=16, num_pages=2048, step_us=4500.0, row_us=22.0, token_us=27.0)
 
 
 def test_it_depends_on_its_seed_alone(seed: int) -> None:

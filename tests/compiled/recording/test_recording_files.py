@@ -15,7 +15,7 @@ from support.scheduler_cases import case_sizes
 from blinkpy import cli
 from blinkpy.config import Config
 from blinkpy.engine.flight_recorder import FlightRecorder
-from blinkpy.kv.limits import make_limits
+from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import TURNS
 from blinkpy.kv.state_memory import make_state, snapshot
 from blinkpy.recording.dump_file import FORMAT, read_dump, write_dump
@@ -156,7 +156,7 @@ def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
     """On a GPU, where nobody asks behind each turn, and for an engine that dies in its first one."""
     queue, facts, options = case_sizes(record_turns=50)
     config = Config().with_options({"name": f"test-{secrets.token_hex(6)}"})
-    limits = make_limits(queue, facts, **options)
+    limits = make_limits_by_name(queue, facts, **options)
     recorder = FlightRecorder(config, queue, limits, fcfs)
     try:
         state = recorder.attach(make_state(limits))

@@ -18,7 +18,7 @@ from blinkpy.kv.invariants import batch_invariants as B
 from blinkpy.kv.invariants import page_invariants as P
 from blinkpy.kv.invariants import request_invariants as R
 from blinkpy.kv.invariants.check_state import check_state
-from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import STATES_WORD
@@ -479,7 +479,7 @@ def sizes() -> Limits:
         step_groups=2,
         cut_step_tokens=14,
     )
-    return make_limits(queue, facts, **options)
+    return make_limits_by_name(queue, facts, **options)
 
 
 def cut_sizes() -> Limits:

@@ -16,7 +16,7 @@ from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after, unused_grammar
-from blinkpy.kv.limits import make_limits
+from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import Grammars
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.token_bytes import LONGEST, TokenBytes
@@ -384,7 +384,7 @@ def test_the_engine_takes_as_many_states_as_there_may_be(states: int, fine: bool
 def test_the_unused_slot_is_none_that_a_live_request_has(lanes: int, rng: np.random.Generator) -> None:
     """Of its own queue pair; of several the one that was used longest ago. The slot with the number 0 is one like the others."""
     sizes, facts, options = case_sizes(pairs=2, slots=4, share=3, token_words=1)
-    limits, unused = make_limits(sizes, facts, **options), in_lanes(unused_grammar, lanes, seed=lanes)
+    limits, unused = make_limits_by_name(sizes, facts, **options), in_lanes(unused_grammar, lanes, seed=lanes)
     state, nobody = make_state(limits), 0
     requests, grammars, views = state.requests, state.grammars, as_memoryviews(state)
     for _ in range(150):

@@ -11,7 +11,7 @@ import pytest
 from support.scheduler_cases import Case, case_sizes, make_case, tokens
 
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import CLAIM_NS, make_limits
+from blinkpy.kv.limits import CLAIM_NS, make_limits_by_name
 from blinkpy.queues import words as W
 from blinkpy.queues.submission import neutral_entries
 from blinkpy.scheduler.cycle import make_turn
@@ -119,7 +119,7 @@ def test_a_claim_that_waits_is_granted_and_the_owner_serves_until_then() -> None
 @pytest.mark.parametrize(("lease_ms", "claim_ns"), [(50, 6_250_000), (5000, CLAIM_NS), (3_600_000, CLAIM_NS)])
 def test_a_successor_waits_a_tenth_of_a_second_at_most(lease_ms: int, claim_ns: int) -> None:
     sizes, facts, options = case_sizes(lease_ms=lease_ms)
-    assert make_limits(sizes, facts, **options).claim_ns == claim_ns
+    assert make_limits_by_name(sizes, facts, **options).claim_ns == claim_ns
 
 
 def test_a_cancel_of_the_request_before_means_nothing_to_one_of_the_same_id() -> None:

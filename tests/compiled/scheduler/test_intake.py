@@ -14,7 +14,7 @@ from support.scheduler_cases import VOCAB, case_sizes, make_case, tokens
 
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import Limits, make_limits
+from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.queues import completion as C
 from blinkpy.queues.request_parameters import PARAMETERS
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, neutral_entries
@@ -171,7 +171,7 @@ BURST = r"burst_step_tokens \({}\) needs mixed_step_tokens \({}\)"
 
 def limits_of(**sizes: Any) -> Limits:
     queue, facts, options = case_sizes(**sizes)
-    return make_limits(queue, facts, **options)
+    return make_limits_by_name(queue, facts, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.scheduler_cases import case_sizes
 from blinkpy.config import MOST_GROUPS, ConfigError
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, groups_of_step, make_limits
+from blinkpy.kv.limits import MAX_ROWS, MOST_SHARE, Limits, default_buckets, groups_of_step, make_limits_by_name
 from blinkpy.kv.state import NoFaultWord
 from blinkpy.kv.state_memory import make_state
 from blinkpy.kv.token_bytes import TokenBytes
@@ -24,7 +24,7 @@ from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS
 
 def limits_of(**sizes: Any) -> Limits:
     queue, facts, options = case_sizes(**sizes)
-    return make_limits(queue, facts, **options)
+    return make_limits_by_name(queue, facts, **options)
 
 
 def power_of_two(least: int) -> int:
@@ -158,7 +158,7 @@ def test_each_bound_at_its_edges() -> None:
             its_facts = facts._replace(**{places[name]: value}) if name in places else facts
             its_options = given if name in places else given | {options.get(name, name): value}
             try:
-                make_limits(queue, its_facts, **its_options)
+                make_limits_by_name(queue, its_facts, **its_options)
                 told = ""
             except ConfigError as error:
                 told = str(error)
@@ -230,7 +230,7 @@ def test_a_state_has_the_tokens_bytes_where_there_are_grammars() -> None:
     pieces = TokenBytes.of([b"ab", b"abcde"], 50)
     for share in (0, 2):
         queue, facts, options = case_sizes(share=share, token_words=len(pieces.words) if share else 0)
-        limits = make_limits(queue, facts._replace(grammar_words=GRAMMAR_WORDS if share else CELLS_WORD), **options)
+        limits = make_limits_by_name(queue, facts._replace(grammar_words=GRAMMAR_WORDS if share else CELLS_WORD), **options)
         grammars = make_state(limits, tokens=pieces).grammars
         kept = TokenBytes(grammars.token_place, grammars.token_bytes).pieces()
         assert kept == ([b"ab", b"abcde", *[b""] * 48] if share else [b""])

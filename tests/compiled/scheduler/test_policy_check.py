@@ -176,7 +176,7 @@ def made_workload(n: int, rng: np.random.Generator) -> Workload:
 
 def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
     one = Workload(*(np.array([value], np.int64) for value in (0, 250, 5, 9, 0)))
-    outcome = simulate(fcfs, ServerModel(4, 100, 16, 64, step_us=1000, row_us=7, token_us=3), one)
+    outcome = simulate(fcfs, ServerModel(4, 100, page_size=16, num_pages=64, step_us=1000, row_us=7, token_us=3), one)
     assert outcome.steps == 3 + 4  # chunks of 100, 100 and 50 tokens, which give the first token; four more
     assert outcome.started.tolist() == [0]
     assert outcome.first_token.tolist() == [3 * 1_000_000 + 250 * 3000]
@@ -185,7 +185,7 @@ def test_one_request_alone_takes_the_time_that_its_steps_take() -> None:
 
 def test_every_request_of_a_crowded_server_ends_and_fcfs_overtakes_nobody(rng: np.random.Generator) -> None:
     requests = made_workload(500, rng)
-    tight = ServerModel(16, 64, 16, 40, step_us=1000, row_us=10, token_us=10)
+    tight = ServerModel(16, 64, page_size=16, num_pages=40, step_us=1000, row_us=10, token_us=10)
     fair, short = simulate(fcfs, tight, requests), simulate(shortest_first, tight, requests)
     for outcome in (fair, short):
         assert (requests.arrival_ns <= outcome.started).all()

@@ -16,7 +16,7 @@ from support.scheduler_cases import MULTIPLIERS, VOCAB, Case, case_sizes, make_c
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team, in_lanes
 from blinkpy.device.portable import device
-from blinkpy.kv.limits import make_limits
+from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.page_allocator import release_pages, take_pages
 from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, is_elsewhere, remainder
 from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, ROWS, Pages
@@ -242,7 +242,7 @@ def test_a_hit_is_the_chain_of_the_request_whatever_collides(rng: np.random.Gene
     """Some pages' content changed hands. What any number of lanes finds is the one chain that has the request's tokens, and its
     salt, from the first page on."""
     sizes, facts, options = case_sizes(pairs=1, slots=1, page_size=4, pages=24, max_model_len=33)
-    limits, lengths = make_limits(sizes, facts, **options), Counter[int]()
+    limits, lengths = make_limits_by_name(sizes, facts, **options), Counter[int]()
     searches = [in_lanes(find_prefix, lanes, seed=lanes) for lanes in (1, 2, 3, 4, 5, 8)]
     for _ in range(200):
         state = make_state(limits)
@@ -277,7 +277,7 @@ def test_a_chain_exists_once_where_its_begin_was_computed_again(lanes: int, rng:
     """Requests, each on the older one of two chains of its tokens: the first page of that was evicted, and the chain computed
     again. They offer several pages at once; those that the older chain has already are found there, the others are new."""
     sizes, facts, options = case_sizes(pairs=1, slots=3, rows=3, tokens=96, page_size=4, pages=100, max_model_len=40)
-    limits = make_limits(sizes, facts, **options)
+    limits = make_limits_by_name(sizes, facts, **options)
     index = in_lanes(index_pages, lanes, seed=lanes)
     for _ in range(20):
         state, wanted = make_state(limits), dict[int, tuple[list[int], int]]()
@@ -345,7 +345,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
     sizes, facts, options = case_sizes(
         pairs=1, slots=rows + 1, rows=rows, tokens=64, page_size=1, pages=rows * longest + 1, max_model_len=longest + 2
     )
-    limits, index, seen = make_limits(sizes, facts, **options), in_lanes(index_pages, lanes, races=True), Counter[str]()
+    limits, index, seen = make_limits_by_name(sizes, facts, **options), in_lanes(index_pages, lanes, races=True), Counter[str]()
     for _ in range(12):
         state, names = make_state(limits), dict[tuple[int, ...], int]()
         requests, pages, scratch = state.requests, state.pages, state.scratch
@@ -399,7 +399,7 @@ def test_pages_are_offered_as_if_one_came_after_the_other(lanes: int, rng: np.ra
 def test_a_page_is_another_one_for_each_owner_and_lanes_wait_for_each_other() -> None:
     """Taken, given back, and taken again; links to what it held before are void each time."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
-    limits = make_limits(sizes, facts, **options)
+    limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
     take, release = in_lanes(take_pages, 3, races=True), in_lanes(release_pages, 3, races=True)
     views = as_memoryviews(state)
@@ -422,7 +422,7 @@ def release_both(limits: Any, state: Any, lane: int, lanes: int) -> int:
 def test_pages_are_given_back_by_one_request_after_the_other() -> None:
     """The second one has none, so nothing but the end of the first one's lies between."""
     sizes, facts, options = case_sizes(pairs=1, slots=2, rows=2, page_size=1, pages=8, max_model_len=16)
-    limits = make_limits(sizes, facts, **options)
+    limits = make_limits_by_name(sizes, facts, **options)
     state = make_state(limits)
     views, both = as_memoryviews(state), in_lanes(release_both, 3, races=True)
     for _ in range(8):

@@ -263,7 +263,18 @@ def test_a_latency_sensitive_request_that_finds_no_pages_suspends_nothing() -> N
 @pytest.mark.parametrize("groups", [1, 8])
 def test_the_wait_of_a_latency_sensitive_prompt_in_simulated_time(groups: int) -> None:
     """It comes in the middle of a step of 8,192 best-effort tokens, 223 ms, and waits for the step's end or for a group's."""
-    model = ServerModel(8, 8192, 16, 4096, 2000.0, 22.0, 27.0, step_groups=groups, cut_step_tokens=512, suspend_steps=4)
+    model = ServerModel(
+        8,
+        8192,
+        page_size=16,
+        num_pages=4096,
+        step_us=2000.0,
+        row_us=22.0,
+        token_us=27.0,
+        step_groups=groups,
+        cut_step_tokens=512,
+        suspend_steps=4,
+    )
     prompts = np.array([8192, 8192, 200])
     ones = np.ones(3, np.int64)
     work = Workload(np.array([0, 0, 50_000_000]), prompts, ones, ones, np.zeros(3, np.int64))

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.sizing import engine_sizes, grammar_arena, pages_for
-from blinkpy.kv.limits import make_limits
+from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
@@ -25,7 +25,7 @@ def test_every_batch_has_a_graph_that_holds_it(rows: int, tokens: int, rng: np.r
     buckets = bucket_shapes(rows, tokens)
     sizes = QueueSizes(1, rows, 1 << max(1, (rows - 1).bit_length()), 64, 64, 1)
     facts = EngineFacts(1, 70001, 70003, 64, 100, 16, 64, rows, 5000)
-    make_state(make_limits(sizes, facts, max_num_batched_tokens=tokens), buckets)  # the scheduler accepts them
+    make_state(make_limits_by_name(sizes, facts, max_num_batched_tokens=tokens), buckets)  # the scheduler accepts them
     shapes, table = step_shapes(buckets)
     assert table.shape == (len(buckets), 2)
     assert len(set(shapes)) == len(shapes)

@@ -15,7 +15,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.expect import describe_fault
 from blinkpy.kv import state as S
 from blinkpy.kv.invariants.page_invariants import check_index, check_pages, check_ring
-from blinkpy.kv.limits import make_limits
+from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state_memory import make_state
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.submission import WORD_MAX_TOKENS
@@ -39,7 +39,7 @@ class PageWorld:
             pairs=1, slots=slots, rows=slots, tokens=slots * longest, page_size=page_size, pages=pages, max_model_len=longest,
             vocab_size=VOCAB,
         )  # fmt: skip
-        limits = make_limits(sizes, facts, **options)
+        limits = make_limits_by_name(sizes, facts, **options)
         self.limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
         self._packed = PackedArrays(make_state(self.limits))
         self._arrays: S.State = self._packed.tree

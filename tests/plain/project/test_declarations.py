@@ -1,0 +1,46 @@
+"""One declaration: how many files mention an option, a field of HTTP bodies and a sampling parameter."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from blinkpy.config import SchedulerOptions
+from blinkpy.queues.request_parameters import PARAMETERS
+
+PACKAGE = Path(__file__).parents[3] / "blinkpy"
+# Independent references and explanations of what the scheduler does must know each limit, and the simulator draws it.
+CHECKS = ("verify", "kv/invariants")
+# Sizes of memory and steps, which models and devices need, too; the policy has a language and checks of its own.
+WIDELY_USED = {"max_num_seqs", "max_num_batched_tokens", "step_groups", "policy"}
+
+
+def files_with(word: str, *without: str) -> list[str]:
+    """The files of the package with a word, in order of their paths. without: folders to leave out."""
+    pattern = re.compile(rf"\b{word}\b")
+    paths = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    return [name for name, path in sorted(paths.items()) if not name.startswith(without) and pattern.search(path.read_text())]
+
+
+@pytest.mark.parametrize("name", sorted({item.name for item in dataclasses.fields(SchedulerOptions)} - WIDELY_USED))
+def test_a_scheduler_option_reaches_its_use_through_four_files(name: str) -> None:
+    """Its declaration, the scheduler's limits, and the code that heeds it."""
+    found = files_with(name, *CHECKS)
+    assert {"config.py", "kv/limits.py"} <= set(found)
+    assert len(found) <= 4, found
+    checked = files_with(name)
+    assert not {file for file in checked if file.endswith(("timed_server.py", "check_child.py", "engine.py"))}, checked
+
+
+@pytest.mark.parametrize("name", ["max_completion_tokens", "guided_regex", "include_stop_str_in_output", "return_token_strs"])
+def test_a_field_of_http_bodies_is_declared_in_one_file(name: str) -> None:
+    assert len(files_with(name)) == 1, files_with(name)
+
+
+@pytest.mark.parametrize("name", ["min_p", "presence_penalty", "frequency_penalty"])
+def test_a_sampling_parameter_has_its_row_its_field_and_its_samplers(name: str) -> None:
+    """One of the samplers, on the CPU or the GPU, is the third place."""
+    assert name in {p.name for p in PARAMETERS}
+    assert files_with(name, "kernels/sampling", "models/cpu") == ["queues/request_parameters.py", "sampling_params.py"]
+    assert files_with(name) != ["queues/request_parameters.py", "sampling_params.py"], "a sampler applies it"
