@@ -34,7 +34,7 @@ MOST_ENGINES = 64
 """Engines behind one front end."""
 ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Of an engine, and of its segment below /dev/shm."""
-NO_HITS = "window rings keep no page of a prompt's start"
+NO_HITS = "a ring does not keep the first pages of a prompt"
 _EXTENSIONS: dict[type, str] = {}  # dataclasses of options, and the sections that they extend
 
 ENGINE, FRONT, LINK, ALL = "serve engine", "serve frontend", "engine frontend", "serve engine frontend"
@@ -500,11 +500,11 @@ class AccessOptions:
     def __post_init__(self) -> None:
         root = self.root_path
         if root and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root):
-            raise ConfigError(f"root_path must be a path such as /llm, without / at its end, not {root!r}")
+            raise ConfigError(f"root_path must be a path such as /llm, without a trailing /, not {root!r}")
         for name, pattern in ORIGIN_LISTS.items():
             for entry in listed(getattr(self, name), name):
                 if not re.fullmatch(pattern, entry):
-                    raise ConfigError(f"{name} can't hold {entry!r}")
+                    raise ConfigError(f"{name}: {entry!r} is not a valid entry")
         if self.allow_credentials and "*" in listed(self.allowed_origins, "allowed_origins"):
             raise ConfigError("allow_credentials needs allowed_origins by name, not *")
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
@@ -715,7 +715,7 @@ def check_asked(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
     for name in ("api_key", "api_keys"):  # of a variable that is not set, perhaps: everybody would be let in
         if values.get(name) == "":
-            raise ConfigError(f"{name} is empty: leave it out where no key is needed")
+            raise ConfigError(f"{name} is empty: leave it out if no key is needed")
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:
@@ -737,7 +737,7 @@ def listed(text: str, name: str) -> list[str]:
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} is no JSON list: {error}") from error
+        raise ConfigError(f"{name} is not a JSON list: {error}") from error
     if not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(f"{name} must be a list of strings, not {text}")
     return list(entries)

@@ -56,7 +56,7 @@ def front_end(device: str, gid_index: int) -> Iterator[Finding]:
         store_fence()
         yield Finding(OK, "memory fence", "stores can be ordered")
     except FenceError as error:
-        yield Finding(NOTE, "memory fence", f"{error}; needed for front ends on the engine's own machine alone")
+        yield Finding(NOTE, "memory fence", f"{error}; only front ends on the engine's own machine need it")
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     try:
         names = device_names()
@@ -78,7 +78,7 @@ def front_end(device: str, gid_index: int) -> Iterator[Finding]:
 def locked_memory(limit: int) -> Finding:
     """limit: bytes that this process may lock."""
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit >= LOCKED_LEAST:
-        return Finding(OK, "locked memory", "no limit that matters")
+        return Finding(OK, "locked memory", "no relevant limit")
     text = f"only {limit >> 20} MiB may be locked: LimitMEMLOCK=infinity in the systemd unit, or `ulimit -l unlimited`"
     return Finding(BAD, "locked memory", text)
 
@@ -99,9 +99,9 @@ def port_findings(port: Port) -> Iterator[Finding]:
     try:
         end = QueuePairEnd(port, depth=16)
     except TransportError as error:
-        yield Finding(BAD, "queue pair", f"{error}: the driver needs ibv_wr_* and {INLINE_LEAST} bytes inline, as mlx5 has them")
+        yield Finding(BAD, "queue pair", f"{error}: the driver needs ibv_wr_* and {INLINE_LEAST} inline bytes, as mlx5 provides")
         return
-    yield Finding(OK, "queue pair", f"{end.inline} bytes inline, {port.reads} reads at once")
+    yield Finding(OK, "queue pair", f"{end.inline} inline bytes, {port.reads} concurrent reads")
     end.close()
 
 
@@ -113,7 +113,7 @@ def engine() -> Iterator[Finding]:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        yield Finding(NOTE, "GPU", "no NVIDIA driver: fine for a DPU, and for engines on the CPU")
+        yield Finding(NOTE, "GPU", "no NVIDIA driver, which is fine on a DPU and for CPU engines")
         return
     device, count = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
@@ -139,17 +139,17 @@ def gpu_findings(rdma: int, dmabuf: int, ordering: int, peer_memory: bool, relea
     """From the driver's attributes. Queues in host memory work without any of it, so nothing here is BAD."""
     kernel = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if not rdma:
-        yield Finding(NOTE, "GPUDirect RDMA", "this GPU or its driver can't be reached by network cards; host memory is used")
+        yield Finding(NOTE, "GPUDirect RDMA", "network cards can't access the memory of this GPU; keep the queues in host memory")
         return
     if dmabuf and kernel >= DMABUF_KERNEL:
         yield Finding(OK, "GPU memory", "dma-buf: --queue-memory dmabuf")
     elif peer_memory:
         yield Finding(OK, "GPU memory", "peer-memory (nvidia-peermem): --queue-memory peermem")
     else:
-        text = "neither dma-buf (NVIDIA's open kernel modules, Linux 5.12) nor peer-memory: modprobe nvidia-peermem"
+        text = "no dma-buf (needs NVIDIA's open kernel modules and Linux 5.12) and no peer-memory (modprobe nvidia-peermem)"
         yield Finding(NOTE, "GPU memory", text)
     if ordering >= WRITES_ORDERED:
         yield Finding(OK, "GPU write order", "the GPU sees a network card's writes in order, without a flush")
     else:
-        text = "writes of a network card to GPU memory would need a flush before they are seen: keep the queues in host memory"
+        text = "the GPU needs a flush to see a network card's writes to its memory: keep the queues in host memory"
         yield Finding(NOTE, "GPU write order", text)

@@ -14,7 +14,7 @@ from typing import NoReturn, Self
 STANDARD_ERROR = 2
 FLUSH_S = 1.0  # for the last output to go out
 TRACES_S = 1.5  # before a bound, from when on what keeps the process can be read
-SECOND_SIGNAL = b"blinkpy: a second signal: ending at once\n"
+SECOND_SIGNAL = b"blinkpy: second signal: exiting immediately\n"
 
 
 class Stopped(Exception):

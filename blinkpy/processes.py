@@ -159,7 +159,7 @@ class Child:
             if ended is not None and not reports:
                 raise ChildError(f"the {self.entry} process {describe_exit(ended)} while starting")
             if time.monotonic() - last > deadline_s:
-                raise ChildError(f"the {self.entry} process said nothing for {deadline_s:.0f} s while starting")
+                raise ChildError(f"the {self.entry} process reported no progress for {deadline_s:.0f} s while starting")
             on_tick()
 
     def terminate(self) -> None:

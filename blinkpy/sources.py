@@ -30,7 +30,7 @@ def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     for part in parts:
         path = package / part
         if not path.exists():
-            raise FileNotFoundError(f"blinkpy has no {part}; mend the manifest, blinkpy/sources.py")
+            raise FileNotFoundError(f"blinkpy has no {part}; correct the manifest in blinkpy/sources.py")
         files.update(path.rglob("*.py") if path.is_dir() else [path])
     return sorted(files)
 

@@ -587,7 +587,9 @@ MODELS = (
     ),
     *MORE,
     Published("Qwen/Qwen3-8B-FP8", QWEN3_8B | FP8, 8_190_735_360),
-    Published("Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quant_method 'awq' is not supported by Qwen2ForCausalLM"),
+    Published(
+        "Qwen/Qwen2.5-7B-Instruct-AWQ", QWEN25_7B | AWQ, refusal="quant_method 'awq' is not supported for Qwen2ForCausalLM"
+    ),
     Published(
         "mistralai/Ministral-3-8B-Instruct-2512", mistral3(MINISTRAL_3, tie_word_embeddings=False, **STATIC_FP8), 8_489_553_920
     ),
@@ -642,6 +644,6 @@ MODELS = (
             layer_types=["mamba"] * 40,
             **GRANITE | {"model_type": "granitemoehybrid"},
         ),
-        refusal="attention in all layers and without experts",
+        refusal="only with attention in all layers",
     ),
 )

@@ -2,7 +2,7 @@
 
 Lanes that take turns show a race in some orders, with some values. Here each access of an array is noted, so a race shows in
 every order and whatever the values are (the rule of Netzer and Miller, "What are race conditions?", 1992, with barriers as the
-only order). An index below 0, which Python counts from the end, is an error, too: on a GPU it is outside of the array.
+only order). An index below 0, which Python counts from the end, is an error, too: on a GPU it is out of range.
 """
 
 import sys
@@ -43,7 +43,7 @@ class Accesses:
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         other = "another lane" if mark == self.several else f"lane {mark - self.since}"
         return LaneRaceError(
-            f"{where}: lane {self.now - self.since} {what} {name}[{index}] of {other}, and no barrier is between"
+            f"{where}: lane {self.now - self.since} {what} {name}[{index}] of {other}, without a barrier in between"
         )
 
 
@@ -86,4 +86,4 @@ class _Watched:
 
     def _check(self, index: Any) -> None:
         if min(index) < 0 if isinstance(index, tuple) else index < 0:
-            raise IndexError(f"{self._name}[{index}] is outside of the array")
+            raise IndexError(f"{self._name}[{index}] is out of range")

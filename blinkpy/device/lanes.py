@@ -72,7 +72,7 @@ class Team:
             if ended == self.lanes:
                 return results
             if ended:
-                raise LanesDivergedError(f"{ended} of {self.lanes} lanes returned, the others wait")
+                raise LanesDivergedError(f"{ended} of {self.lanes} lanes returned, but the others still wait")
             collectives, values = zip(*met, strict=True)
             if len(set(collectives)) > 1:
                 raise LanesDivergedError(f"lanes wait in different collectives: {', '.join(sorted(set(collectives)))}")
@@ -168,7 +168,7 @@ def definition_of(function: FunctionType) -> ast.FunctionDef:
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             if code.co_firstlineno == min([node.lineno, *(line.lineno for line in node.decorator_list)]):
                 return node
-    raise ValueError(f"{code.co_name} is not in the source of its module")
+    raise ValueError(f"{code.co_name} was not found in the source of its module")
 
 
 @cache

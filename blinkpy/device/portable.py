@@ -104,7 +104,7 @@ def block_max(value, lane, lanes):
 
 def _one_lane(lanes):
     if lanes > 1:
-        raise RuntimeError(f"{lanes} lanes of plain Python need blinkpy.device.lanes.Team.run")
+        raise RuntimeError(f"{lanes} lanes in plain Python must be run by blinkpy.device.lanes.Team.run")
 
 
 # ---- compiled -----------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def make_engine(config: Config, on_progress: ProgressCallback | None = None, dev
     device = device or choose_device(config.engine.device)
     way = config.extension(RdmaOptions).queue_memory
     if way != HOST and not chosen_end(ENDS, config).crosses_machines:
-        raise ConfigError(f"--queue-memory {way} needs --transport rdma: front ends on this machine reach host memory alone")
+        raise ConfigError(f"--queue-memory {way} needs --transport rdma: front ends on this machine can only use host memory")
     problem = device.unusable(config)
     if problem:
         raise ConfigError(problem)
@@ -89,7 +89,7 @@ class Engine:
             logger.warning("prefix caching is off: %s (window_cache ring)", NO_HITS)
             self.config = self.config.with_options({"enable_prefix_caching": False})
         if self.config.scheduler.step_groups > (most := most_groups(len(model.layers))):
-            raise ConfigError(f"step_groups can be at most {most}, as {model.name} has {len(model.layers)} layers")
+            raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
         config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
@@ -145,7 +145,7 @@ class Engine:
         which it ends by itself, for tests and benchmarks; 0: never."""
         runner = self.runner
         if runner is None:
-            raise RuntimeError("start() the engine before it runs")
+            raise RuntimeError("call start() before run()")
         when = self.config.engine.check_integrity
         faults: tuple[type[BaseException], ...] = (*runner.faults, BrokenStateError)
         try:

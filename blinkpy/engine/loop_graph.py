@@ -91,7 +91,7 @@ class LoopGraph:
         self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")
         self._trace_rows = trace_rows
         if len(graph_of) > MAX_BUCKETS:
-            raise ValueError(f"{len(graph_of)} buckets, and the loop holds {MAX_BUCKETS}")
+            raise ValueError(f"{len(graph_of)} buckets; the loop supports at most {MAX_BUCKETS}")
         self._copies = copies
         # A copy of the state before the last one, which is idle.
         self._branches = len(steps) + len(cut) + 1 + (copies is not None)
@@ -118,7 +118,7 @@ class LoopGraph:
         Once for each state: its first turn has no `overlap` before it, which is right for a fresh one alone. Raises RuntimeError.
         """
         if self._launched:
-            raise RuntimeError("the loop was launched before: its state is not fresh")
+            raise RuntimeError("the loop was already launched; make a new loop with a new state")
         self._launched = True
         words = torch.zeros(L.LOOP_WORDS, dtype=torch.int64)
         words[L.LOOP_BUDGET_NS] = int(budget_s * 1e9)
@@ -263,5 +263,5 @@ def overlap_anchors(
     if not ends:
         return list((chain if late else chain[:-1])[-1:]), None
     if not 0 < layers < len(chain):
-        raise ValueError(f"a step graph of {len(chain)} nodes can't have {layers} nodes of layers")
+        raise ValueError(f"a step graph of {len(chain)} nodes can't contain {layers} layer nodes")
     return list(chain[:layers][:-OVERLAP_LEAD_KERNELS][-1:]), chain[layers]

@@ -43,7 +43,9 @@ def grammar_arena(config: Config) -> int:
     words, asked = grammar_words(config), (config.queue.grammar_arena_kib << 10) // 4
     if words and 0 < asked < FEWEST_GRAMMARS * words:
         kib = config.queue.grammar_arena_kib, config.engine.grammar_kib
-        raise ConfigError(f"grammar_arena_kib ({kib[0]}) must hold a grammar and token rules of grammar_kib ({kib[1]}) each")
+        raise ConfigError(
+            f"grammar_arena_kib ({kib[0]}) is too small: it must hold a grammar and token rules of grammar_kib ({kib[1]}) each"
+        )
     return (asked or ARENA_GRAMMARS * words) if words else 0
 
 
@@ -69,17 +71,17 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     page_size = config.cache.page_size
     asked = config.model.max_model_len
     if asked > context_limit:
-        raise ConfigError(f"max_model_len {asked} is beyond the model's context of {context_limit} tokens")
+        raise ConfigError(f"max_model_len ({asked}) exceeds the model's context length of {context_limit} tokens")
     if asked == 1:
-        raise ConfigError("max_model_len must be 2 at least: a token of a prompt, and one of its output")
+        raise ConfigError("max_model_len must be at least 2: one prompt token and one output token")
     num_pages = config.cache.num_pages or cache_bytes // page_bytes
     # Left open, the context is what both the model and the cache allow; asked for, it must fit.
     max_model_len = asked or min(context_limit, num_pages * page_size)
     if pages_for(max_model_len, page_size) > num_pages or max_model_len < 2:
         needed = pages_for(max(asked, 2), page_size)
         raise ConfigError(
-            f"the KV cache is too small for one sequence of {max(asked, 2)} tokens: {needed} pages needed, {num_pages} there "
-            f"({needed * page_bytes / 2**20:.1f} MiB needed, {num_pages * page_bytes / 2**20:.1f} MiB there)"
+            f"the KV cache is too small for one request of {max(asked, 2)} tokens: it needs {needed} pages, "
+            f"but there are {num_pages} ({needed * page_bytes / 2**20:.1f} MiB of {num_pages * page_bytes / 2**20:.1f} MiB)"
         )
     if not config.cache.num_pages:
         # Pages beyond what all slots could fill would never be used, but for the prefix cache: keep as many again for it.
@@ -98,7 +100,7 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
     history = sizes.slots * max_model_len * 4
     if history > HISTORY_LIMIT:
         raise ConfigError(
-            f"{sizes.slots} slots of {max_model_len} tokens need {history / 2**30:.1f} GiB of token history, the limit is "
-            f"{HISTORY_LIMIT >> 30} GiB: lower slots, workers or max_model_len"
+            f"{sizes.slots} slots of {max_model_len} tokens each need {history / 2**30:.1f} GiB of token history, "
+            f"but the limit is {HISTORY_LIMIT >> 30} GiB: lower slots, workers or max_model_len"
         )
     return sizes

@@ -23,6 +23,6 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
         return None
     pieces = TokenTexts(encoder).pieces
     if pieces is None:
-        logger.warning("no grammars: the bytes of one of the model's tokens depend on others")
+        logger.warning("grammars are disabled: the bytes of some tokens depend on the tokens before them")
         return None
     return TokenBytes.of(token_pieces(encoder, pieces), vocab_size)

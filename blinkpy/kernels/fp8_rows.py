@@ -40,7 +40,7 @@ class Fp8Rows:
         k = weight.values.shape[-1]
         groups = -(-k // BLOCK) if weight.blocks else 1
         if scratch.values.numel() < rows * k or scratch.scales.numel() < rows * groups:
-            raise ValueError(f"{rows} quantised rows of {k} do not fit {scratch.values.numel()} values")
+            raise ValueError(f"{rows} quantised rows of {k} values exceed the buffer of {scratch.values.numel()} values")
         scales = scratch.scales.view(-1)[: rows * groups]
         return cls(scratch.values.view(-1)[: rows * k].view(rows, k), scales.view(rows, groups) if weight.blocks else scales)
 
@@ -141,4 +141,4 @@ def row_warps(block: int) -> int:
 
 def check_width(width: int) -> None:
     if width > MAX_WIDTH:
-        raise ValueError(f"a row of {width} is wider than {MAX_WIDTH}, which is what a program quantises")
+        raise ValueError(f"a row of {width} values is wider than the {MAX_WIDTH} values that a program can quantise")

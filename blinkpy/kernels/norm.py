@@ -110,7 +110,7 @@ def rms_norm(
         *([] if quantised is None else quantised[0].declared(rows, hidden)),
     )
     if add and quantised is not None:
-        raise ValueError("a norm that is added to something is not quantised")
+        raise ValueError("a norm with add=True can't quantise its result")
     block, fp8, input_scale = triton.next_power_of_2(hidden), None, None
     if quantised is not None:
         (fp8, input_scale), block = quantised, row_block(hidden)

@@ -64,7 +64,7 @@ def _given(layer: Any, number: int) -> list[float | None]:
     found = [getattr(layer, name, None) for name in ("k_scale", "v_scale")]
     for name, scale in zip(("k_scale", "v_scale"), found, strict=True):
         if scale is not None and not 2.0**-100 <= scale <= 2.0**100:  # nor is it NaN
-            raise ConfigError(f"the checkpoint's {name} of layer {number} is {scale:g}: it must be positive and finite")
+            raise ConfigError(f"the checkpoint's {name} of layer {number} is {scale:g}; it must be positive and finite")
     return found
 
 

@@ -61,9 +61,9 @@ def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
     rows = min(scheduler.max_num_seqs, slots)
     sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
     if sizes is None:
-        raise ConfigError(f"window_cache ring: no layer of {model.name} has a window; window_cache full serves it")
+        raise ConfigError(f"window_cache ring: no layer of {model.name} has a sliding window; use window_cache full")
     if scheduler.step_groups > 1:  # the rings' tables are those of one step
-        raise ConfigError("window_cache ring can't go with step_groups above 1: window_cache full can")
+        raise ConfigError("window_cache ring does not support step_groups above 1; use window_cache full")
     if sizes.all_pages * sizes.page_size >= MOST_TOKENS:
-        raise ConfigError(f"window_cache ring: rings of {slots} slots have more than {MOST_TOKENS:,} tokens: lower slots")
+        raise ConfigError(f"window_cache ring: the rings of {slots} slots exceed {MOST_TOKENS:,} tokens; lower slots")
     return sizes

@@ -111,14 +111,14 @@ class ByteAutomaton:
     @classmethod
     def of_words(cls, words: Int32) -> Self:
         """The automaton of a packed form. Raises ValueError when it is none."""
-        _require(len(words) >= CELLS_WORD, "a packed automaton is longer")
+        _require(len(words) >= CELLS_WORD, "a packed automaton is too short")
         states, classes = int(words[STATES_WORD]), int(words[CLASSES_WORD])
         _require(1 <= states <= MOST_STATES and 1 <= classes <= BYTES, "a packed automaton's sizes are out of range")
-        _require(len(words) == packed_words(states, classes), "a packed automaton has another length")
+        _require(len(words) == packed_words(states, classes), "the length of a packed automaton does not match its sizes")
         cells = words[CELLS_WORD:].view(np.uint16)[: states * (1 + classes)].reshape(states, 1 + classes)
         class_of = words[CLASS_OF_WORD:CELLS_WORD].copy().view(np.uint8)  # a view would keep all of the words
         automaton = cls(class_of, cells[:, 1:].astype(np.int16), (cells[:, 0] & STATE_ACCEPTING) != 0)
-        _require(np.array_equal(automaton.words(), words), "a packed automaton's flags or padding are wrong")
+        _require(np.array_equal(automaton.words(), words), "the flags or padding of a packed automaton are invalid")
         return automaton
 
     def advance(self, state: int, output: bytes) -> int:

@@ -63,7 +63,7 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
     """Fill in the header of a zeroed segment. The magic is written last: a front end sees a whole header or none."""
     layout = QueueLayout(sizes)
     if len(buffer) < layout.total_bytes:
-        raise LayoutError(f"the segment has {len(buffer)} bytes, the layout needs {layout.total_bytes}")
+        raise LayoutError(f"the segment has {len(buffer)} bytes, but the layout needs {layout.total_bytes}")
     header = np.ndarray((1,), HEADER, buffer)
     for name, value in (BUILD | asdict(sizes) | facts._asdict()).items():
         header[name] = value
@@ -75,20 +75,20 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
 def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     """Layout and facts of the engine from a segment's header. Raises LayoutError, naming both sides, where they differ."""
     if len(buffer) < HEADER.itemsize:
-        raise LayoutError(f"a queue segment starts with {HEADER.itemsize} bytes of header, this one has {len(buffer)} bytes")
+        raise LayoutError(f"a queue segment has a header of {HEADER.itemsize} bytes, but this one has only {len(buffer)} bytes")
     header = np.frombuffer(buffer, HEADER, 1)[0]
     magic = bytes(header["magic"])
     if magic != MAGIC:
-        raise LayoutError(f"not a blinkpy queue segment: the engine wrote {magic!r}, this front end expects {MAGIC!r}")
+        raise LayoutError(f"not a blinkpy queue segment: the engine wrote {magic!r}, but this front end expects {MAGIC!r}")
     for name, value in BUILD.items():
         if int(header[name]) != value:
-            raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, this front end has {value}")
+            raise LayoutError(f"queue layout mismatch: the engine has {name} {int(header[name])}, but this front end has {value}")
     layout = QueueLayout(QueueSizes(**{field.name: int(header[field.name]) for field in fields(QueueSizes)}))
     total, own = int(header["total_bytes"]), layout.total_bytes
     if total != own:
-        raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, this front end computes {own}")
+        raise LayoutError(f"queue layout mismatch: the engine has total_bytes {total}, but this front end computes {own}")
     engine = EngineFacts(*(int(header[name]) for name in EngineFacts._fields))
     if engine.grammar_arena >= layout.sizes.prompt_tokens:
         room = f"{layout.sizes.prompt_tokens} words of the prompt arena"
-        raise LayoutError(f"grammar_arena must leave room for prompts: the engine has {engine.grammar_arena} of {room}")
+        raise LayoutError(f"grammar_arena leaves no space for prompts: the engine has {engine.grammar_arena} of {room} bytes")
     return layout, engine

@@ -119,7 +119,7 @@ def _check(p: Parameter) -> tuple[int, int, int, int]:
     if p.dtype == "i4":
         return WORD[p.name], int(low), int(high), 0
     if p.accepted not in ((0, INT64_MAX), INT64_RANGE):
-        raise ImportError(f"{p.name}: of 8 bytes the engine can check the sign alone")
+        raise ImportError(f"{p.name}: the engine can only check the sign of an 8-byte parameter")
     return WORD[p.name] + 1, 0 if low == 0 else -INT32_MAX - 1, INT32_MAX, 0  # the half with the sign
 
 

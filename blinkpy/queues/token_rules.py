@@ -98,12 +98,12 @@ class TokenRules:
     @classmethod
     def of_words(cls, words: Int32, vocab_size: int) -> Self:
         """The rules of a packed form. Raises ValueError when it is none."""
-        _require(len(words) > FIRST_WORD and words[MARK_WORD] == MARK, "these words are no token rules")
+        _require(len(words) > FIRST_WORD and words[MARK_WORD] == MARK, "the words are not token rules")
         biases, sequences, mask = (int(word) for word in words[BIASES_WORD:FIRST_WORD])
         _require(0 <= biases <= MOST_BIASES and 0 <= sequences <= MOST_SEQUENCES, "a count of token rules is out of range")
-        _require(mask in (0, bitmask_words(vocab_size)), "the bitmask of token rules is of another vocabulary")
+        _require(mask in (0, bitmask_words(vocab_size)), "the bitmask of token rules has the size of another vocabulary")
         lengths = (FIRST_WORD, biases, biases, SEQUENCE_TOKENS * sequences, mask)
-        _require(sum(lengths) == len(words), "token rules have another length")
+        _require(sum(lengths) == len(words), "the length of token rules does not match their counts")
         _, ids, values, banned, bits = np.split(np.ascontiguousarray(words), np.cumsum(lengths)[:-1])
         table = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), bitorder="little")
         rules = cls(
@@ -112,7 +112,7 @@ class TokenRules:
             np.flatnonzero(table).tolist() if mask else None,
             [_without_padding(one) for one in banned.reshape(-1, SEQUENCE_TOKENS).tolist()],
         )
-        _require(np.array_equal(rules.words(), words), "the padding or the order of token rules is wrong")
+        _require(np.array_equal(rules.words(), words), "the padding or order of token rules is invalid")
         return rules
 
 

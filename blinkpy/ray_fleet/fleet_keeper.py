@@ -181,7 +181,7 @@ class FleetKeeper:
             else:
                 self._telling.remove(call)
                 if problem:  # the call that waits for its end tells of it, too
-                    logger.warning("a front end did not take its list of engines: %s", problem)
+                    logger.warning("a front end rejected its list of engines: %s", problem)
 
     def _ended(self, member: Member, result: Any, problem: str) -> None:
         """A call has ended: what that means by the member's phase."""
@@ -189,7 +189,7 @@ class FleetKeeper:
         if member.phase == STARTING and not problem:
             self._started(member, Started(*result))
         elif member.phase == STARTING:
-            self._died(member, f"did not start: {problem}")
+            self._died(member, f"failed to start: {problem}")
         elif member.phase == SERVING:
             self._died(member, f"lost its actor: {problem}" if problem else str(result))
         elif member.phase == ENDING:
@@ -208,13 +208,13 @@ class FleetKeeper:
         if started.problem:
             if started.hopeless and self._on_ready is not None:
                 raise ConfigError(f"{member}: {started.problem}")
-            self._died(member, f"did not start: {started.problem}")
+            self._died(member, f"failed to start: {started.problem}")
             return
         seconds = self._clock() - member.since
         member.address, member.segment = started.address, started.segment
         self._enter(member, SERVING)
         member.call = self._cluster.call(member.actor, "wait_end")
-        logger.info("%s serves after %.1f s: %s", member, seconds, member.address)
+        logger.info("%s is ready after %.1f s at %s", member, seconds, member.address)
         if member.is_engine:
             self._tell()
         else:
@@ -262,11 +262,15 @@ class FleetKeeper:
         if member.phase == STARTING:
             if spent > PLACE_S and not member.told:
                 member.told = True
-                logger.warning("%s still starts after %.0f s: it loads, or no node has room for it (`ray status`)", member, spent)
+                logger.warning(
+                    "%s has been starting for %.0f s: it is loading, or no node has the resources (see `ray status`)",
+                    member,
+                    spent,
+                )
             if spent > START_S:
-                self._died(member, f"did not start within {START_S:.0f} s")
+                self._died(member, f"failed to start within {START_S:.0f} s")
         elif member.phase == ENDING and spent > self._plan.config.frontend.shutdown_s + END_S:
-            logger.error("%s did not end in time and was killed", member)
+            logger.error("%s did not exit in time and was killed", member)
             self._forget(member)
 
     def _tell(self) -> None:
@@ -290,7 +294,7 @@ class FleetKeeper:
         looks = self._looks
         for number, sample in looks.now.items():
             if sample.problem != looks.problems.get(number, ""):
-                logger.warning("front end %d shows %s", number, sample.problem or "its metrics again")
+                logger.warning("front end %d: %s", number, sample.problem or "metrics available again")
             looks.problems[number] = sample.problem
         if self._bounds[0] == self._bounds[1]:
             return
@@ -306,7 +310,10 @@ class FleetKeeper:
         self._history = self._history.after(gauges, now, wanted, self._targets)
         if wanted != size:
             logger.info(
-                "from %d to %d engines: %s", size, wanted, " ".join(f"{k}={v:g}" for k, v in gauges._asdict().items() if v)
+                "scaling from %d to %d engines: %s",
+                size,
+                wanted,
+                " ".join(f"{k}={v:g}" for k, v in gauges._asdict().items() if v),
             )
         for _ in range(size, wanted):
             number = next(n for n in range(len(self.engines) + 1) if n not in {engine.number for engine in self.engines})

@@ -124,7 +124,7 @@ def read_plan(path: str) -> FleetPlan:
     values = option_values(content, path)
     for name in values:
         if name in OWN_OPTIONS:
-            raise ConfigError(f"{path}: leave out {name}: {OWN_OPTIONS[name]}")
+            raise ConfigError(f"{path}: remove {name}: {OWN_OPTIONS[name]}")
     parts = {name: _part(path, name, table) for name, table in tables.items()}
     plan = FleetPlan(Config().with_options(values), **parts)
     try:
@@ -154,15 +154,16 @@ def _check(plan: FleetPlan) -> None:
     if most < least:
         raise ConfigError(f"engines.most ({most}) must be at least engines.least ({least})")
     if most > least and not plan.scale.has_target:
-        raise ConfigError("engines.most needs a target in [scale], and all of them are 0")
-    if not 1 <= plan.config.frontend.port <= 65536 - plan.front_ends.number:
-        raise ConfigError(f"port must leave room for {plan.front_ends.number} front ends, not be {plan.config.frontend.port}")
+        raise ConfigError("engines.most needs a target above 0 in [scale]")
+    port, number = plan.config.frontend.port, plan.front_ends.number
+    if not 1 <= port <= 65536 - number:
+        raise ConfigError(f"port must be 1 to {65536 - number} with {number} front ends, not {port}")
     if plan.engines.gpus == 0 and plan.config.engine.device not in NO_GPU:
-        raise ConfigError("engines.gpus 0 needs device cpu or null: an engine would take a GPU that Ray gives to others")
+        raise ConfigError("engines.gpus 0 needs device cpu or null, since Ray would not reserve the engine's GPU")
     check_placement(plan.config, MOST_ENGINES)
     rdma = plan.config.extension(RdmaOptions)
     if plan.crosses_machines and not rdma.link_key_file and not rdma.insecure_link:
-        raise ConfigError("--transport rdma needs link_key_file, a path on every node, or insecure_link")
+        raise ConfigError("--transport rdma needs link_key_file with a path that exists on every node, or insecure_link")
     if plan.scale.down_s > MOST_LOOKS * plan.scale.interval_s:
         raise ConfigError(f"scale.down_s ({plan.scale.down_s:g}) must be at most {MOST_LOOKS} times scale.interval_s")
     plan.engine_config()  # raises for numbers that don't fit

@@ -20,10 +20,10 @@ class RayOptions:
         verb, _, path = self.action.partition(" ")
         if verb != UP:
             raise ConfigError(
-                f"ray has no action {verb!r}: there is ray up CONFIG" if verb else "ray needs an action: ray up CONFIG"
+                f"unknown action {verb!r} of ray; use: ray up CONFIG" if verb else "missing action of ray; use: ray up CONFIG"
             )
         if not path:
-            raise ConfigError("ray up needs a file: ray up CONFIG")
+            raise ConfigError("missing file; use: ray up CONFIG")
 
     @property
     def path(self) -> str:

@@ -69,7 +69,7 @@ def read_dump(path: Path) -> Capture:
         if name not in state or list(state[name].shape) != shape or state[name].dtype.str != dtype:
             raise RecordingError(f"{path} is damaged: array {name} is missing or has another shape")
     if words.dtype != np.int64 or words.ndim != 1:
-        raise RecordingError(f"{path} is damaged: its records are no words")
+        raise RecordingError(f"{path} is damaged: its records are not integer words")
     return Capture(about, words, state)
 
 

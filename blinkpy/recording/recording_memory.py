@@ -61,7 +61,9 @@ class RecordingMemory:
         self.layout = layout = RecordingLayout({"limits": limits._asdict(), "buckets": buckets, "arrays": arrays, **facts})
         if layout.snapshot_bytes > SNAPSHOT_LIMIT:
             size = layout.snapshot_bytes >> 20
-            raise RecordingError(f"a copy of the scheduler's state has {size} MiB, over {SNAPSHOT_LIMIT >> 20}: fewer slots help")
+            raise RecordingError(
+                f"a snapshot of the scheduler's state needs {size} MiB, but the limit is {SNAPSHOT_LIMIT >> 20}: lower slots"
+            )
         self._fd = os.memfd_create("blinkpy-recording", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, layout.total_bytes)  # memory is taken when it is written
         self.memory = mmap.mmap(self._fd, layout.total_bytes)

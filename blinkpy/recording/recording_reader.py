@@ -44,17 +44,17 @@ class RecordingReader:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise RecordingError(f"no engine with the name {name!r} records: {path}: {error.strerror}") from error
+            raise RecordingError(f"no recording of an engine with the name {name!r}: {path}: {error.strerror}") from error
         try:
             if os.fstat(fd).st_uid != os.getuid():
                 raise RecordingError(f"the recording {path} belongs to another user")
             self._memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         except ValueError as error:
-            raise RecordingError(f"{path} leads to no recording") from error
+            raise RecordingError(f"{path} does not point to a recording") from error
         finally:
             os.close(fd)
         if self._memory[0:8] != MAGIC:
-            raise RecordingError(f"{path} leads to no recording")
+            raise RecordingError(f"{path} does not point to a recording")
         length = int.from_bytes(self._memory[8:16], "little")
         self.description: dict[str, Any] = json.loads(self._memory[16 : 16 + length])
         layout = RecordingLayout(self.description)
@@ -83,7 +83,7 @@ class RecordingReader:
                 if int(head[WRITES]) == writes and not overwritten:
                     return Capture(self.description, np.concatenate([words, unended]), arrays)
             time.sleep(0.01)
-        raise RecordingError("the recording has no state to start from: it is overwritten faster than it can be copied")
+        raise RecordingError("the recording is overwritten faster than it can be copied; increase --record-steps")
 
     def _unended_record(self) -> Int64:
         """A record of the turn that is under way and does not end, with its inputs alone; empty if there is none, or it has not

@@ -58,7 +58,7 @@ class Scheduler:
     def turn(self, now_ns: int) -> int:
         """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_turn."""
         if not self._attached:
-            raise RuntimeError("attach() the queues before the first turn")
+            raise RuntimeError("call attach() before the first turn")
         return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:

@@ -39,5 +39,5 @@ def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place,
     """Where and what a fault is. places: of the policy that it came from. Raises ValueError for a number that is no fault."""
     place, kind = fault >> KIND_BITS, fault & KIND_MASK
     if not (0 <= place < len(places) and kind in FAULT_TEXTS):
-        raise ValueError(f"{fault} is no fault of this policy")
+        raise ValueError(f"{fault} is not a fault of this policy")
     return places[place], FAULT_TEXTS[kind]

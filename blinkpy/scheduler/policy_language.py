@@ -72,8 +72,8 @@ NOT_IN_A_POLICY: dict[str, tuple[type[ast.AST], ...]] = {
     "a string": (ast.JoinedStr,),
     "try": (ast.Try, ast.TryStar),
     "with": (ast.With,),
-    "raise (there is nobody to catch it)": (ast.Raise,),
-    "assert (there is nobody to tell)": (ast.Assert,),
+    "raise": (ast.Raise,),
+    "assert": (ast.Assert,),
     "an import inside the function": (ast.Import, ast.ImportFrom),
     "a class": (ast.ClassDef,),
     "a function inside the function": (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
@@ -152,7 +152,9 @@ class Program:
             try:
                 source = definition_of(function)
             except (OSError, ValueError) as error:
-                raise PolicyError(f"calls {function.__name__}, which is no `def` in a source file", caller) from error
+                raise PolicyError(
+                    f"calls {function.__name__}, which is not a function defined with `def` in a source file", caller
+                ) from error
             writer = FunctionWriter(self, function, source, kinds)
             self.definitions.append((writer.write(name), writer.file))
             self._written[key] = name, writer.result or "integer"
@@ -194,17 +196,19 @@ class FunctionWriter:
         """The function, with two more arguments: the words of faults, and the request's place there."""
         arguments = self.source.args
         if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
-            raise self.error(f"{self.source.name} takes arguments that are not plain ones", self.source)
+            raise self.error(f"{self.source.name} has arguments other than plain positional ones", self.source)
         for used in self.local:
             if used.startswith(OWN):
-                raise self.error(f"names that begin with {OWN} are taken", self.source)
+                raise self.error(f"names that begin with {OWN} are reserved", self.source)
         left_out = self.parameters[self._given :]
         defaults = (self.function.__defaults__ or ())[-len(left_out) :] if left_out else ()
         constants = [self.constant(value, self.source) for value in defaults]
         preset = [self.assigned(each, value, self.source) for each, value in zip(left_out, constants, strict=True)]
         body, ends = self.block(self.source.body, set(self.parameters))
         if ends is not None or self.result is None:
-            raise self.error(f"{self.source.name} must return an integer: it may end without `return`", self.source)
+            raise self.error(
+                f"{self.source.name} must return an integer on every path, but may end without `return`", self.source
+            )
         zeros = [self._assign(local, Value(ast.Constant(ZERO[kind]), kind)) for local, kind in self._own_names()]
         last = ast.Return(ast.Constant(ZERO[self.result]))  # for loops that are ended
         every = [ast.arg(parameter) for parameter in (*self.parameters[: self._given], *(name.id for name in GUARDS))]
@@ -232,9 +236,9 @@ class FunctionWriter:
         """An error that names what a node is, in the user's words."""
         for what, kinds in NOT_IN_A_POLICY.items():
             if isinstance(node, kinds):
-                return self.error(f"{self.source.name} uses {what}; device code has none", node)
+                return self.error(f"{self.source.name} uses {what}, which policies do not support", node)
         text = ast.unparse(node).partition("\n")[0]
-        return self.error(f"{self.source.name} uses `{text}`, which device code has no form of", node)
+        return self.error(f"{self.source.name} uses `{text}`, which policies do not support", node)
 
     # ---- statements: each gives what is written, and the names that have a value behind it; None where nothing is reached -----
 
@@ -281,7 +285,7 @@ class FunctionWriter:
             case ast.Return():
                 raise self.error(f"{self.source.name} must return an integer, not None", node)
         if isinstance(node, ast.For):
-            raise self.error("a `for` of a policy goes over range(...) with one variable, and has no `else`", node)
+            raise self.error("a `for` in a policy must loop over range(...) with one variable and without `else`", node)
         raise self.unsupported(node)
 
     def returned(self, node: ast.stmt, value: Value) -> ast.stmt:
@@ -428,7 +432,7 @@ class FunctionWriter:
                 raise self.floating(node)
         text = ast.unparse(node)
         what = "a string" if isinstance(value, str) else "None" if value is None else f"`{text}`, a {type(value).__name__}"
-        raise self.error(f"{self.source.name} uses {what}; device code has numbers alone", node)
+        raise self.error(f"{self.source.name} uses {what}; policies support only numbers", node)
 
     def field(self, node: ast.AST, request: str, field: str) -> Value:
         fields = self.program.fields
@@ -464,7 +468,7 @@ class FunctionWriter:
         operands = [node.left, *node.comparators]
         for repeated in operands[1:-1]:
             if any(isinstance(part, ast.Call) for part in ast.walk(repeated)):
-                raise self.error("a call between two comparisons: write `a < f(b) and f(b) < c`", node)
+                raise self.error("a chained comparison can't contain a call in the middle: write `a < f(b) and f(b) < c`", node)
         parts = []
         for left, op, right in zip(operands, node.ops, operands[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple) and len(node.ops) == 1 and right.elts:
@@ -476,7 +480,7 @@ class FunctionWriter:
 
     def membership(self, node: ast.Compare, op: ast.cmpop, elements: list[ast.expr], known: set[str]) -> Value:
         if any(isinstance(part, ast.Call) for part in ast.walk(node.left)):
-            raise self.error("a call on the left of `in`: give its result a name first", node)
+            raise self.error("a call can't stand on the left of `in`: assign its result to a variable first", node)
         each = [self.compared(node, ast.Eq(), self.expression(node.left, known), self.expression(e, known)) for e in elements]
         found = each[0] if len(each) == 1 else ast.BoolOp(ast.Or(), each)
         return Value(found if isinstance(op, ast.In) else ast.UnaryOp(ast.Not(), found), "truth")
@@ -552,7 +556,7 @@ class FunctionWriter:
     def condition(self, node: ast.expr, known: set[str]) -> ast.expr:
         value = self.expression(node, known)
         if value.kind == "request":
-            raise self.error("the request is no condition; use its fields", node)
+            raise self.error("the request can't be a condition; use its fields", node)
         return value.node
 
     def of_one_kind(self, values: list[Value], node: ast.AST) -> list[Value]:

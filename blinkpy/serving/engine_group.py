@@ -28,7 +28,7 @@ def gpus_of(config: Config, engines: int) -> list[str]:
     if config.engine.device == "auto" and (not present or not gpus):
         return []
     if len(gpus) < engines:
-        raise ConfigError(f"data_parallel_size {engines} needs as many GPUs, and there are {len(gpus)}")
+        raise ConfigError(f"data_parallel_size {engines} needs {engines} GPUs, but this machine has {len(gpus)}")
     return gpus[:engines]
 
 

@@ -116,7 +116,7 @@ class KeptEngine:
                 on_tick()  # what it raises comes first
                 reason = f"{self.called} did not start: {error}"
                 continue
-            logger.warning("%s serves again after %.1f s", self.called, self._start_s)
+            logger.warning("%s is ready again after %.1f s", self.called, self._start_s)
             return
 
     def end(self, drain_s: float = 0.0) -> None:

@@ -40,9 +40,9 @@ def serve(config: Config, given: frozenset[str]) -> int:
     """Serve until a signal or a failure, and end this process. given: names of options that somebody set. Raises ConfigError."""
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
-        raise ConfigError(f"serve runs everything on one machine: for {way} start `blinkpy engine` and `blinkpy frontend`")
+        raise ConfigError(f"serve runs on one machine only; for {way}, start `blinkpy engine` and `blinkpy frontend`")
     if "engine" in given:
-        raise ConfigError("serve starts its engines itself: leave out engine, or start `blinkpy frontend`")
+        raise ConfigError("serve starts its own engines: leave out engine, or use `blinkpy frontend`")
     check_placement(config, config.engine.data_parallel_size)
     require_packages("a front end", *PACKAGES)
     start_logging("serve", config.frontend.log_level, config.watch.log_format)

@@ -21,14 +21,14 @@ class TopOptions:
         for item in fields(self):
             check_value(item, getattr(self, item.name))
         if not 1 <= len(self.urls) <= MOST_SERVERS:
-            raise ConfigError(f"top watches 1 to {MOST_SERVERS} servers, not {len(self.urls)}")
+            raise ConfigError(f"give 1 to {MOST_SERVERS} servers, not {len(self.urls)}")
         for url in self.urls:
             try:
                 valid = urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname and urlsplit(url).port != 0
             except ValueError:
                 valid = False
             if not valid:
-                raise ConfigError(f"a server is a URL or HOST:PORT, not {url.removeprefix('http://')!r}")
+                raise ConfigError(f"a server must be a URL or HOST:PORT, not {url.removeprefix('http://')!r}")
 
     @property
     def urls(self) -> list[str]:

@@ -55,7 +55,7 @@ class Challenge(NamedTuple):
         message = _answer(line)
         _check_versions(message, "the front end", "the engine")
         if not isinstance(message.get("key"), bool):
-            raise HandshakeError("'key' is neither true nor false")
+            raise HandshakeError("'key' must be true or false")
         return Challenge(_nonce(message), message["key"])
 
 
@@ -113,7 +113,7 @@ class Welcome(NamedTuple):
             regions = message["regions"]
             engine, front, back = (_region(regions[name]) for name in ("engine", "front", "back"))
         except (KeyError, TypeError, ValueError) as error:  # ValueError: what is not base64
-            raise HandshakeError(f"the answer is not complete: {error!r}") from error
+            raise HandshakeError(f"the answer is incomplete: {error!r}") from error
         return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
 
 
@@ -138,7 +138,7 @@ def unsealed(received: bytes, key: LinkKey | None, side: bytes, nonce: str, *sai
         return received
     proof, line = received[:PROOF_DIGITS], received[PROOF_DIGITS + 1 :]
     if not key.accepts(proof, side, nonce.encode(), *said, line):
-        raise HandshakeError(f"no proof of the key: both sides need the same {KEY_OPTION}")
+        raise HandshakeError(f"wrong link key: both sides need the same {KEY_OPTION}")
     return line
 
 
@@ -157,7 +157,7 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey
             challenge = Challenge.decode(receive_line(connection, deadline))
             if challenge.keyed != (key is not None):
                 has, lacks = ("the engine", "this front end") if key is None else ("this front end", "the engine")
-                raise TransportError(f"{has} has a key and {lacks} has none: both need the same {KEY_OPTION}")
+                raise TransportError(f"{has} has a link key but {lacks} has none: both need the same {KEY_OPTION}")
             said = sealed(hello.encode(), key, FRONT_END, challenge.nonce)
             connection.sendall(said)
             answer = receive_line(connection, deadline)
@@ -181,14 +181,14 @@ def receive_line(connection: socket.socket, deadline: float) -> bytes:
     while not received.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("no whole line came in time")
+            raise TimeoutError("no complete line arrived in time")
         connection.settimeout(left)
         piece = connection.recv(4096)
         if not piece:
-            raise HandshakeError("the connection ended within a message")
+            raise HandshakeError("the connection was closed in the middle of a message")
         received += piece
         if len(received) > MESSAGE_LIMIT:
-            raise HandshakeError(f"a message of more than {MESSAGE_LIMIT} bytes")
+            raise HandshakeError(f"the message is larger than {MESSAGE_LIMIT} bytes")
     return received
 
 
@@ -200,9 +200,9 @@ def _message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise HandshakeError("a message that is not JSON") from error
+        raise HandshakeError("the message is not JSON") from error
     if not isinstance(message, dict):
-        raise HandshakeError("a message that is not a JSON object")
+        raise HandshakeError("the message is not a JSON object")
     return message
 
 
@@ -210,7 +210,7 @@ def _answer(line: bytes) -> dict[str, Any]:
     """A line of the engine. Raises TransportError with its reason where it refuses."""
     message = _message(line)
     if "error" in message:
-        raise TransportError(f"the engine refuses: {message['error']}")
+        raise TransportError(f"the engine refused the connection: {message['error']}")
     return message
 
 
@@ -218,13 +218,13 @@ def _check_versions(message: dict[str, Any], us: str, them: str) -> None:
     for name, ours in (("protocol", PROTOCOL), ("layout", VERSION)):
         theirs = _whole(message, name, 0, 1 << 31)
         if theirs != ours:
-            raise HandshakeError(f"{us} has version {ours} of the {name}, {them} has {theirs}")
+            raise HandshakeError(f"{us} has version {ours} of the {name}, but {them} has {theirs}; use the same blinkpy version")
 
 
 def _nonce(message: dict[str, Any]) -> str:
     nonce = message.get("nonce")
     if not isinstance(nonce, str) or not re.fullmatch(f"[0-9a-f]{{{NONCE_DIGITS}}}", nonce):
-        raise HandshakeError(f"'nonce' is not {NONCE_DIGITS} hexadecimal digits")
+        raise HandshakeError(f"'nonce' must be {NONCE_DIGITS} hexadecimal digits")
     return nonce
 
 
@@ -232,7 +232,7 @@ def _whole(message: Any, name: str, low: int, high: int) -> int:
     """A whole number of a message, low <= number < high."""
     value = message.get(name) if isinstance(message, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise HandshakeError(f"{name!r} is not a whole number from {low} to {high - 1}")
+        raise HandshakeError(f"{name!r} must be an integer from {low} to {high - 1}")
     return value
 
 
@@ -242,7 +242,7 @@ def _endpoint(message: dict[str, Any]) -> Endpoint:
     try:
         packed = socket.inet_pton(socket.AF_INET6, gid)  # type: ignore[arg-type]
     except (OSError, TypeError) as error:
-        raise HandshakeError("'gid' is not an IPv6 address") from error
+        raise HandshakeError("'gid' must be an IPv6 address") from error
     numbers = {name: _whole(given, name, *limits) for name, limits in ENDPOINT_LIMITS.items()}
     return Endpoint(gid=socket.inet_ntop(socket.AF_INET6, packed), **numbers)
 

@@ -45,8 +45,8 @@ def read_link_key(path: str) -> LinkKey:
     except OSError as error:
         raise ConfigError(f"can't read the key {path}: {error.strerror}") from error
     if status.st_mode & (stat.S_IWGRP | stat.S_IRWXO):
-        raise ConfigError(f"others than its owner may read or change the key {path}: chmod 600 {path}")
+        raise ConfigError(f"the key {path} is accessible to other users; run chmod 600 {path}")
     length = len(secret) if status.st_size <= FILE_MOST else status.st_size
     if not LEAST <= length <= MOST:
-        raise ConfigError(f"{path} has {length} bytes, a key {LEAST} to {MOST}; to make one: {MAKE_ONE}")
+        raise ConfigError(f"{path} has {length} bytes, but a key has {LEAST} to {MOST}; to make one: {MAKE_ONE}")
     return LinkKey(secret)

@@ -108,7 +108,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
                 return Segment(name, fd, mapping, layout, facts)
             except FileExistsError:
                 _remove_stale(path)
-        raise TransportError(f"could not replace the segment {path}: other engines keep making it")
+        raise TransportError(f"could not replace the segment {path}: other engines keep creating it")
     except OSError as error:
         os.close(fd)
         if error.errno == errno.ENOSPC:
@@ -130,7 +130,7 @@ def _remove_stale(path: Path) -> None:
         while not lock_file(fd):
             attempts -= 1
             if attempts == 0:
-                raise TransportError(f"an engine with the name {path.name!r} is running: choose another --name")
+                raise TransportError(f"an engine with the name {path.name!r} is already running: choose another --name")
             time.sleep(RETRY_S)
         _unlink(path, fd)
     finally:

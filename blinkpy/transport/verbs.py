@@ -85,15 +85,15 @@ class RdmaOptions:
     def link_key(self, name: str) -> LinkKey | None:
         """The key for the address of the option with this name; None where none is needed. Raises ConfigError."""
         if self.link_key_file and self.insecure_link:
-            raise ConfigError("--link-key-file and --insecure-link contradict each other")
+            raise ConfigError("--link-key-file and --insecure-link exclude each other")
         if self.link_key_file:
             return read_link_key(self.link_key_file)
         host, _ = self.address(name)
         if self.insecure_link or is_loopback(host):
             return None
         raise ConfigError(
-            f"--{name} {host} is not this machine alone: --link-key-file FILE lets in who has the same key "
-            f"({MAKE_ONE} makes one), --insecure-link lets in everybody"
+            f"--{name} {host} is reachable from other machines: use --link-key-file FILE to require a key "
+            f"({MAKE_ONE} makes one), or --insecure-link to accept everyone"
         )
 
 
@@ -190,7 +190,7 @@ class Port:
                     return entry
             raise TransportError(f"{self.name} has no GID with index {wanted}; it has {sorted(entry[0] for entry in gids)}")
         if not gids:
-            raise TransportError(f"{self.name} has no GID: give its network interface an address and set it up")
+            raise TransportError(f"{self.name} has no GID; bring its network interface up and give it an IP address")
 
         return min(gids, key=lambda entry: (entry[2] == "RoCE v1", ipaddress.IPv6Address(entry[1]).ipv4_mapped is None, entry[0]))
 
@@ -212,9 +212,9 @@ def _open(wanted: str) -> tuple[Any, int]:
     """(context, port) of a device with an active port."""
     names = device_names()
     if wanted and wanted not in names:
-        raise TransportError(f"there is no RDMA device {wanted!r}; this machine has {', '.join(names) or 'none'}")
+        raise TransportError(f"unknown RDMA device {wanted!r}; this machine has {', '.join(names) or 'none'}")
     if not names:
-        raise TransportError("this machine has no RDMA device; `blinkpy doctor` shows more")
+        raise TransportError("this machine has no RDMA device; run `blinkpy doctor` for details")
     active = int(constants().IBV_PORT_ACTIVE)
     for name in [wanted] if wanted else names:
         with reported(f"open the RDMA device {name}"), contextlib.ExitStack() as opened:
@@ -223,7 +223,7 @@ def _open(wanted: str) -> tuple[Any, int]:
                 if int(context.query_port(port).state) == active:
                     opened.pop_all()  # the caller closes it
                     return context, port
-    raise TransportError(f"no port of {wanted or ', '.join(names)} is active: is the cable in, the interface up?")
+    raise TransportError(f"no port of {wanted or ', '.join(names)} is active; check the cable and the network interface")
 
 
 class QueuePairEnd:

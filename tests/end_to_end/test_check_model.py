@@ -115,7 +115,7 @@ def test_no_tensor_is_read(model: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported by Glm4MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported for Glm4MoeForCausalLM"),
         ({"architectures": ["DeepseekV3ForCausalLM"]}, "model class DeepseekV3ForCausalLM is not supported"),
         ({"topk_group": 9}, "do not fit 12 experts"),
     ],
@@ -157,7 +157,7 @@ def test_what_is_left_out_is_noted(model: Path, capsys: pytest.CaptureFixture[st
     tensors["model.layers.3.eh_proj.weight"] = tensors["model.norm.weight"].clone()
     safetensors.torch.save_file(tensors, model / "model.safetensors")
     code, facts = look(capsys, str(model))
-    assert code == 0 and "left out: model.layers.3.eh_proj.weight" in facts["notes"][0]
+    assert code == 0 and "ignoring unused tensors: model.layers.3.eh_proj.weight" in facts["notes"][0]
 
 
 def test_of_a_hub_id_no_weights_are_fetched(
@@ -176,7 +176,7 @@ def test_of_a_hub_id_no_weights_are_fetched(
 
 def test_no_such_model_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-model", "no/such/folder"]) == 2
-    assert "neither a folder nor a hub id" in capsys.readouterr().err
+    assert "is not a folder, a hub id" in capsys.readouterr().err
 
 
 def test_what_fits_is_what_the_plan_of_an_engine_leaves(rng: np.random.Generator, saved: Path) -> None:

@@ -106,7 +106,9 @@ def test_a_model_without_a_tokenizer_of_bytes_has_no_grammars(tmp_path: Path, ca
     written = {
         "has no tokenizer.json": None,
         "can't read": "{",
-        "depend on others": json.dumps(tokenizer | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}),
+        "depend on the tokens before them": json.dumps(
+            tokenizer | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}
+        ),
     }
     for reason, text in written.items():
         if text is not None:

@@ -170,7 +170,7 @@ def test_options_are_the_engines_alone() -> None:
     for name in ("host", "workers", "max_batch"):
         with pytest.raises(ConfigError, match=f"unknown option '{name}' of LLM"):
             LLM("demo", **{name: 1})
-    for length, reason in ((1 << 22, "beyond the model's context"), (1, "must be 2 at least")):
+    for length, reason in ((1 << 22, "exceeds the model's context"), (1, "must be at least 2")):
         with pytest.raises(ConfigError, match=f"max_model_len.*{reason}"):
             LLM("demo", device="null", max_model_len=length)
 

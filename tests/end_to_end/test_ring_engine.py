@@ -67,9 +67,9 @@ def test_what_can_not_be_had_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no layer of LlamaForCausalLM has a window"):
             engine_of(tmp_path / "plain", device=device).start()
     save_model("gemma3", tmp_path / "windows", 1)
-    with pytest.raises(ConfigError, match=r"rings of 6000 slots take .* MiB, cpu_cache_mib is 3: lower slots"):
+    with pytest.raises(ConfigError, match=r"rings of 6000 slots take .* MiB, but cpu_cache_mib is 3: lower slots"):
         engine_of(tmp_path / "windows", slots=6000, cpu_cache_mib=3).start()
-    with pytest.raises(ConfigError, match="rings of 4194240 slots have more than 2,147,483,648 tokens"):
+    with pytest.raises(ConfigError, match="the rings of 4194240 slots exceed 2,147,483,648 tokens"):
         engine_of(tmp_path / "windows", workers=64, slots=65535, grammar_slots=64, page_size=256).start()
     both = "enable_prefix_caching needs window_cache full"
     with pytest.raises(ConfigError, match=both):

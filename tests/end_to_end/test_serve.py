@@ -278,7 +278,7 @@ def test_engine_and_front_end_run_separately_by_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("/nowhere",), "model '/nowhere' is neither a folder"),
+        (("/nowhere",), "model '/nowhere' is not a folder"),
         (("--policy", "nothing.py:rank", "--device", "null"), "nothing.py"),
         (("--max-model-len", "4000000", "--device", "null"), "max_model_len 4000000"),
         (("--host", "192.0.2.1"), "can't listen on 192.0.2.1"),

@@ -29,5 +29,5 @@ def test_a_suspended_step_changes_no_token(rng: np.random.Generator, tmp_path: P
 
 def test_more_groups_than_a_model_has_blocks_are_refused(rng: np.random.Generator, tmp_path: Path) -> None:
     model_zoo.save_model("llama3", tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"step_groups can be at most 5, as .* has 3 layers"):
+    with pytest.raises(ConfigError, match=r"step_groups must be at most 5: .* has 3 layers"):
         make_engine(config_for(tmp_path, **CPU, **CUT | {"step_groups": 6})).start()

@@ -46,4 +46,4 @@ def test_chat_and_completions(env: dict[str, str]) -> None:
 def test_what_needs_torch_says_so(env: dict[str, str]) -> None:
     engine = Command("engine", "demo", "--device", "cpu", "--dtype", "bfloat16", env=env)
     assert engine.wait(300) == 2
-    assert "dtype bfloat16 on the CPU needs torch: pip install 'blinkpy-serve[torch]'" in "".join(engine.said)
+    assert "dtype bfloat16 on the CPU needs torch (pip install 'blinkpy-serve[torch]')" in "".join(engine.said)

@@ -45,13 +45,13 @@ def test_deaths_and_scaling_from_one_to_three_to_one_fail_no_request(cluster: st
         print(f"1 to 3 engines after {server.wait_engines(3):.1f} s")
 
         for number, kind in enumerate(("ray.kill", "ray::EngineActor", "children engine"), 1):
-            starts, asked = server.text.count(" serves after "), load.asked
+            starts, asked = server.text.count(" is ready after "), load.asked
             if kind == "ray.kill":
                 ray.kill(next(iter(server.actors("engine").values())))
             else:
                 os.kill(oldest(kind), signal.SIGKILL)
             noticed = wait_restart(server, number)
-            took = wait_text(server, " serves after ", starts + 1, START_S)
+            took = wait_text(server, " is ready after ", starts + 1, START_S)
             print(f"{kind}: noticed after {noticed:.2f} s, another engine serves after {took:.1f} s more")
             server.wait_engines(3)
             assert load.asked > asked, "nobody was served meanwhile"
@@ -141,7 +141,7 @@ def test_a_cluster_of_its_own_ends_with_control_c(tmp_path: Path) -> None:
     ("engines", "options", "problem"),
     [
         ({"least": 1}, {"device": "auto"}, "no node of the Ray cluster has 1 GPU, which 1 engines need"),
-        ({"least": 1}, {"model": "no-such-model"}, "model 'no-such-model' is neither a folder nor"),
+        ({"least": 1}, {"model": "no-such-model"}, "model 'no-such-model' is not a folder, a hub id"),
         ({"least": 1}, {"num_pages": 1}, "pages"),
     ],
 )

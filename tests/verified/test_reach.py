@@ -220,5 +220,5 @@ def test_a_name_that_passes_on_while_its_lock_is_taken_stays(folder: Path, monke
 def test_engines_that_keep_making_a_segment_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment.segment_path("one").write_text("again and again")
     monkeypatch.setattr(segment, "_remove_stale", lambda path: None)
-    with pytest.raises(TransportError, match="keep making it"):
+    with pytest.raises(TransportError, match="keep creating it"):
         segment.create_segment("one", SIZES, FACTS)

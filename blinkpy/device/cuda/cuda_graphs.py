@@ -55,7 +55,7 @@ def nodes_of(graph: Any) -> list[Any]:
 def only(nodes: list[Any]) -> Any:
     """The single node of a list."""
     if len(nodes) != 1:
-        raise RuntimeError(f"{len(nodes)} nodes of the loop's graph where one was added")
+        raise RuntimeError(f"expected one new node in the loop's graph, found {len(nodes)}")
     return nodes[0]
 
 
@@ -89,7 +89,7 @@ def in_order(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> list[
     while found and found[-1] in after and len(found) <= len(nodes):
         found.append(after[found[-1]])
     if len(found) != len(nodes) or len(edges) != len(nodes) - 1:
-        raise RuntimeError(f"a step graph of {len(nodes)} nodes and {len(edges)} edges is not one chain")
+        raise RuntimeError(f"a step graph of {len(nodes)} nodes and {len(edges)} edges is not a single chain")
     return found
 
 

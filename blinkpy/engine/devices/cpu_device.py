@@ -67,8 +67,8 @@ class CpuDevice(HostDevice):
         whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
         if rings > whole and not config.cache.num_pages:
             raise ConfigError(
-                f"the window rings of {config.frontend.workers * config.queue.slots} slots take {rings / 2**20:.1f} MiB, "
-                f"cpu_cache_mib is {whole >> 20}: lower slots, or raise cpu_cache_mib"
+                f"the window rings of {config.frontend.workers * config.queue.slots} slots take {rings / 2**20:.1f} MiB, but "
+                f"cpu_cache_mib is {whole >> 20}: lower slots or raise cpu_cache_mib"
             )
         return whole - rings
 

@@ -92,7 +92,7 @@ def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: i
     read = decode_weight_bytes(model, itemsize, 1)
     if bandwidth and read / bandwidth * 1e3 > target_ms:
         raise ConfigError(
-            f"{name} {target_ms} is below one step: it reads {read / 1e9:.1f} GB of weights, which takes "
+            f"{name} ({target_ms}) is shorter than one step: reading {read / 1e9:.1f} GB of weights takes "
             f"{read / bandwidth * 1e3:.1f} ms at this GPU's {bandwidth / 1e9:,.0f} GB/s"
         )
 
@@ -188,8 +188,8 @@ class CudaDevice:
         except torch.cuda.OutOfMemoryError as error:  # another process took what was free when the plan was made
             free, total = torch.cuda.mem_get_info()
             raise ConfigError(
-                f"out of GPU memory while {report.phase}: {gib(free)} of {gib(total)} are free, and the plan was "
-                f"{self.plan.describe()}; stop what else uses this GPU, or lower gpu_memory_utilization"
+                f"out of GPU memory while {report.phase}: {gib(free)} of {gib(total)} are free; the plan was "
+                f"{self.plan.describe()}; stop other processes on this GPU, or lower gpu_memory_utilization"
             ) from error
 
     def load(self, setup: Setup) -> Runner:

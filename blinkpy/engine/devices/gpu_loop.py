@@ -78,7 +78,7 @@ class GpuLoop:
     def run(self, budget_s: float) -> int:
         """As of Runner; the loop ends by itself after budget_s seconds, and its result is TIME_OVER then."""
         if self.loop is None:
-            raise RuntimeError("attach() a segment before the loop runs")
+            raise RuntimeError("call attach() before run()")
         self.loop.launch(budget_s)
         while self.loop.running():
             time.sleep(WATCH_S)

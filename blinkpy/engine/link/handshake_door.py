@@ -86,7 +86,7 @@ class HandshakeDoor:
         try:
             self._watch()
         except Exception as error:  # a full network card, a fault of the GPU: handshakes go on, and are refused with the reason
-            logger.warning("could not look after the queue pairs: %s", error)
+            logger.warning("could not check for lost front ends: %s", error)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One handshake, whatever comes of it."""
@@ -98,13 +98,13 @@ class HandshakeDoor:
             async with asyncio.timeout(HANDSHAKE_S):
                 answer = await self._handshake(reader, writer)
         except asyncio.CancelledError:
-            answer = refusal("too many handshakes at a time, or the engine ends")
+            answer = refusal("too many concurrent handshakes, or the engine is shutting down; try again")
         except TimeoutError:
             answer = refusal(f"the handshake took longer than {HANDSHAKE_S:g} s")
-            logger.warning("front end at %s refused: it was silent", peer)
+            logger.warning("refused the front end at %s: no handshake within the time limit", peer)
         except Exception as error:
             # A stranger's nonsense and a full network card alike: this front end goes without, the engine goes on.
-            logger.warning("front end at %s refused: %s", peer, error)
+            logger.warning("refused the front end at %s: %s", peer, error)
             answer = refusal(str(error))
         self._guests.pop(own, None)
         writer.write(answer)  # less than what a socket's buffer takes: nobody waits for a peer that does not read
@@ -125,8 +125,8 @@ class HandshakeDoor:
         try:
             said = await reader.readline()
         except ValueError as error:
-            raise HandshakeError(f"a message of more than {MESSAGE_LIMIT} bytes") from error
+            raise HandshakeError(f"the message is larger than {MESSAGE_LIMIT} bytes") from error
         if not said.endswith(b"\n"):
-            raise HandshakeError("the connection ended within a message")
+            raise HandshakeError("the connection was closed in the middle of a message")
         hello = Hello.decode(unsealed(said, self._key, FRONT_END, challenge.nonce))
         return sealed(self._give(hello).encode(), self._key, ENGINE, challenge.nonce, said)

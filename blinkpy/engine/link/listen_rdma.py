@@ -111,7 +111,7 @@ class RdmaListener:
             end.close()
             raise
         self._grants[pair] = Grant(hello.owner, end, since, epoch)
-        logger.info("queue pair %d goes to %s", pair, hello.endpoint.gid)
+        logger.info("queue pair %d: attached by the front end at %s", pair, hello.endpoint.gid)
         return Welcome(self._header, pair, end.endpoint(), engine, front, back)
 
     def _register_pair(self, end: QueuePairEnd, pair: int) -> tuple[Region, Region]:
@@ -137,7 +137,7 @@ class RdmaListener:
             elif now - max(grant.since, grant.heard) > GONE_LEASES * self._lease_s:
                 del self._grants[pair]
                 grant.end.close()
-                logger.info("queue pair %d is free again: its front end is gone", pair)
+                logger.info("queue pair %d: released, its front end disconnected", pair)
 
     def _choose(self, owner: int) -> int:
         """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
@@ -177,7 +177,7 @@ def listen(config: Config) -> RdmaListener:
         listener.flags += f" --link-key-file {shlex.quote(options.link_key_file)}"
     elif options.insecure_link:
         listener.flags += " --insecure-link"
-        logger.warning("--insecure-link: whoever reaches %s port %d gets a queue pair", host, port)
+        logger.warning("--insecure-link: every process that reaches %s port %d can attach a queue pair", host, port)
     return listener
 
 

@@ -25,7 +25,7 @@ def attend(call: AttentionCall, plan: Any) -> None:
     check_call(call)
     needed = {LAST_TOKENS} if call.last_tokens else {DECODE_ROWS} if call.new is not None else set()
     if not variant.rows.issuperset(needed):
-        raise ValueError(f"attention variant {variant.name!r} computes {', '.join(sorted(variant.rows))}")
+        raise ValueError(f"attention variant {variant.name!r} supports only {', '.join(sorted(variant.rows))}")
     variant.launch(call, plan)
 
 
@@ -42,7 +42,7 @@ def check_call(call: AttentionCall) -> None:
         *batch.declared(call.rows, "row_slots", "query_starts", "context_lengths"),
     )
     if call.rows < 1:
-        raise ValueError(f"attention of {call.rows} rows")
+        raise ValueError(f"unknown kind of attention rows: {call.rows}")
     if heads % kv_heads or heads // kv_heads > MAX_GROUP:
         raise ValueError(f"{heads} query heads over {kv_heads} key/value heads: the group must be 1 to {MAX_GROUP}")
     if head_dim > MAX_HEAD_DIM or page_size & (page_size - 1):

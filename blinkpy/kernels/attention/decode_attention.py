@@ -332,12 +332,12 @@ def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
         (scratch.arrivals, "arrivals of the decode workspace", (launch.AtLeast(rows * kv_heads),), torch.int32),
     )
     if call.last_tokens and (call.new is not None or plan.overlap_prefill):
-        raise ValueError("last tokens are rotated and cached before, by a launch that is not prefill attention")
+        raise ValueError("last_tokens needs an earlier launch that rotates and caches the new tokens")
     if call.new is not None:
         check_new_tokens(call.new, call.cache, call.batch, heads)
         qkv = call.new.qkv
         if len(qkv) != tokens or qkv.data_ptr() != call.q.data_ptr() or qkv.stride(0) != call.q.stride(0):
-            raise ValueError("q is not the query part of the fused projections")
+            raise ValueError("q must be the query part of the fused projections")
     return scratch
 
 

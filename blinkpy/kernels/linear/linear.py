@@ -70,13 +70,13 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
         raise ValueError(f"{config} does not compute {shape}: it takes inputs {'as FP8' if fp8 else 'in a storage dtype'}")
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:
-            raise ValueError(f"{config}: not every variant leaves partial sums, and none with swiglu or a residual")
+            raise ValueError(f"{config}: this variant can't return partial sums, or can't combine them with swiglu or a residual")
     elif leaves_partials(config):
-        raise ValueError(f"{config}: nobody adds the partial sums up")
+        raise ValueError(f"{config}: the variant returns partial sums, but the call does not expect them")
     if (bias is not None and "bias" not in variant.fuses) or (residual is not None and "residual" not in variant.fuses):
-        raise ValueError(f"{config}: the variant takes no bias or no residual")
+        raise ValueError(f"{config}: the variant does not support this bias or residual")
     if residual is not None and call.swiglu and "swiglu" not in variant.fuses:
-        raise ValueError(f"{config}: the variant takes no residual together with swiglu")
+        raise ValueError(f"{config}: the variant does not support a residual together with swiglu")
 
 
 def declared_scales(call: LinearCall) -> list[tuple[Any, ...]]:

@@ -71,5 +71,5 @@ def _load(path: Path) -> KernelCode:
     head, _, cubin = path.read_bytes().partition(b"\n")
     facts = json.loads(head)
     if len(cubin) != facts["bytes"]:
-        raise ValueError(f"{path} is cut short")
+        raise ValueError(f"{path} is truncated")
     return KernelCode(facts["entry"], "", cubin)

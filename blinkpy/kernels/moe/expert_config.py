@@ -34,12 +34,12 @@ class ExpertConfig:
     down: ExpertTile
 
     def __post_init__(self) -> None:
-        check_power_of_two("configuration of experts: block_m", self.block_m, 16)
+        check_power_of_two("expert configuration: block_m", self.block_m, 16)
         for name, tile in (("up", self.up), ("down", self.down)):
             for field, least in (("block_n", 16), ("block_k", 16), ("warps", 1)):
-                check_power_of_two(f"configuration of experts: {name}.{field}", getattr(tile, field), least)
+                check_power_of_two(f"expert configuration: {name}.{field}", getattr(tile, field), least)
             if tile.stages < 1:
-                raise ConfigError(f"configuration of experts: {name}.stages {tile.stages} must be at least 1")
+                raise ConfigError(f"expert configuration: {name}.stages {tile.stages} must be at least 1")
 
 
 @dataclass(frozen=True)

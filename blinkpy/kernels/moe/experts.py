@@ -45,9 +45,9 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         (scratch.results, "results", (AtLeast(assignments * shape.hidden),), dtype),
     )
     if shape.mxfp4 and call.selection.scales_inputs:
-        raise ValueError("experts whose inputs are scaled are not supported with MXFP4")
+        raise ValueError("MXFP4 is not supported for experts with scaled inputs")
     if not VARIANTS[plan.variant].supports(shape, 1):
-        raise ValueError(f"expert variant {plan.variant!r} does not compute {shape}")
+        raise ValueError(f"expert variant {plan.variant!r} does not support {shape}")
     VARIANTS[plan.variant].launch(call, plan.prepared)
 
 

@@ -199,7 +199,7 @@ def _quantised(call: ExpertCall, index: int, x: torch.Tensor) -> tuple[torch.Ten
         return x, None
     matrix, scratch = call.fp8[index], call.workspace.quantised
     if scratch is None:
-        raise ValueError("FP8 experts without memory for their inputs")
+        raise ValueError("FP8 experts need a buffer for their quantised inputs")
     rows = Fp8Rows.within(scratch, matrix, len(x))
     quantise_rows(x, call.counts, rows, matrix.input_scale, each=len(x) // len(call.x), pdl=call.pdl)
     return rows.values, (rows.scales, matrix.scales)

@@ -137,7 +137,7 @@ def packed_gemv(call: ExpertCall, prepared: None) -> None:
     """Launch both kernels."""
     shape, inner, pdl, scales = call.shape, call.workspace.inner, call.pdl, call.scales
     if scales is None:
-        raise ValueError("packed_gemv is for MXFP4 weights")
+        raise ValueError("packed_gemv supports only MXFP4 weights")
     launch.check_tensors((call.x, "x", (None, shape.hidden)))  # tokens behind each other
     padded = {"BLOCK_E": triton.next_power_of_2(shape.experts), "BLOCK_TOP": triton.next_power_of_2(shape.top_k)}
     sizes: dict[str, Any] = {"E": shape.experts, "TOP_K": shape.top_k, "PDL": pdl, **padded}

@@ -77,7 +77,7 @@ class NumpyAttention:
             decode_rows = 0  # they attend as the tokens of prompts do
         # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
-            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
+            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows
         arguments["positions"], arguments["progress"] = address(batch.positions), address(self.progress.word)
         arguments["row_slots"], arguments["contexts"] = address(batch.row_slots), address(batch.context_lengths)

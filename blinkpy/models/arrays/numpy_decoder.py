@@ -93,7 +93,7 @@ class NumpyDecoder:
     def _experts(self, x: Float32, normed: Float32, layer: ArrayLayer, experts: Experts) -> Float32:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
         if layer.router is None:
-            raise ValueError("an expert layer without a router")
+            raise ValueError("an expert layer needs a router")
         shares, chosen = BLOCKS[experts.router](self.progress.linear(normed, layer.router), experts)  # [tokens, top_k]
         order = np.argsort(chosen, axis=None, kind="stable")  # assignments, by expert
         ends = np.cumsum(np.bincount(chosen.reshape(-1), minlength=experts.number))

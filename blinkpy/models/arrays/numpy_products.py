@@ -35,7 +35,7 @@ def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, inv
     between the weight's rows there may be others. invariant: a token's results depend on nothing but its row of x and the
     weight, to the last bit."""
     if not (x.flags.c_contiguous and weight.strides[1] == weight.itemsize and out.flags.c_contiguous):
-        raise ValueError("a product of arrays that are not contiguous")
+        raise ValueError("the arrays of a product must be contiguous")
     least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
     by_library = len(x) >= least and has_wide_kernels() and not invariant
     per_thread = 1 if by_library and len(x) >= DIRECT_TOKENS else UNITS  # each unit would put x into another order again

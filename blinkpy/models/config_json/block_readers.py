@@ -73,7 +73,9 @@ def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, up
         first = c.integer("max_window_layers", default=28, low=0)
         return tuple(window if layer >= first else 0 for layer in range(layers))
     if "full_attention" in (types or ()):
-        raise ConfigError("config.json: layer_types with full_attention beside a sliding_window is not supported here")
+        raise ConfigError(
+            "config.json: layer_types with full_attention and a sliding_window is not supported for this model class"
+        )
     return (window,) * layers
 
 

@@ -131,10 +131,8 @@ class HfConfig(Mapping[str, Any]):
         rest = set(self._values) - self._read - set(ignores)
         for key in sorted(rest & set(NEUTRAL)):
             if self._values[key] not in NEUTRAL[key]:
-                raise ConfigError(
-                    f"{self.where}: {key} is not supported by {self.name} here (found {str(self._values[key])[:80]})"
-                )
+                raise ConfigError(f"{self.where}: {key} is not supported for {self.name} (found {str(self._values[key])[:80]})")
         unknown = sorted(key for key in rest - set(NEUTRAL) - INERT - _warned if not key.startswith("_"))
         if unknown:
-            logger.warning("%s: keys unknown to %s are ignored: %s", self.where, self.name, ", ".join(unknown)[:300])
+            logger.warning("%s: ignoring keys that are unknown for %s: %s", self.where, self.name, ", ".join(unknown)[:300])
             _warned.update(unknown)

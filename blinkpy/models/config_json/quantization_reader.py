@@ -83,9 +83,7 @@ def read_quantization(c: HfConfig) -> Quantization | None:
     section = _Section(values, f"{c.where}: quantization_config")
     method = section.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        raise section.error(
-            f"quant_method {str(method)[:80]!r} is not supported by {c.name} here (supported: {', '.join(METHODS)})"
-        )
+        raise section.error(f"quant_method {str(method)[:80]!r} is not supported for {c.name} (supported: {', '.join(METHODS)})")
     found = METHODS[method](section)
     section.check_rest()
     if found is not None:
@@ -99,7 +97,7 @@ def _check_patterns(section: _Section, patterns: tuple[str, ...]) -> None:
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise section.error(f"{pattern[:80]!r} is no regular expression: {error}") from None
+            raise section.error(f"{pattern[:80]!r} is not a regular expression: {error}") from None
 
 
 def _fp8(section: _Section) -> Quantization:
@@ -110,7 +108,7 @@ def _fp8(section: _Section) -> Quantization:
     section.one_of("expert_dtype", "fp8", None)
     blocks = section.one_of("weight_block_size", [BLOCK, BLOCK], None) is not None
     if blocks and static:
-        raise section.error("activation_scheme 'static' beside weight_block_size is not supported")
+        raise section.error("activation_scheme 'static' together with weight_block_size is not supported")
     ignored = section.names("modules_to_not_convert", "ignored_layers")
     return Quantization(
         Scales.BLOCK if blocks else Scales.MATRIX,
@@ -169,7 +167,7 @@ def _group_scheme(group: _Section) -> tuple[Scales, bool]:
     if scales == Scales.BLOCK:
         weights.one_of("block_structure", [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")
     if group.values.get("input_activations") is None:
-        raise group.error("weights in 8 bits beside unquantised inputs are not supported")
+        raise group.error("8-bit weights with unquantised inputs are not supported")
     inputs = _numbers(group, "input_activations")
     if scales == Scales.BLOCK:
         inputs.one_of("strategy", "group")

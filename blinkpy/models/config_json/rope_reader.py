@@ -32,7 +32,7 @@ def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
         raise ConfigError(f"{where} must be an object, not {values!r}")
     if layer_type and any(isinstance(value, Mapping) for value in values.values()):
         if set(values) - set(LAYER_TYPES):
-            raise ConfigError(f"{where}: must have a section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
+            raise ConfigError(f"{where}: must have one section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
         where, values = f"{where}.{layer_type}", values.get(layer_type) or {}
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be an object, not {values!r}")
@@ -73,7 +73,7 @@ def read_rope(
     theta = section.number("rope_theta", c.number(theta_key))
     share = section.number("partial_rotary_factor", c.number("partial_rotary_factor"))
     if share > 1 or (share != 1 and not partial):
-        raise ConfigError(f"partial_rotary_factor {share:g} is not supported by {c.name} here")
+        raise ConfigError(f"partial_rotary_factor {share:g} is not supported for {c.name}")
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")

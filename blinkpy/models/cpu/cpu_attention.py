@@ -82,7 +82,7 @@ class CpuAttention:
         self.tokens = int(counts[S.TOKENS])
         # The compiled pass trusts these: without the check a mistake elsewhere would write beyond our memory.
         if self.tokens > len(self.out) or counts[S.MAX_CONTEXT] > self.room or not page_table.flags.c_contiguous:
-            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} are more than was allocated")
+            raise ValueError(f"{self.tokens} tokens with contexts up to {counts[S.MAX_CONTEXT]} exceed the allocated buffers")
         # A batch-invariant decode row attends as the tokens of prompts do.
         rows, decode_rows = int(counts[S.ROWS]), 0 if self.progress.invariant else int(counts[S.DECODE_ROWS])
         arguments["tokens"], arguments["rows"], arguments["decode_rows"] = self.tokens, rows, decode_rows

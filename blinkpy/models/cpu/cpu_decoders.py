@@ -20,12 +20,12 @@ def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
         if torch_is_there:
             return name
         if requested != "auto":
-            raise ConfigError(f"dtype {name} on the CPU needs torch: {TORCH}; float32 does without")
+            raise ConfigError(f"dtype {name} on the CPU needs torch ({TORCH}); float32 does not")
     lacking = lacking_without_torch(model)
     if not lacking:
         return None
     if not torch_is_there:
-        raise ConfigError(f"{model.name} needs {', '.join(lacking)}, which the CPU computes with torch alone: {TORCH}")
+        raise ConfigError(f"{model.name} needs {', '.join(lacking)}, which needs torch on the CPU: {TORCH}")
     return "float32"
 
 

@@ -108,7 +108,7 @@ class TorchDecoder:
     def _experts(self, x: torch.Tensor, normed: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
         """x + the results of each token's experts, weighted by their shares. x, normed: [tokens, hidden]."""
         if layer.router is None:
-            raise ValueError("an expert layer without a router")
+            raise ValueError("an expert layer needs a router")
         router_bias = None if layer.router_bias is None else layer.router_bias.float()
         scores = self.progress.linear(normed.float(), layer.router.float(), router_bias)
         shares, chosen = BLOCKS[experts.router](scores, experts, layer.selection_bias)  # [tokens, top_k]

@@ -78,14 +78,14 @@ class DecoderDescription:
     def __post_init__(self) -> None:
         rope = self.layers[0].attention.rope
         if self.placement != NormPlacement.PRE and any(self.expert_layers):
-            raise ConfigError(f"{self.name}: norms behind experts are not supported")
+            raise ConfigError(f"{self.name}: norms after experts are not supported")
         if self.attention.softcap and self.attention.sinks:
-            raise ConfigError(f"{self.name}: sinks beside a softcap of scores are not supported")
+            raise ConfigError(f"{self.name}: attention sinks together with a softcap are not supported")
         attention = {layer.attention._replace(window=0, rope=rope) for layer in self.layers}
         mlps = {layer.mlp for layer in self.layers}
         for kinds in (attention, {m for m in mlps if isinstance(m, Mlp)}, {m for m in mlps if isinstance(m, Experts)}):
             if len(kinds) > 1:
-                raise ConfigError(f"{self.name}: layers that differ by more than window and rope are not supported: {kinds}")
+                raise ConfigError(f"{self.name}: layers may differ only in window and rope, but they differ more: {kinds}")
 
     @property
     def attention(self) -> Attention:

@@ -30,7 +30,7 @@ def describe_config(values: Mapping[str, Any], quantization: str = "auto") -> De
 def _as_asked(model: DecoderDescription, quantization: str) -> DecoderDescription:
     """quantization: value of --quantization."""
     if quantization == "fp8" and model.experts.mxfp4:
-        raise ConfigError("--quantization fp8 is not supported here: the experts of the checkpoint are MXFP4")
+        raise ConfigError("--quantization fp8 is not supported for this model: its experts are stored in MXFP4")
     if quantization == "fp8" and model.quantization is None:
         model = replace(model, quantization=QUANTISED_ON_LOADING)
     if model.quantization is not None:

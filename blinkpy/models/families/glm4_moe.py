@@ -38,7 +38,7 @@ def _experts(c: HfConfig) -> Mlp | Experts:
     size, rest = divmod(experts.number, groups)
     if rest or kept > groups or (groups > 1 and size < 2) or kept * size < experts.top_k:
         raise ConfigError(
-            f"config.json: {groups} groups (n_group), of which a token keeps {kept} (topk_group), do not fit "
-            f"{experts.number} experts, of which it visits {experts.top_k}"
+            f"config.json: {groups} groups (n_group), {kept} of them per token (topk_group), do not fit "
+            f"{experts.number} experts, {experts.top_k} of them per token"
         )
     return experts if groups > kept else experts._replace(groups=1, kept_groups=1)

@@ -55,7 +55,7 @@ def _is_mxfp4(c: HfConfig) -> bool:
         return False
     if not isinstance(section, Mapping) or section.get("quant_method") != "mxfp4":
         method = section.get("quant_method") if isinstance(section, Mapping) else section
-        raise ConfigError(f"config.json: quantization_config {method!r} is not supported by {c.name} here (supported: mxfp4)")
+        raise ConfigError(f"config.json: quantization_config {method!r} is not supported for {c.name} (supported: mxfp4)")
     unknown = sorted(set(section) - QUANTIZATION)
     if unknown:
         raise ConfigError(f"config.json: quantization_config: {', '.join(unknown)} not supported")

@@ -44,7 +44,7 @@ def granite_hybrid(c: HfConfig) -> DecoderDescription:
     layers, experts = c.integer("num_hidden_layers"), c.integer("num_local_experts", low=0)
     kinds = c.get("layer_types") or c.get("layers_block_type") or []
     if experts or not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"attention", "full_attention"}:
-        raise ConfigError("config.json: Granite 4 is supported with attention in all layers and without experts")
+        raise ConfigError("config.json: Granite 4 is supported only with attention in all layers, and without experts")
     attention, position = _attention(c), c.get("position_embedding_type")
     if position not in ("rope", "nope", None):
         raise ConfigError(f"config.json: position_embedding_type {position!r} is not supported (supported: rope, nope)")

@@ -86,7 +86,7 @@ def _attention(c: HfConfig) -> Attention:
     bias = c.flag("attention_bias")
     attention = grouped_attention(c, qkv_bias=bias, o_bias=bias)
     if attention.rope.attention_factor != 1:
-        raise ConfigError(f"{c.where}: rope type {attention.rope.kind} is not supported by {c.name} here")
+        raise ConfigError(f"{c.where}: rope type {attention.rope.kind} is not supported for {c.name}")
     return attention._replace(
         rope=replace(attention.rope, neighbours=True),
         qk_norm=QkNorm.ROTATED_HEAD if c.flag("use_qk_norm") else None,
@@ -111,7 +111,9 @@ def _chunks(c: HfConfig, rotated: list[bool]) -> tuple[int, ...]:
     if types is None:
         return tuple(size if here else 0 for here in rotated)
     if not isinstance(types, list) or len(types) != len(rotated) or not all(kind in (CHUNKED, FULL) for kind in types):
-        raise ConfigError(f"{c.where}: layer_types must be {len(rotated)} of {CHUNKED} and {FULL}, not {types!r:.200}")
+        raise ConfigError(
+            f"{c.where}: layer_types must be a list of {len(rotated)} entries, each {CHUNKED} or {FULL}, not {types!r:.200}"
+        )
     return tuple(size if kind == CHUNKED else 0 for kind in types)
 
 

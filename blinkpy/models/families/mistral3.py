@@ -39,7 +39,7 @@ def ministral3(c: HfConfig) -> DecoderDescription:
     if not scaling.get(GROWTH):
         return model
     if not attention.rope.original_max_position:
-        raise ConfigError(f"{c.where}: {GROWTH} is supported with rope type yarn alone")
+        raise ConfigError(f"{c.where}: {GROWTH} is supported only with rope type yarn")
     return replace(model, max_position=min(model.max_position, attention.rope.original_max_position))
 
 

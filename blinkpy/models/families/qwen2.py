@@ -41,7 +41,7 @@ def qwen2(c: HfConfig) -> DecoderDescription:
 )
 def qwen2_moe(c: HfConfig) -> DecoderDescription:
     if c.flag("use_sliding_window"):  # in which layers differs between versions of transformers
-        raise ConfigError("config.json: use_sliding_window is not supported by Qwen2MoeForCausalLM here")
+        raise ConfigError("config.json: use_sliding_window is not supported for Qwen2MoeForCausalLM")
     shared, normalize = c.integer("shared_expert_intermediate_size"), c.flag("norm_topk_prob")
     experts = routed_experts(
         c, "moe_intermediate_size", RouterKind.SOFTMAX_TOP_K, normalize=normalize, shared=shared, shared_gated=True

@@ -73,7 +73,7 @@ def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
             of = (layer.gate_up, layer.down)
             kinds |= {("blocks" if some.blocks else "rows") if isinstance(some, Fp8Matrix) else "" for some in of}
     if len(kinds) > 1:
-        raise ConfigError("the GPU's decoder needs all experts of a model in FP8 with one kind of scales, or none")
+        raise ConfigError("on a GPU, either all experts of a model must be FP8 with one kind of scales, or none")
     return kinds.pop() if kinds else ""
 
 

@@ -68,7 +68,7 @@ class GpuDecoder:
         invariant: bool = False,
     ):
         if invariant and any(shape.last_tokens_only for shape in shapes):
-            raise ValueError("a batch-invariant decoder needs whole shapes")
+            raise ValueError("a batch-invariant decoder needs complete shapes")
         model.require_blocks(BLOCKS, "the GPU's decoder")
         self.model, self.weights, self.cache, self.batch, self.requests = model, weights, cache, batch, requests
         self.shapes, self.pdl, self.view, self.invariant = shapes, pdl, BatchView.of(batch), invariant
@@ -118,7 +118,7 @@ class GpuDecoder:
         if sizes is None:
             return None
         if sizes.slots != len(table) or any(s.tokens // sizes.page_size + s.rows > sizes.spill for s in self.shapes):
-            raise ValueError(f"{sizes} are not the rings of {len(table)} slots and of these shapes")
+            raise ValueError(f"{sizes} do not match the rings of {len(table)} slots")
         slots = torch.zeros(tokens, dtype=torch.int32, device=table.device)
         return WindowRings(torch.zeros_like(table), slots, sizes.window, sizes.pages, len(sizes.layers))
 
@@ -149,7 +149,7 @@ class GpuDecoder:
             if is_mlp or last:
                 BLOCKS[type(mlp)](self, layers[index], mlp)
         if self._ends_group and self.stream.partials is not None:
-            raise RuntimeError("a group of layers leaves sums for the next one to add")
+            raise RuntimeError("a layer group must not leave partial sums for the next group")
 
     def output(self, shape: StepShape) -> torch.Tensor:
         """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
@@ -241,7 +241,7 @@ class GpuDecoder:
         model, scratch, router, pdl = self.model, self.experts, layer.router, self.pdl
         hidden, counts, rows = self.stream.hidden, self.stream.counts, self.stream.rows
         if scratch is None or router is None or layer.post_norm is None:
-            raise ValueError("an expert layer without a router or a norm before it, or without buffers")
+            raise ValueError("an expert layer needs a router, a norm before it, and buffers")
         logits = scratch.router[:rows]
         if rows <= FUSED_ROUTER_TOKENS and not self.invariant:
             normed = self.buffers.normed[:rows]
@@ -258,7 +258,7 @@ class GpuDecoder:
         if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
             gate_up, down, fp8 = gate_up.values, down.values, (gate_up, down)
         if isinstance(gate_up, Fp8Matrix) or isinstance(down, Fp8Matrix):
-            raise TypeError("experts of which half is FP8")  # ExpertBuffers refuses them
+            raise TypeError("the two matrices of an expert must both be FP8, or neither")  # ExpertBuffers refuses them
         clamp_and_biases, mxfp4 = extra[:2], extra[2]
         call = ExpertCall(
             normed, logits, gate_up, down, counts, hidden, workspace, block.top_k, selection, pdl, *clamp_and_biases
@@ -281,7 +281,7 @@ class GpuDecoder:
     def _rows_of(self, weight: Fp8Matrix, rows: int) -> Fp8Rows:
         """Where inputs of a matrix are quantised. One is read before the next one is written."""
         if self.fp8 is None:
-            raise ValueError("an FP8 matrix without memory for its inputs")
+            raise ValueError("an FP8 matrix needs a buffer for its quantised inputs")
         return Fp8Rows.within(self.fp8, weight, rows)
 
     def _operands(

@@ -52,7 +52,7 @@ class MemoryPlan:
         raise ConfigError(
             f"the model does not fit on the GPU: {gib(self.needed + cache_bytes)} needed ({listed}), {gib(self.usable)} usable "
             f"(gpu_memory_utilization {self.share:g} of {gib(self.total)}, of which {gib(self.free)} are free)"
-            + ("; fewer slots need less for window rings" if self.parts.get("window rings") else "")
+            + ("; lower slots, since each needs a window ring" if self.parts.get("window rings") else "")
         )
 
 

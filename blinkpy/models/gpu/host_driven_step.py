@@ -42,7 +42,7 @@ def require_fit(shape: StepShape, counts: np.ndarray) -> None:
     """Raise RuntimeError unless a batch with these counts (Batch.counts) fits what a step graph was captured for."""
     tokens, rows = int(counts[S.TOKENS]), int(counts[S.ROWS])
     if tokens > shape.tokens or rows > shape.rows:
-        raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}: nothing of it was run")
+        raise RuntimeError(f"a step of {tokens} tokens in {rows} rows exceeds its bucket, {shape.name}; it was not run")
 
 
 class HostDrivenStep:

@@ -178,7 +178,7 @@ def load_array_weights(
             some = slice(first, first + QUANTISED_ROWS)
             rows[some], own[some] = quantised_rows(rows[some])
         if not np.isfinite(own).all():
-            raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
+            raise ConfigError(f"{folder}: {part.sources[0][0]}, or a matrix fused with it, has non-finite values")
     for array, factor in scaled:
         array *= np.float32(factor)
     return weights

@@ -66,7 +66,9 @@ def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDe
     head, embedding = (found.get(f"{name}.weight") for name in (model.tensors.lm_head, model.tensors.embedding))
     if head is None or embedding is None or _same_data(head, embedding):
         return model
-    logger.warning("%s: the stored head is another matrix than the embedding, so it is used: they are not tied", folder)
+    logger.warning(
+        "%s: the checkpoint has an output head that differs from the embedding; using it instead of tied embeddings", folder
+    )
     return replace(model, tied_embeddings=False)
 
 
@@ -94,9 +96,11 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
     surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
     foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]  # an empty one says nothing
     if foreign:
-        raise ConfigError(f"{folder}: the checkpoint has {listed(foreign)}, unknown to {model.name} with this config.json")
+        raise ConfigError(
+            f"{folder}: the checkpoint has {listed(foreign)}, which {model.name} does not use with this config.json"
+        )
     if surplus:
-        logger.warning("%s: tensors without a use are left out: %s", folder, listed(surplus))
+        logger.warning("%s: ignoring unused tensors: %s", folder, listed(surplus))
     kinds = {name: _stored_dtypes(part) for part in parts for name, _, _, _ in part.sources}
     for name, shape in expected.items():
         tensor = found[name]

@@ -173,7 +173,7 @@ def load_weights(
     load_tensors(places, torch.device(device), progress)
     for part, matrix in quantised:
         if not bool(matrix.scales.isfinite().all()):
-            raise ConfigError(f"{folder}: not all numbers of {part.sources[0][0]} or of what is fused with it are finite")
+            raise ConfigError(f"{folder}: {part.sources[0][0]}, or a matrix fused with it, has non-finite values")
     for tensor, part in arranged:
         if part.pairs_of:
             arrange_heads(tensor, *part.pairs_of)

@@ -52,7 +52,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
     elif HUB_ID.fullmatch(model):
         folder, fetched = _download(model, weights), True  # which leaves other forms on the hub
     else:
-        raise ConfigError(f"model {model!r} is neither a folder nor a hub id (owner/name) nor 'demo'")
+        raise ConfigError(f"model {model!r} is not a folder, a hub id (owner/name) or 'demo'")
     for name in ("config.json", *(("tokenizer.json",) if tokenizer else ())):
         if not has_file(folder, name):
             raise ConfigError(f"{folder} has no {name}{_hint(name, folder, fetched)}")
@@ -66,7 +66,7 @@ def _hint(name: str, folder: Path, fetched: bool) -> str:
     """What to do about a file that is not there. fetched: from the hub, where files of other forms were left."""
     hints = [hint for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
     if not hints and fetched:
-        hints = [f"another form of it on the hub ({', '.join(OTHER_FORMS[name])}) has to be converted first (docs/models.md)"]
+        hints = [f"another format of it on the hub ({', '.join(OTHER_FORMS[name])}) must be converted first (docs/models.md)"]
     return f"; {hints[0]}" if hints else ""
 
 
@@ -75,7 +75,7 @@ def _download(model: str, weights: bool) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError as error:
-        raise ConfigError(f"{model!r} is no local folder, and downloading needs the huggingface_hub package") from error
+        raise ConfigError(f"{model!r} is not a local folder; to download it, install the huggingface_hub package") from error
     patterns = PATTERNS if weights else [name for name in PATTERNS if "safetensors" not in name]
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))

@@ -55,16 +55,16 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             raise ConfigError(f"{path}: the header's entry of {name} is malformed") from error
         itemsize = 1 if dtype in (PACKED, FP8) else ITEM_BYTES.get(dtype)
         if itemsize and (min(shape, default=0) < 0 or start < 0 or end - start != math.prod(shape) * itemsize):
-            raise ConfigError(f"{path}: {name} has {end - start} bytes, which don't make {dtype} {list(shape)}")
+            raise ConfigError(f"{path}: {name} has {end - start} bytes, which does not match {dtype} {list(shape)}")
         if 8 + length + end > size:
-            raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, the file at {size}")
+            raise ConfigError(f"{path} is truncated: {name} ends at byte {8 + length + end}, but the file has {size} bytes")
         yield name, StoredTensor(path, dtype, shape, 8 + length + start)
 
 
 def _whole(number: object) -> int:
     """An integer as JSON has it; a float, 1e999 too, is none. Raises TypeError."""
     if type(number) is not int:
-        raise TypeError(f"{number!r} is no integer")
+        raise TypeError(f"{number!r} is not an integer")
     return number
 
 

@@ -49,7 +49,7 @@ class _Reader:
             load_piece(self._files[place.path], name, place.dtype, place.offset, found.reshape(-1))
         wrong = found[~(np.isfinite(found) & (found > 0))]
         if wrong.size:
-            raise ConfigError(f"{place.path}: {name} holds {wrong[0]:g}: scales must be finite and above 0")
+            raise ConfigError(f"{place.path}: {name} has the value {wrong[0]:g}; scales must be finite and above 0")
         return found
 
 

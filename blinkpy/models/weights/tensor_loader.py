@@ -40,7 +40,7 @@ class QuantisedRows(NamedTuple):
         """Of whole rows; numbers: the most of each."""
         rows = numbers // self.values.shape[1]
         if rows == 0:
-            raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long to be quantised as they are loaded")
+            raise ConfigError(f"rows of {self.values.shape[1]} numbers are too long for quantization while loading")
         return [QuantisedRows(*some) for some in zip(self.values.split(rows), self.scales.split(rows), strict=True)]
 
 

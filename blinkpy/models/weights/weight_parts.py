@@ -158,25 +158,25 @@ def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
         return part
     if kept:
         other = next(name for name in names if name not in kept)
-        raise ConfigError(f"{kept[0]} is not quantised, and {other} is: they are one matrix here, which is not supported")
+        raise ConfigError(f"{kept[0]} is not quantised, but {other} is; blinkpy fuses the two, so both must be, or neither")
     if part.transposed:
-        raise ConfigError(f"{names[0]} has the matrices of all experts, which is not supported as FP8")
+        raise ConfigError(f"{names[0]} has the matrices of all experts in one tensor, which is not supported with FP8")
     if (
         part.field == "shared_down" and kind.static and model.experts.shared_gated
     ):  # its inputs are gated here, and not its results
-        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes gated ones here")
+        raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are gated first")
     if kind.static and model.experts.scales_inputs and part.field == "gate_up" and len(part.shape) == 3:
-        raise ConfigError(f"{model.name} with static scales of inputs is not supported: {names[0]} takes scaled ones here")
+        raise ConfigError(f"{model.name} does not support static input scales: the inputs of {names[0]} are scaled first")
     ragged = [name for name, (_, _, _, row) in zip(names, part.sources, strict=True) if row % BLOCK]
     if kind.scales == Scales.BLOCK and part.pairs_of and BLOCK % part.pairs_of[1]:
         raise ConfigError(
-            f"{names[0]} has heads of {part.pairs_of[1]} rows in another order than ours: FP8 with a scale for each block needs "
-            f"heads that divide {BLOCK}"
+            f"{names[0]} has heads of {part.pairs_of[1]} rows, which have to be reordered; FP8 with block scales then needs "
+            f"a head size that divides {BLOCK}"
         )
     if kind.scales == Scales.BLOCK and ragged:
         raise ConfigError(
-            f"{ragged[0]} does not begin at a multiple of {BLOCK} rows of the matrix that it is a part of here: FP8 with a scale "
-            f"for each block is not supported for {model.name} of this size"
+            f"{ragged[0]} does not start at a multiple of {BLOCK} rows of its fused matrix; FP8 with block scales "
+            f"is not supported for {model.name} of this size"
         )
     return replace(part, quantization=kind)
 

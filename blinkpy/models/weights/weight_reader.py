@@ -22,5 +22,5 @@ def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
         except OSError as error:
             raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
         if read == 0:
-            raise ConfigError(f"{file.name} was cut short while it was read: {name} lacks {len(memory)} bytes or more")
+            raise ConfigError(f"{file.name} was truncated while being read: {name} lacks at least {len(memory)} bytes")
         memory, offset = memory[read:], offset + read

@@ -71,14 +71,14 @@ class FleetSimulation:
                 self._place(due)
                 continue
             if first is None:
-                raise StuckError(f"{len(self._workload) - ended} requests wait for ever: no engine takes them")
+                raise StuckError(f"{len(self._workload) - ended} requests wait forever: no engine accepts them")
             ran = first.turn()
             ended += self._note(first)
             idle = 0 if ran or first.over else idle + 1
             if not ran and not first.over:
                 first.now += IDLE_NS
                 if idle > MOST_IDLE:
-                    raise StuckError(f"{len(self._workload) - ended} requests wait for ever: nothing runs")
+                    raise StuckError(f"{len(self._workload) - ended} requests wait forever: no request runs")
             self._place(first.read_ns)
         return self._outcome()
 

@@ -45,7 +45,7 @@ class Check(Trial):
         rank_many = policy_calls.compile_ranks(policy)
         self.stage("compiled calls", CALLS_S)
         self.require(*policy_calls.compare_compiled(policy, rank_many, sampled, ranks))
-        self.report(Finding("fine", "determinism", "compiled code gives Python's ranks"))
+        self.report(Finding("fine", "determinism", "compiled code gives the same ranks as Python"))
         if options.storm:
             self.stage("storm", COMPILE_S + options.timeout_s)
             self.report(storm_finding(policy, options))
@@ -67,7 +67,7 @@ class Check(Trial):
                 continue
             self._send({"outcome": summary(other, outcome)})
             if other == name:
-                self.report(Finding("fine", "liveness", f"all {len(requests):,} requests of the workload end"))
+                self.report(Finding("fine", "liveness", f"all {len(requests):,} requests of the workload finish"))
 
 
 def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
@@ -75,7 +75,7 @@ def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
-    text = f"{report.calls:,} turns in {report.worlds:,} simulated worlds of faults: every invariant holds"
+    text = f"{report.calls:,} turns in {report.worlds:,} simulated worlds with injected faults: all invariants hold"
     return Finding("fine", "storm", text)
 
 
@@ -87,11 +87,11 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
         worst = overtaking(rank_many, options.seed, preempted)
         who = "a request that was preempted" if preempted else "a request"
         if worst.window_s == 0:
-            text = f"{who} is never overtaken by later ones"
+            text = f"{who} is never overtaken by later requests"
         elif worst.bounded:
-            text = f"{who} is overtaken only by those that arrive within {_duration(worst.window_s)} of it"
+            text = f"{who} is overtaken only by requests that arrive within {_duration(worst.window_s)} of it"
         else:
-            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
         if not worst.bounded and not preempted:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
@@ -109,22 +109,23 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
         worst = class_window(rank_many, options.seed, waits)
         who, other = f"a {CLASSES[waits]} request", CLASSES[1 - waits]
         if worst.window_s == 0:
-            text = f"{who} is overtaken by no {other} one that arrives later, all else equal"
+            text = f"{who} is never overtaken by later {other} requests, all else equal"
         elif worst.bounded:
-            text = f"{who} is overtaken only by {other} ones that arrive within {_duration(worst.window_s)} of it, all else equal"
+            bound = _duration(worst.window_s)
+            text = f"{who} is overtaken only by {other} requests that arrive within {bound} of it, all else equal"
         else:
             shown = flood(policy, worst)
             fate = "it waits" if shown.started else "still waiting after"
-            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)}, a day later"
+            text = f"{who} may starve: {show(worst.waits)} is overtaken even by {show(worst.overtakes)} that arrives a day later"
             text += f"; simulated at full load: {fate} {shown.waited_s:.1f} s, overtaken by {shown.overtaken_by:,} later requests"
         if waits and worst.bounded:
-            text += f"; {YIELD_STEPS} of them pass it, whatever their rank, before one of its class enters"
+            text += f"; {YIELD_STEPS} of them may pass it, whatever their rank, before a request of its class is admitted"
         findings.append(Finding("fine" if worst.bounded else level, "classes", text))
     yields = yield_outcome(policy)
-    text = f"a best-effort prompt among latency-sensitive ones without end yields in {yields.most_turns} turns in a row at most"
+    text = f"under endless latency-sensitive load, a best-effort prompt yields in at most {yields.most_turns} consecutive turns"
     if yields.ended and yields.most_turns <= YIELD_STEPS:
-        return [*findings, Finding("fine", "classes", f"{text}, and has its first token after {yields.turns}")]
-    return [*findings, Finding("error", "classes", f"{text}, and has no first token after {yields.turns}")]
+        return [*findings, Finding("fine", "classes", f"{text}, and gets its first token after {yields.turns} turns")]
+    return [*findings, Finding("error", "classes", f"{text}, and has no first token after {yields.turns} turns")]
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
@@ -133,10 +134,10 @@ def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFi
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()
     shares = tenant_shares(policy)
     served = ", ".join(f"{tokens:,.0f}" for tokens in shares.served)
-    text = f"three who always wait were served {served} tokens over their weights, up to {shares.apart:,.0f} apart"
+    text = f"three tenants that always wait were served {served} tokens per weight, up to {shares.apart:,.0f} apart"
     if shares.fair:
-        return Finding("fine", "tenants", f"{text}; {shares.bound:,.0f} is what they have in the engine")
-    text += f", more than the {shares.bound:,.0f} that they have in the engine: not by weight"
+        return Finding("fine", "tenants", f"{text}, within the bound of {shares.bound:,.0f}")
+    text += f", beyond the bound of {shares.bound:,.0f}: service does not follow the weights"
     return Finding("error" if looks else "note", "tenants", text)
 
 

@@ -72,7 +72,7 @@ def _check_output(options: CheckOptions) -> None:
         require_packages("--plot", "matplotlib", extra="bench")
     for name in (options.plot, options.json):
         if name and not Path(name).absolute().parent.is_dir():
-            raise ConfigError(f"there is no folder {Path(name).absolute().parent} for {name}")
+            raise ConfigError(f"can't write {name}: folder {Path(name).absolute().parent} does not exist")
 
 
 def _report(options: CheckOptions, findings: list[Finding], outcomes: list[dict[str, Any]]) -> str:

@@ -52,18 +52,18 @@ class CheckOptions(BatchOptions):
         check_class_sizes(self)
         self._check_fleet()
         if self.step_us + self.row_us + self.token_us <= 0:
-            raise ConfigError("a step must take time: one of step_us, row_us and token_us has to be above 0")
+            raise ConfigError("one of step_us, row_us and token_us must be above 0, so that a step takes time")
 
     def _check_fleet(self) -> None:
         """Raise ConfigError for options that mean nothing with a fleet, or without one."""
         if not self.fleet and not self.policy:
-            raise ConfigError("check needs a POLICY, or --fleet N for placements")
+            raise ConfigError("give a POLICY to check, or --fleet N to check placements")
         if not self.fleet and self.placement:
-            raise ConfigError("placement needs fleet")
+            raise ConfigError("--placement needs --fleet")
         if self.fleet == 1:
-            raise ConfigError("a fleet has 2 engines at least")
+            raise ConfigError("--fleet must be at least 2")
         if self.fleet and self.rate == 0:
-            raise ConfigError("rate must be above 0 with fleet: its workloads have no times of their own")
+            raise ConfigError("--rate must be above 0 with --fleet, whose workloads have no arrival times")
         for item in fields(self):
             if self.fleet and item.name in NOT_OF_FLEETS and getattr(self, item.name) != item.default:
-                raise ConfigError(f"{item.name} can't be used with fleet")
+                raise ConfigError(f"{item.name} can't be used with --fleet")

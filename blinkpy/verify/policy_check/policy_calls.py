@@ -32,14 +32,14 @@ def compile_ranks(function: Policy) -> RankMany:
 
 
 def compare_compiled(function: Policy, rank_many: RankMany, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
-    """Whether compiled code gives Python's ranks, and the same ones twice."""
+    """Whether compiled code gives the same ranks as Python, and the same ones twice."""
     table = np.array(requests, np.int64)
     first, again = rank_many(table).tolist(), rank_many(table).tolist()
     for request, rank, compiled, later in zip(requests, ranks, first, again, strict=True):
         if compiled != later:
             text = f"compiled, {show(request)} has rank {compiled} first and {later} later"
         elif compiled != rank:
-            text = f"Python gives {rank} and compiled code {compiled} for {show(request)}: does something exceed 64 bits?"
+            text = f"Python gives {rank}, but compiled code gives {compiled} for {show(request)}: check for values over 64 bits"
         else:
             continue
         return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
@@ -55,7 +55,7 @@ def compile_for_gpu(function: Policy) -> Finding:
 
         register_cuda()
     except ImportError:
-        return Finding("note", "compiles", "for the CPU; numba-cuda is not installed here, so not tried for a GPU")
+        return Finding("note", "compiles", "for the CPU; not tried for a GPU, since numba-cuda is not installed")
 
     rank_of = make_rank_of(function)
 

@@ -155,8 +155,9 @@ class TimedSimulation:
         n, longest = len(requests), requests.longest
         if longest > machine.num_pages * machine.page_size:
             raise ConfigError(
-                f"the workload's longest request has up to {longest} tokens; {machine.num_pages} pages of {machine.page_size} "
-                f"hold {machine.num_pages * machine.page_size}: num_pages must be larger"
+                f"the workload's longest request has up to {longest} tokens, "
+                f"but {machine.num_pages} pages of {machine.page_size} hold {machine.num_pages * machine.page_size}: "
+                f"increase num_pages"
             )
         slots = min(n, most_slots)
         ring = max(2, 1 << (slots - 1).bit_length())
@@ -315,7 +316,7 @@ def serve(server: TimedSimulation, streams: int = 0) -> ServerOutcome:
             server.now += IDLE_NS
             idle += 1
             if idle > 1000:
-                raise StuckError(f"{n - server.ended} requests wait for ever: nothing runs and nobody arrives")
+                raise StuckError(f"{n - server.ended} requests wait forever: no request runs or arrives")
         for number in server.over:
             if (follower := number + streams) < n:
                 due[follower] += server.read_ns

@@ -21,7 +21,11 @@ def run_record(options: RecordOptions) -> int:
     if not name:
         names = [path.name.removeprefix(LINK_PREFIX) for path in FOLDER.glob(f"{LINK_PREFIX}*") if path.exists()]
         if len(names) != 1:
-            raise ConfigError(f"name the engine: {', '.join(sorted(names))}" if names else "no engine records on this machine")
+            raise ConfigError(
+                f"several engines record; give one name: {', '.join(sorted(names))}"
+                if names
+                else "no engine records on this machine"
+            )
         name = names[0]
     capture = RecordingReader(name).capture()
     turns = sum(1 for _ in parse_turns(capture.words, int(capture.description["limits"]["pairs"])))

@@ -90,7 +90,7 @@ def _turn(words: Int64, pairs: int) -> Turn:
     cut, notes = notes >> HALF, notes & LOW
     lengths = (S.RECORD_HEADER, 4 * pairs, rows & LOW, notes, rows >> HALF)
     if sum(lengths) != len(words) or min(lengths) < 0:
-        raise BrokenRecordError(f"the record of turn {number} contradicts itself")
+        raise BrokenRecordError(f"the record of turn {number} is inconsistent")
     _, first, second, third, fourth, _ = accumulate(lengths, initial=0)
     inbox, sampled, note_words, row_words = words[first:second], words[second:third], words[third:fourth], words[fourth:]
     entries, cancelled, cancel_words = _notes(note_words, number)
@@ -107,7 +107,7 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
         kind, length = int(words[at]) & (1 << S.NOTE_SHIFT) - 1, int(words[at]) >> S.NOTE_SHIFT
         note = words[at + 1 : at + length]
         if length < 1 or at + length > len(words):
-            raise BrokenRecordError(f"a note of turn {number} is cut short")
+            raise BrokenRecordError(f"a note of turn {number} is truncated")
         if kind == S.RECORDED_ENTRY and length >= 3 + SQ_ENTRY_WORDS // 2:
             entries.append(_entry(note))
         elif kind == S.RECORDED_CANCELS:
@@ -115,7 +115,7 @@ def _notes(words: Int64, number: int) -> tuple[tuple[Entry, ...], tuple[int, ...
         elif kind == CANCEL_WORDS:
             cancel_words = note
         else:
-            raise BrokenRecordError(f"turn {number} has a note of kind {kind}")
+            raise BrokenRecordError(f"turn {number} has a note of unknown kind {kind}")
         at += length
     return tuple(entries), tuple(cancelled), cancel_words
 
@@ -125,7 +125,7 @@ def _entry(note: Int64) -> Entry:
     entry, prompt, rest = np.split(note[2:], np.cumsum([SQ_ENTRY_WORDS // 2, (copied + 1) // 2]))
     halves = [(length + 1) // 2 for length in lengths]
     if copied > 2 * len(prompt) or not all(0 <= half <= len(rest) for half in (*halves, sum(halves))):
-        raise BrokenRecordError("a prompt, an automaton or token rules are cut short")
+        raise BrokenRecordError("a prompt, automaton or set of token rules is truncated")
     hashes, *packed = np.split(rest, [len(rest) - sum(halves), len(rest) - halves[1]])
     words = (part.view(np.int32)[:length] for part, length in zip(packed, lengths, strict=True))
     return Entry(pair, entry.view(np.int32), prompt.view(np.int32)[:copied], hashes, *words)

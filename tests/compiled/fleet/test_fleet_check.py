@@ -102,18 +102,18 @@ def test_a_placement_that_fails_is_an_error(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "check needs a POLICY, or --fleet N"),
-        (["fcfs", "--placement", "x.py"], "placement needs fleet"),
-        (["--fleet", "1"], "2 engines at least"),
+        ([], "give a POLICY to check, or --fleet N"),
+        (["fcfs", "--placement", "x.py"], "--placement needs --fleet"),
+        (["--fleet", "1"], "--fleet must be at least 2"),
         (["--fleet", "65"], "fleet must be 0 to 64"),
         (["--fleet", "2", "--placement", "/nowhere/x.py"], "does not exist"),
         (["--fleet", "2", "--placement", "nothing"], "must be prefix"),
         (["nothing", "--fleet", "2"], "policy must be fair, fcfs"),
-        (["--fleet", "2", "--workload", "x.csv"], "workload can't be used with fleet"),
-        (["--fleet", "2", "--plot", "x.png"], "plot can't be used with fleet"),
+        (["--fleet", "2", "--workload", "x.csv"], "workload can't be used with --fleet"),
+        (["--fleet", "2", "--plot", "x.png"], "plot can't be used with --fleet"),
         (["--fleet", "2", "--rate", "0"], "rate must be above 0"),
-        (["--fleet", "2", "--num-pages", "16"], "num_pages must be larger"),
-        (["--fleet", "2", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
+        (["--fleet", "2", "--num-pages", "16"], "increase num_pages"),
+        (["--fleet", "2", "--json", "/nowhere/x.json"], "folder /nowhere does not exist"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

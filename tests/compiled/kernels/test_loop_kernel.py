@@ -78,7 +78,7 @@ def test_compiled_code_is_kept(tmp_path) -> None:
     _store(path, code)
     assert _load(path)[0::2] == code[0::2]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         _load(path)
 
 

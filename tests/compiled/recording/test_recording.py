@@ -175,5 +175,5 @@ def test_a_copy_that_is_being_written_is_not_used() -> None:
     recording = crowded().recording
     for head in recording.memory._views.heads:
         head[0] += 1
-    with pytest.raises(RecordingError, match="no state to start from"):
+    with pytest.raises(RecordingError, match="overwritten faster than it can be copied"):
         recording.reader.capture()

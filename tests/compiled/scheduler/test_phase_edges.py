@@ -180,8 +180,8 @@ OF_A_LIBRARY = "import statistics\nimport textwrap\n\n\n"
 @pytest.mark.parametrize(
     ("expression", "what"),
     [
-        ("0 < request.pair in (1, 2)", "rank uses `0 < request.pair in (1, 2)`, which device code has no form of"),
-        ("0 < request.pair not in (1, 2)", "rank uses `0 < request.pair not in (1, 2)`, which device code has no form of"),
+        ("0 < request.pair in (1, 2)", "rank uses `0 < request.pair in (1, 2)`, which policies do not support"),
+        ("0 < request.pair not in (1, 2)", "rank uses `0 < request.pair not in (1, 2)`, which policies do not support"),
         ("statistics.mean(1)", "rank calls `statistics.mean(1)`; a policy can call"),
         ("textwrap.dedent(1)", "rank calls `textwrap.dedent(1)`; a policy can call"),
     ],

@@ -137,9 +137,9 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         ("def rank(request):\n    x = 1\n    return unknown(x)\n", "line 3.: unknown is not defined"),
         (
             "def rank(request):\n    if request.pair:\n        x = 1\n    return x\n",
-            "line 4.: x may be read before it has a value",
+            "line 4.: x may be read before it is assigned",
         ),
-        ("def rank(request):\n    if request.pair:\n        return 1\n", "line 1.: .*it may end without `return`"),
+        ("def rank(request):\n    if request.pair:\n        return 1\n", "line 1.: .*but may end without `return`"),
         (
             "def rank(request):\n    x = 1\n    x = 0.5\n    return 1\n",
             "line 3.: rank uses a float",
@@ -149,10 +149,10 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         ("def rank(request):\n    return round(5)\n", r"line 2.: rank calls `round\(5\)`; a policy can call min, max,"),
         (
             "def rank(request):\n    for x in (1, 2):\n        pass\n    return 1\n",
-            "line 2.: a `for` of a policy goes over range",
+            "line 2.: a `for` in a policy must loop over range",
         ),
         ("def rank(request):\n    f = lambda x: x\n    return f(1)\n", "line 2.: rank uses a function inside the function"),
-        ("def rank(request):\n    return 1 << 62 if request else 'a'\n", "line 2.: the request is no condition"),
+        ("def rank(request):\n    return 1 << 62 if request else 'a'\n", "line 2.: the request can't be a condition"),
         ("def rank(request):\n    return 'a'\n", "line 2.: rank uses a string"),
         ("T = ((1, 2), (3, 4))\ndef rank(request):\n    return T[0]\n", "line 3.: T is not a row of integers"),
         ("def rank(request):\n    return 1 << 64 | 99999999999999999999\n", "line 2.: 99999999999999999999 needs more than 64"),

@@ -77,16 +77,16 @@ CASES: list[tuple[str, str | int]] = [  # body; the fault, or the rank
     ("return request.arrival % request.generated", "line 2: division by zero"),
     ("x = 1\n    x //= request.generated\n    return x", "line 3: division by zero"),
     ("return (1 << 62) * request.priority", LOW),
-    ("return (1 << 62) * request.priority * -1", "line 2: the result needs more than 64 bits"),
-    ("return -((1 << 62) * request.priority)", "line 2: the result needs more than 64 bits"),
-    ("return (1 << 60) * request.max_tokens", "line 2: the result needs more than 64 bits"),
-    ("return abs((1 << 62) * request.priority)", "line 2: the result needs more than 64 bits"),
-    ("return (1 << 62) * request.priority // -1", "line 2: the result needs more than 64 bits"),
+    ("return (1 << 62) * request.priority * -1", "line 2: the result does not fit into 64 bits"),
+    ("return -((1 << 62) * request.priority)", "line 2: the result does not fit into 64 bits"),
+    ("return (1 << 60) * request.max_tokens", "line 2: the result does not fit into 64 bits"),
+    ("return abs((1 << 62) * request.priority)", "line 2: the result does not fit into 64 bits"),
+    ("return (1 << 62) * request.priority // -1", "line 2: the result does not fit into 64 bits"),
     ("return (1 << 62) * request.priority % -1", 0),
-    ("return request.max_tokens ** 21 - 1 + request.max_tokens ** 20", "line 2: the result needs more than 64 bits"),
+    ("return request.max_tokens ** 21 - 1 + request.max_tokens ** 20", "line 2: the result does not fit into 64 bits"),
     ("return request.priority ** 63", LOW),
     ("return request.arrival ** request.priority", "line 2: a shift by a negative number, or a power with a negative exponent"),
-    ("return 1 << request.prompt_length * 9", "line 2: the result needs more than 64 bits"),
+    ("return 1 << request.prompt_length * 9", "line 2: the result does not fit into 64 bits"),
     ("return request.priority >> 500", -1),
     ("return 1 >> request.priority", "line 2: a shift by a negative number, or a power with a negative exponent"),
     ("return TABLE[request.pair] + TABLE[-1]", 42),
@@ -124,21 +124,21 @@ REFUSED = [  # body; the line, what is said
     ("return request", 2, "rank must return an integer, not the request"),
     ("return", 2, "rank must return an integer, not None"),
     ("x = request\n    return 1", 2, "the request can't be assigned; use its fields"),
-    ("a, request.pair = 1, 2\n    return a", 2, "rank uses `a, request.pair = (1, 2)`, which device code has no form of"),
-    ("return own(*(1,))", 2, "rank uses `own(*(1,))`, which device code has no form of"),
-    ("return own(**{'x': 1})", 2, "rank uses `own(**{'x': 1})`, which device code has no form of"),
+    ("a, request.pair = 1, 2\n    return a", 2, "rank uses `a, request.pair = (1, 2)`, which policies do not support"),
+    ("return own(*(1,))", 2, "rank uses `own(*(1,))`, which policies do not support"),
+    ("return own(**{'x': 1})", 2, "rank uses `own(**{'x': 1})`, which policies do not support"),
     ("x = 1\n    return own(x, 2, 3)", 3, "own(x, 2, 3): too many positional arguments"),
     ("return own()", 2, "own(): missing a required argument: 'x'"),
-    ("return starred(1)", 12, "starred takes arguments that are not plain ones"),
-    ("return named(x=1)", 16, "named takes arguments that are not plain ones"),
-    ("return keyed(1)", 20, "keyed takes arguments that are not plain ones"),
+    ("return starred(1)", 12, "starred has arguments other than plain positional ones"),
+    ("return named(x=1)", 16, "named has arguments other than plain positional ones"),
+    ("return keyed(1)", 20, "keyed has arguments other than plain positional ones"),
     ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are taken"),
     ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
     ("return statistics.mean(4)", 2, "rank calls `statistics.mean(4)`; a policy can call min, max,"),
-    ("return math.nothing", 2, "rank uses `math.nothing`, which device code has no form of"),
-    ("x = 1\n    return x.real", 3, "rank uses `x`, which device code has no form of"),
-    ("return WEIGHT.real", 2, "rank uses `WEIGHT.real`, which device code has no form of"),
-    ("return len(3)", 2, "rank uses `len(3)`, which device code has no form of"),
+    ("return math.nothing", 2, "rank uses `math.nothing`, which policies do not support"),
+    ("x = 1\n    return x.real", 3, "rank uses `x`, which policies do not support"),
+    ("return WEIGHT.real", 2, "rank uses `WEIGHT.real`, which policies do not support"),
+    ("return len(3)", 2, "rank uses `len(3)`, which policies do not support"),
     ("return len(TABLE, key=1)", 2, "rank calls `len(TABLE, key=1)`; a policy can call min, max,"),
     ("return int(x=1)", 2, "rank calls `int(x=1)`; a policy can call min, max,"),
     ("return max(1, 2, key=own)", 2, "rank calls `max(1, 2, key=own)`; a policy can call min, max,"),
@@ -163,10 +163,10 @@ REFUSED = [  # body; the line, what is said
     ("x = 3\n    x /= 2\n    return x", 3, "rank uses a float"),
     ("return 1 if request else 2", 2, "the request is no condition; use its fields"),
     ("return request + 1", 2, "the request where an integer is needed"),
-    ("for i in range(1, 2, 3, 4):\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
-    ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` of a policy goes over range(...)"),
-    ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
-    ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it has a value"),
+    ("for i in range(1, 2, 3, 4):\n        pass\n    return 1", 2, "a `for` in a policy must loop over range"),
+    ("for i in range(2):\n        pass\n    else:\n        pass\n    return 1", 2, "a `for` in a policy must loop over range"),
+    ("while request.pair:\n        x = 1\n        break\n    return x", 5, "x may be read before it is assigned"),
+    ("while False:\n        x = 1\n        break\n    return x", 5, "x may be read before it is assigned"),
     ("while True:\n        if request.pair:\n            break\n        for i in range(2):\n            pass\n"
      "        x = 1\n        break\n    return x", 9, "x may be read before it has a value"),
     ("for i in range(2):\n        x = 1\n    return x", 4, "x may be read before it has a value"),
@@ -284,12 +284,12 @@ def test_single_forms_have_the_result_that_python_gives(tmp_path: Path) -> None:
         assert in_python(policy, REQUEST) == (int(plain["rank"](REQUEST)), "") == by_rules(policy, REQUEST), single
     for arguments in ("*x", "x, **y", "x, *, y=1"):
         source = f"def other({arguments}):\n    return 1\n\n\ndef rank(request):\n    return other(1)\n"
-        with pytest.raises(PolicyError, match="other takes arguments that are not plain ones"):
+        with pytest.raises(PolicyError, match="other has arguments other than plain positional ones"):
             guarded_policy(policy_of(tmp_path, source, f"other{len(arguments)}"))
 
 
 def test_a_policy_without_a_source_is_told_with_its_place() -> None:
-    with pytest.raises(PolicyError, match="calls <lambda>, which is no `def` in a source file") as told:
+    with pytest.raises(PolicyError, match="calls <lambda>, which is not a function defined with `def` in a source file") as told:
         write_guarded(eval(compile("\n\nlambda request: 1", "mine.py", "eval")), RequestFields._fields)
     assert told.value.place == Place("mine.py", 3)
 

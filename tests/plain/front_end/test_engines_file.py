@@ -175,7 +175,7 @@ def test_engines_may_come_and_go_at_any_moment(folder: Path, file: Path, seed: i
         ({}, b"#" * (MOST_BYTES + 1), f"has more than {MOST_BYTES} bytes"),
         ({}, b"a\nb # b\na\n", "engines: names 'a' twice"),
         ({}, b"10.0.0.1:7700\n", "engines: 10.0.0.1:7700 needs --transport rdma"),
-        ({"transport": "rdma"}, b"10.0.0.1:7700\n", "is not this machine alone: --link-key-file"),
+        ({"transport": "rdma"}, b"10.0.0.1:7700\n", "is reachable from other machines: use --link-key-file"),
         ({"transport": "rdma", "insecure_link": True}, b"b\n", "engine must be HOST:PORT, not 'b'"),
         ({"engine": "a"}, b"b\n", "leave out --engine and --name"),
         ({"name": "a"}, b"b\n", "leave out --engine and --name"),

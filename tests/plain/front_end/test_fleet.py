@@ -124,7 +124,7 @@ def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(engine_group, "GPUS", tmp_path / "none")
     monkeypatch.delenv(engine_group.VISIBLE, raising=False)
     assert gpus_of(options(device="auto")[0], 2) == gpus_of(options(device="cpu")[0], 2) == []
-    with pytest.raises(ConfigError, match="data_parallel_size 2 needs as many GPUs, and there are 0"):
+    with pytest.raises(ConfigError, match="data_parallel_size 2 needs 2 GPUs, but this machine has 0"):
         gpus_of(options(device="cuda")[0], 2)
     for number in range(3):
         (tmp_path / str(number)).mkdir()

@@ -139,7 +139,7 @@ def test_dead_engines_segment_is_replaced_or_removed(name) -> None:
         transport = attach_segment(name, 0)
         os.kill(process.pid, signal.SIGSTOP)
         assert not transport.lost(), "a stopped engine is alive"
-        with pytest.raises(TransportError, match="is running"):
+        with pytest.raises(TransportError, match="is already running"):
             create_segment(name, SIZES, FACTS)
         assert not unlink_stale(name)
     assert transport.lost()
@@ -315,7 +315,7 @@ def test_a_front_end_that_looks_for_a_moment_is_no_living_engine(name, monkeypat
     monkeypatch.setattr(segment_module, "lock_file", lambda fd: held.pop() if held else lock(fd))
     monkeypatch.setattr(segment_module, "time", SimpleNamespace(sleep=slept.append))
     if looks == 3:
-        with pytest.raises(TransportError, match=f"an engine with the name 'blinkpy.{name}' is running"):
+        with pytest.raises(TransportError, match=f"an engine with the name 'blinkpy.{name}' is already running"):
             create_segment(name, SIZES, FACTS)
     else:
         create_segment(name, SIZES, FACTS).close()
@@ -330,7 +330,7 @@ def test_a_name_that_others_keep_taking_is_given_up(name, monkeypatch) -> None:
         raise FileExistsError
 
     monkeypatch.setattr(os, "link", taken)
-    with pytest.raises(TransportError, match="other engines keep making it"):
+    with pytest.raises(TransportError, match="other engines keep creating it"):
         create_segment(name, SIZES, FACTS)
     assert len(tries) == 50
     assert not list(segment_path(name).parent.glob(f"blinkpy.{name}*"))

@@ -286,5 +286,5 @@ def test_an_arena_without_room_for_prompts_is_refused() -> None:
     buffer = bytearray(QueueLayout(SIZES).total_bytes)
     write_header(memoryview(buffer), SIZES, FACTS)
     np.ndarray((1,), HEADER, buffer)["grammar_arena"] = SIZES.prompt_tokens
-    with pytest.raises(LayoutError, match="grammar_arena must leave room for prompts"):
+    with pytest.raises(LayoutError, match="grammar_arena leaves no space for prompts"):
         read_header(buffer)

@@ -131,9 +131,9 @@ def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monk
     own = [opened.stranger() for _ in range(3)]
     others = [opened.stranger("127.0.0.2") for _ in range(2)]
     own.append(opened.stranger())  # its address has its share: its own oldest goes
-    assert b"too many handshakes" in end_of(own[0])
+    assert b"too many concurrent handshakes" in end_of(own[0])
     third = opened.stranger("127.0.0.3")  # all are five now: the oldest of all goes
-    assert b"too many handshakes" in end_of(own[1])
+    assert b"too many concurrent handshakes" in end_of(own[1])
     for alive in (*own[2:], *others, third):
         alive.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -145,12 +145,12 @@ def test_who_opens_too_many_ends_the_oldest(opening: Callable[..., Opened], monk
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"", "ended within a message"),
-        (b'{"owner"', "ended within a message"),
+        (b"", "closed in the middle of a message"),
+        (b'{"owner"', "closed in the middle of a message"),
         (b"GET / HTTP/1.1\r\n", "not JSON"),
-        (b"x" * (MESSAGE_LIMIT + 10), f"more than {MESSAGE_LIMIT} bytes"),
+        (b"x" * (MESSAGE_LIMIT + 10), f"larger than {MESSAGE_LIMIT} bytes"),
         (b"[" * 5000 + b"\n", "not JSON"),
-        (b"{}\n", "'protocol' is not a whole number"),
+        (b"{}\n", "'protocol' must be an integer"),
     ],
 )
 def test_nonsense_is_refused_with_a_reason(opening: Callable[..., Opened], said: bytes, reason: str) -> None:
@@ -166,15 +166,15 @@ def test_nonsense_is_refused_with_a_reason(opening: Callable[..., Opened], said:
 def test_one_side_without_the_right_key_gets_nothing(opening: Callable[..., Opened]) -> None:
     keyed, open_to_all = opening(KEY), opening()
     assert introduce(*keyed.address, hello(5), 2.0, KEY).pair == 5
-    with pytest.raises(TransportError, match="no proof of the key: both sides need the same --link-key-file"):
+    with pytest.raises(TransportError, match="wrong link key: both sides need the same --link-key-file"):
         introduce(*keyed.address, hello(6), 2.0, OTHER)
-    with pytest.raises(TransportError, match="the engine has a key and this front end has none"):
+    with pytest.raises(TransportError, match="the engine has a link key but this front end has none"):
         introduce(*keyed.address, hello(6), 2.0)
-    with pytest.raises(TransportError, match="this front end has a key and the engine has none"):
+    with pytest.raises(TransportError, match="this front end has a link key but the engine has none"):
         introduce(*open_to_all.address, hello(6), 2.0, KEY)
     stranger = keyed.stranger()
     stranger.sendall(hello(6).encode())  # without any proof
-    assert b"no proof of the key" in end_of(stranger)
+    assert b"wrong link key" in end_of(stranger)
     assert [each.owner for each in keyed.given] == [5]
     assert open_to_all.given == []
 
@@ -192,7 +192,7 @@ def test_what_was_proved_once_proves_nothing_again(opening: Callable[..., Opened
     for again in (said, answer):
         other = opened.stranger()
         other.sendall(again)
-        assert b"no proof of the key" in end_of(other)
+        assert b"wrong link key" in end_of(other)
     assert len(opened.given) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_proof_is_of_every_byte_of_both_lines(rng: Any) -> None:
         for place in {0, space - 1, space + 1, len(line) - 2, *rng.integers(0, len(line) - 1, 40).tolist()} - {space}:
             changed = bytearray(line)
             changed[place] ^= 1 + int(rng.integers(0, 127))
-            with pytest.raises(HandshakeError, match="no proof"):
+            with pytest.raises(HandshakeError, match="wrong link key"):
                 unsealed(bytes(changed), KEY, side, nonce, *before)
     wrong: list[Any] = [
         (said, KEY, ENGINE, nonce),
@@ -218,7 +218,7 @@ def test_a_proof_is_of_every_byte_of_both_lines(rng: Any) -> None:
         (answer, KEY, ENGINE, nonce, sealed(hello().encode(), KEY, FRONT_END, nonce)),
     ]
     for received in wrong:
-        with pytest.raises(HandshakeError, match="no proof"):
+        with pytest.raises(HandshakeError, match="wrong link key"):
             unsealed(*received)
 
 
@@ -242,7 +242,7 @@ def test_a_front_end_trusts_no_engine_without_the_key(proof: str) -> None:
 
     thread = threading.Thread(target=impostor)
     thread.start()
-    with pytest.raises(LayoutError, match="no proof of the key"):
+    with pytest.raises(LayoutError, match="wrong link key"):
         introduce(*server.getsockname(), hello(), 2.0, KEY)
     thread.join()
     assert len(seen) == 1
@@ -262,6 +262,6 @@ def test_closing_ends_whoever_is_at_the_door(opening: Callable[..., Opened], mon
     guests = [opened.stranger() for _ in range(3)]
     opened.door.close()
     for guest in guests:
-        assert b"the engine ends" in end_of(guest)
+        assert b"the engine is shutting down" in end_of(guest)
     with pytest.raises(TransportError, match="no engine at"):
         introduce(*opened.address, hello(), 2.0)

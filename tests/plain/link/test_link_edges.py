@@ -96,7 +96,7 @@ def test_a_way_back_to_the_start_is_a_way() -> None:
 def test_a_cut_packed_automaton_is_told_by_its_length() -> None:
     words = ByteAutomaton.trimmed(**star(3)).words()
     for other in (words[:-1], np.append(words, np.int32(0))):
-        with pytest.raises(ValueError, match="a packed automaton has another length"):
+        with pytest.raises(ValueError, match="the length of a packed automaton does not match its sizes"):
             ByteAutomaton.of_words(other)
 
 
@@ -104,10 +104,10 @@ def test_a_cut_form_of_token_rules_is_told() -> None:
     words = TokenRules(64, {3: 1.0}, [1, 2], [[4, 5]]).words()
     assert words[0] == MARK
     for count in (0, 1, 3, 4):
-        with pytest.raises(ValueError, match=r"these words are no token rules|another length"):
+        with pytest.raises(ValueError, match=r"the words are not token rules|another length"):
             TokenRules.of_words(words[:count], 64)
     for other in (words[:-1], np.append(words, np.int32(0))):
-        with pytest.raises(ValueError, match="token rules have another length"):
+        with pytest.raises(ValueError, match="the length of token rules does not match their counts"):
             TokenRules.of_words(other, 64)
 
 

@@ -45,7 +45,7 @@ def test_files_of_these_modes_hold_a_key(tmp_path: Path, mode: int) -> None:
     ("changed", "message"),
     [
         *(({"mode": mode}, "chmod 600") for mode in (0o604, 0o602, 0o601, 0o620, 0o666)),
-        ({"secret": b""}, "has 0 bytes, a key 32 to 1024; to make one: head -c 32"),
+        ({"secret": b""}, "has 0 bytes, but a key has 32 to 1024; to make one: head -c 32"),
         ({"secret": b"x" * (LEAST - 1) + b"\n"}, "has 31 bytes"),
         ({"secret": b"x" * (MOST + 1)}, "has 1025 bytes"),
         ({"secret": b"x" * (MOST + 1) + b"\n"}, "has 1025 bytes"),
@@ -80,11 +80,11 @@ def test_an_address_that_others_reach_needs_a_key_or_a_word(tmp_path: Path, ends
     for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
         check(host)
     for host in ("10.0.0.1", "0.0.0.0", "[::]", "[fe80::1]", "dpu", "localhost.example"):
-        with pytest.raises(ConfigError, match=rf"--{name} .* is not this machine alone: --link-key-file FILE"):
+        with pytest.raises(ConfigError, match=rf"--{name} .* is reachable from other machines: use --link-key-file FILE"):
             check(host)
         check(host, insecure_link=True)
         check(host, link_key_file=key_file(tmp_path))
-    with pytest.raises(ConfigError, match="contradict each other"):
+    with pytest.raises(ConfigError, match="exclude each other"):
         check("10.0.0.1", insecure_link=True, link_key_file=key_file(tmp_path))
     with pytest.raises(ConfigError, match="can't read the key"):
         check("127.0.0.1", link_key_file="/nowhere/link.key")

@@ -117,7 +117,7 @@ def test_everything_is_where_the_documented_sizes_put_it(rng: np.random.Generato
         assert len(view) != sizes.pairs or view.ndim == 1 or view.strides[0] == at - 3 * 4096
     layout, facts = read_header(bytes(buffer[: HEADER.itemsize]))  # as much as a handshake sends
     assert (layout.sizes, layout.total_bytes, facts) == (sizes, len(buffer), FACTS)
-    with pytest.raises(LayoutError, match=f"the segment has {len(buffer) - 1} bytes, the layout needs {len(buffer)}"):
+    with pytest.raises(LayoutError, match=f"the segment has {len(buffer) - 1} bytes, but the layout needs {len(buffer)}"):
         write_header(memoryview(buffer)[:-1], sizes, FACTS)
 
 
@@ -133,11 +133,11 @@ def test_regions_can_be_registered_on_their_own(sizes: QueueSizes) -> None:
     ("field", "value", "said"),
     [
         ("magic", b"SOMETHNG", "not a blinkpy queue segment"),
-        ("version", VERSION + 1, f"version {VERSION + 1}, this front end has {VERSION}"),
-        ("sq_entry_bytes", 64, "sq_entry_bytes 64, this front end has 256"),
+        ("version", VERSION + 1, f"version {VERSION + 1}, but this front end has {VERSION}"),
+        ("sq_entry_bytes", 64, "sq_entry_bytes 64, but this front end has 256"),
         ("sq_entry_fields", 7, "sq_entry_fields 7"),
-        ("cq_entry_bytes", 16, "cq_entry_bytes 16, this front end has 8"),
-        ("record_bytes", 88, "record_bytes 88, this front end has 168"),
+        ("cq_entry_bytes", 16, "cq_entry_bytes 16, but this front end has 8"),
+        ("record_bytes", 88, "record_bytes 88, but this front end has 168"),
         ("header_bytes", 8, "header_bytes 8"),
         ("total_bytes", 4096, "total_bytes 4096"),
         ("cq_entries", 3, "power of two"),

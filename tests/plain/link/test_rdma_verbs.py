@@ -38,7 +38,7 @@ def expected_port(cards: list[Any], device: str, wanted: int) -> tuple[Any, ...]
     """What Port makes of these cards, or how its error begins."""
     chosen = [it for it in cards if device in ("", it.name)]
     if device and not chosen:
-        return f"there is no RDMA device '{device}'; this machine has {', '.join(it.name for it in cards) or 'none'}"
+        return f"unknown RDMA device '{device}'; this machine has {', '.join(it.name for it in cards) or 'none'}"
     if not cards:
         return "this machine has no RDMA device"
     active = [(it, i) for it in chosen for i, (state, _, _) in enumerate(it.ports) if state == C.IBV_PORT_ACTIVE]
@@ -56,7 +56,7 @@ def expected_port(cards: list[Any], device: str, wanted: int) -> tuple[Any, ...]
         if isinstance(gids[0], str):
             return f"{it.name} has no GID with index {wanted}; it has {gids[0]}"
     elif not gids:
-        return f"{it.name} has no GID: "
+        return f"{it.name} has no GID; bring"
     ranked = [[gid for gid in gids if (gid[2] != "RoCE v1", "ffff" in gid[1]) == rank] for rank in RANKS]
     best = next(some[0] for some in ranked if some)
     return (it.name, number + 1, ethernet, it.mtu, max(1, min(16, it.max_qp_rd_atom)), *best)

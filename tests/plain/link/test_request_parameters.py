@@ -261,5 +261,5 @@ def test_the_apis_take_each_parameter_within_its_bounds() -> None:
 
 
 def test_an_eight_byte_parameter_has_bounds_that_its_sign_tells() -> None:
-    with pytest.raises(ImportError, match="the engine can check the sign alone"):
+    with pytest.raises(ImportError, match="the engine can only check the sign"):
         submission._check(Parameter("cache_salt", "i8", 0, (0, 9)))

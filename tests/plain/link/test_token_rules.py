@@ -96,7 +96,7 @@ def test_counts_of_rules_are_bounded(biases: int, sequences: int, fine: bool, vo
 def test_words_that_say_nothing_are_no_rules() -> None:
     nothing = np.array([R.MARK, 0, 0, 0], np.int32)
     for length in range(len(nothing) + 1):
-        with pytest.raises(ValueError, match="these words are no token rules"):
+        with pytest.raises(ValueError, match="the words are not token rules"):
             TokenRules.of_words(nothing[:length], 8)
 
 
@@ -104,7 +104,7 @@ def test_rules_of_another_vocabulary_are_told() -> None:
     words = TokenRules(64, {3: 1.5}, allowed=[1, 3]).words()
     assert TokenRules.of_words(words, 33).allowed == [1, 3], "its bitmask has as many words"
     for vocabulary in (32, 65):
-        with pytest.raises(ValueError, match="the bitmask of token rules is of another vocabulary"):
+        with pytest.raises(ValueError, match="the bitmask of token rules has the size of another vocabulary"):
             TokenRules.of_words(words, vocabulary)
 
 

@@ -437,7 +437,7 @@ def test_who_starts_front_ends_is_told_of_the_key(verbs: None, tmp_path: Path, c
     for way, flags in zip(ways, ("", f" --link-key-file '{key}'", " --insecure-link"), strict=True):
         with contextlib.closing(listen(Config().with_options({"transport": "rdma", "listen": "127.0.0.1:0", **way}))) as listener:
             assert listener.flags == f"--transport rdma --engine 127.0.0.1:{listener.address[1]}{flags}"
-        assert ("whoever reaches 127.0.0.1" in caplog.text) == ("insecure_link" in way)
+        assert ("every process that reaches 127.0.0.1" in caplog.text) == ("insecure_link" in way)
 
 
 @pytest.mark.parametrize(("limits", "owner"), [({}, 0), ({"max_qp_wr": 100}, 1234), ({"max_cqe": 90}, 1)])

@@ -36,8 +36,8 @@ from blinkpy.models.weights.weight_parts import layer_parts
 FAMILIES = [name for name in ZOO if not name.startswith("gpt-oss")]
 FAMILIES = [name for name in FAMILIES if name not in ("phi4-mini-long", "llama4-nested")]  # it needs long texts, and images
 NO_BLOCKS = ("phi4-mini-short", "llama-biased-mqa", "gemma3-mqa")  # their heads are too small, or too few
-NOT_STATIC = dict.fromkeys(("qwen2-moe", "qwen2-moe-mixed"), "shared_expert.down_proj takes gated")
-NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj takes scaled")
+NOT_STATIC = dict.fromkeys(("qwen2-moe", "qwen2-moe-mixed"), "shared_expert.down_proj are gated")
+NOT_STATIC |= dict.fromkeys(("llama4", "llama4-wide"), "experts.0.gate_proj are scaled")
 ROWS, LENGTH = 16, 4
 KEPT = {  # of each layout, what leaves layer 1 and all output projections as they are
     "compressed-tensors": {"ignore": ["lm_head", r"re:.*layers\.1\.", *(f"model.layers.{i}.self_attn.o_proj" for i in range(3))]},
@@ -94,7 +94,7 @@ def check(folder: Path, made: tuple[torch.nn.Module, FakeFp8], rng: np.random.Ge
 def test_families(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     schemes = [scheme for scheme in SCHEMES if SCHEMES[scheme][1] != "block" or name not in NO_BLOCKS]
     if name in NOT_STATIC:
-        with pytest.raises(ConfigError, match=f"static scales of inputs is not supported: .*{NOT_STATIC[name]}"):
+        with pytest.raises(ConfigError, match=f"does not support static input scales: .*{NOT_STATIC[name]}"):
             save_fp8(name, tmp_path, 1, "modelopt")
             describe_model(tmp_path)
         schemes = [scheme for scheme in schemes if not SCHEMES[scheme][3]]

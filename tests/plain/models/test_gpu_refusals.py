@@ -92,7 +92,7 @@ SMALL = {"free": 14 * GIB, "total": 16 * GIB}
 LARGE_CONTEXT = ("--num-pages", "40000", "--max-model-len", "8192")
 PLANNED = ("weights 14.96 GiB", "activations ", "scheduler state ", "graphs and kernels 1.00 GiB", "KV cache at least ")
 USABLE = "12.40 GiB usable (gpu_memory_utilization 0.9 of 16.00 GiB, of which 14.00 GiB are free)"
-TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are free, and the plan was weights 14.96 GiB"
+TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are free; the plan was weights 14.96 GiB"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ TAKEN = "out of GPU memory while loading weights: 139.00 GiB of 140.00 GiB are f
         (
             {},
             ("--tpot-target-ms", "3"),
-            ["tpot_target_ms 3 is below one step: it reads 15.0 GB", "3.1 ms at this GPU's 4,915 GB/s"],
+            ["tpot_target_ms (3) is shorter than one step: reading 15.0 GB", "3.1 ms at this GPU's 4,915 GB/s"],
         ),
-        ({}, ("--flex-tpot-target-ms", "3"), ["flex_tpot_target_ms 3 is below one step"]),
+        ({}, ("--flex-tpot-target-ms", "3"), ["flex_tpot_target_ms (3) is shorter than one step"]),
         (OLD_DRIVER, (), ["the NVIDIA driver supports CUDA 12.4; conditional graph nodes", "need 12.8 (or use --control host)"]),
         (SMALL, (), ["the model does not fit on the GPU: ", *PLANNED, USABLE]),
         ({"free": 21 * GIB, "total": 22 * GIB}, LARGE_CONTEXT, ["does not fit", "KV cache at least 78.12 GiB"]),

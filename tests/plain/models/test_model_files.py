@@ -122,7 +122,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
     last = max(stored, key=lambda name: stored[name].offset)
     os.truncate(path, stored[last].offset + 5)
     places = [(name, tensor, torch.empty(tensor.shape)) for name, tensor in stored.items()]
-    with pytest.raises(ConfigError, match=f"model.safetensors was cut short while it was read: {re.escape(last)} lacks"):
+    with pytest.raises(ConfigError, match=f"model.safetensors was truncated while being read: {re.escape(last)} lacks"):
         load_tensors(places, torch.device("cpu"))
     path.unlink()
     with pytest.raises(ConfigError, match=r"can't read .*: No such file"):
@@ -133,9 +133,9 @@ def test_a_file_that_is_cut_short_while_it_is_read(model: Path) -> None:
     ("tensor", "change", "words"),
     [
         ("model.layers.1.self_attn.k_proj.weight", None, r"lacks model\.layers\.1\.self_attn\.k_proj\.weight"),
-        ("model.layers.0.self_attn.q_proj.scale", {}, r"has model\.layers\.0\.self_attn\.q_proj\.scale, unknown to LlamaForC"),
-        ("model.layers.0.self_attn.q_norm.bias", {}, r"has model\.layers\.0\.self_attn\.q_norm\.bias, unknown to LlamaForC"),
-        ("model.layers.2.extra.weight", {}, r"has model\.layers\.2\.extra\.weight, unknown"),
+        ("model.layers.0.self_attn.q_proj.scale", {}, r"has model\.layers\.0\.self_attn\.q_proj\.scale, which LlamaForC"),
+        ("model.layers.0.self_attn.q_norm.bias", {}, r"has model\.layers\.0\.self_attn\.q_norm\.bias, which LlamaForC"),
+        ("model.layers.2.extra.weight", {}, r"has model\.layers\.2\.extra\.weight, which"),
         ("model.norm.weight", {"dtype": "F8_E5M2"}, r"model\.norm\.weight is F8_E5M2"),
         ("model.norm.weight", {"dtype": 7}, "7"),
         ("model.norm.weight", {"shape": [-1, 64]}, "bytes"),
@@ -179,7 +179,7 @@ def test_tensors_without_a_use_are_left_out_and_named(model: Path, caplog: pytes
     after = load_weights(describe_model(model), model, torch.float32)
     for ours, theirs in zip(layers_of(before), layers_of(after), strict=True):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert caplog.messages == [f"{model}: tensors without a use are left out: {', '.join(names[:3])} and 3 more"]
+    assert caplog.messages == [f"{model}: ignoring unused tensors: {', '.join(names[:3])} and 3 more"]
 
 
 def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,14 +189,14 @@ def test_names_of_nested_models_in_both_spellings(tmp_path: Path, caplog: pytest
     assert all(name.startswith(("language_model.", "vision_tower.", "multi_modal_projector.")) for name in stored)
     weights = load_weights(describe_model(tmp_path), tmp_path, torch.float32)
     assert torch.equal(weights.lm_head, reference.lm_head.weight)
-    assert len(caplog.messages) == 1 and "left out" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "ignoring" in caplog.messages[0]
     rewrite(tmp_path, lambda tensors: {name: tensor.clone() for name, tensor in reference.state_dict().items()})
     assert "model.language_model.norm.weight" in safetensors.torch.load_file(tmp_path / "model.safetensors")
     other = load_weights(describe_model(tmp_path), tmp_path, torch.float32)
     for ours, theirs in zip(layers_of(weights), layers_of(other), strict=True):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     rewrite(tmp_path, lambda tensors: tensors | {"language_model.model.other.weight": torch.ones(3)})
-    refused(tmp_path, r"language_model\.model\.other\.weight, unknown")
+    refused(tmp_path, r"language_model\.model\.other\.weight, which")
 
 
 def test_llama4_in_our_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +205,7 @@ def test_llama4_in_our_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     model = describe_model(tmp_path)
     ours = load_weights(model, tmp_path, torch.float32)
     (message,) = caplog.messages
-    assert re.search("tensors without a use are left out: multi_modal_projector.linear_1.weight, vision_model", message)
+    assert re.search("ignoring unused tensors: multi_modal_projector.linear_1.weight, vision_model", message)
     pairs = torch.tensor([*range(0, 32, 2), *range(1, 32, 2)])  # rows of a head, as the checkpoint has them
     for index, (mine, layer) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
         rows = pairs if model.layers[index].attention.rope.neighbours else torch.arange(32)
@@ -262,7 +262,7 @@ def test_a_stored_head_that_differs_is_not_tied(saved: Path, tmp_path: Path, cap
     other[-1, -1] += 1
     rewrite(folder, lambda tensors: tensors | {"lm_head.weight": other})
     untied = with_stored_head(description, folder)
-    assert not untied.tied_embeddings and "they are not tied" in caplog.text
+    assert not untied.tied_embeddings and "instead of tied embeddings" in caplog.text
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(reference.lm_head.weight, other)
     assert torch.equal(load_weights(untied, folder, torch.float32).lm_head, other)
@@ -395,7 +395,7 @@ def test_local_folder(model: Path) -> None:
 
 @pytest.mark.parametrize("argument", ["none/such/folder", "nothing", "../no-such-folder"])
 def test_no_such_model(argument: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(argument) + ".*neither"):
+    with pytest.raises(ConfigError, match=re.escape(argument) + ".*is not a folder"):
         resolve_model(argument)
 
 
@@ -419,7 +419,7 @@ def test_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     download.side_effect = None
     (model / "tokenizer.json").unlink()  # files of other forms are not fetched
     with pytest.raises(
-        ConfigError, match=r"no tokenizer\.json; another form .*tekken\.json.* converted first \(docs/models\.md\)$"
+        ConfigError, match=r"no tokenizer\.json; another format .*tekken\.json.*must be converted first \(docs/models\.md\)$"
     ):
         resolve_model("owner/model")
 

@@ -147,7 +147,7 @@ def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
     places = [(key, stored[key], np.empty(stored[key].shape, np.float32)) for key in stored]
     with open(tmp_path / "model.safetensors", "r+b") as file:
         file.truncate(stored[last].offset + 5)
-    with pytest.raises(ConfigError, match=f"was cut short while it was read: {last} lacks"):
+    with pytest.raises(ConfigError, match=f"was truncated while being read: {last} lacks"):
         load_arrays(places)
 
 
@@ -190,7 +190,7 @@ def test_which_decoder_computes(torch_is_there: bool, dense: DecoderDescription,
         assert torch_dtype_name(other, "auto") == "float32"
         return
     assert torch_dtype_name(narrow, "auto") is None
-    with pytest.raises(ConfigError, match=r"dtype bfloat16 on the CPU needs torch: pip install 'blinkpy-serve\[torch\]'"):
+    with pytest.raises(ConfigError, match=r"dtype bfloat16 on the CPU needs torch \(pip install 'blinkpy-serve\[torch\]'\)"):
         torch_dtype_name(narrow, "bfloat16")
     with pytest.raises(ConfigError, match=r"needs NormPlacement.SANDWICH, which .*'blinkpy-serve\[torch\]'"):
         torch_dtype_name(other, "auto")

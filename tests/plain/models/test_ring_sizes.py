@@ -126,7 +126,7 @@ def test_what_is_planned_is_what_is_allocated(shape: str, rng: np.random.Generat
     assert kv_bytes_per_page(model, 16, 2, rings) == kv_bytes_per_page(model, 16, 2) * without
     largest = max(windows)  # a ring holds it wherever it begins in a page
     assert rings.pages == max((begin + largest - 1) // 16 - begin // 16 + 1 for begin in range(16))
-    with pytest.raises(ConfigError, match=r"window rings .*; fewer slots need less for window rings$"):
+    with pytest.raises(ConfigError, match=r"window rings .*; lower slots, since each needs a window ring$"):
         replace(ring, free=1 << 30).require(1)
 
 

@@ -127,10 +127,10 @@ def test_pages_that_no_slot_could_use_are_not_allocated() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_model_len": 2000}, "beyond the model's context of 1000"),
-        ({"num_pages": 3, "max_model_len": 100}, "7 pages needed, 3 there"),
+        ({"max_model_len": 2000}, "exceeds the model's context length of 1000"),
+        ({"num_pages": 3, "max_model_len": 100}, "needs 7 pages, but there are 3"),
         ({"prompt_arena_tokens": 50, "max_model_len": 100}, r"prompt_arena_tokens \(50\)"),
-        ({"grammar_arena_kib": 9, "grammar_kib": 5}, r"grammar_arena_kib \(9\) must hold .* grammar_kib \(5\) each"),
+        ({"grammar_arena_kib": 9, "grammar_kib": 5}, r"grammar_arena_kib \(9\) is too small: .* grammar_kib \(5\) each"),
         ({"workers": 64, "slots": 65535, "max_model_len": 1000, "max_num_seqs": 1}, "GiB of token history"),
     ],
 )
@@ -140,5 +140,5 @@ def test_what_does_not_fit_is_refused_with_both_figures(options: dict[str, int],
 
 
 def test_no_memory_for_a_single_page() -> None:
-    with pytest.raises(ConfigError, match="too small for one sequence"):
+    with pytest.raises(ConfigError, match="too small for one request"):
         engine_sizes(Config(), 1000, 4096, 4000)

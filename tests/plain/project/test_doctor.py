@@ -16,7 +16,7 @@ GPUS = {
     "old kernel with peermem": ((1, 1, 100, True, "5.4.0"), {"GPU memory": OK, "GPU write order": OK}, "nvidia-peermem"),
     "closed modules": ((1, 0, 100, False, "6.8.0"), {"GPU memory": NOTE, "GPU write order": OK}, "modprobe nvidia-peermem"),
     "unordered": ((1, 1, 0, False, "6.1.0-18-amd64"), {"GPU memory": OK, "GPU write order": NOTE}, "host memory"),
-    "not reachable": ((0, 0, 0, False, "6.8.0"), {"GPUDirect RDMA": NOTE}, "host memory is used"),
+    "not reachable": ((0, 0, 0, False, "6.8.0"), {"GPUDirect RDMA": NOTE}, "keep the queues in host memory"),
 }
 
 

@@ -176,8 +176,8 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
     call = AttentionCall(q, PagedKV(cache, cache, numbers.view(1, 8)), batch, torch.zeros(3, 64), rows, 1.0, workspace=workspace)
     call, short = replace(call, last_tokens=True), batch._replace(query_starts=numbers[:3])
     for message, refused, chosen in (
-        ("rotated and cached before", replace(call, new=NewTokens(qkv, angles, angles)), plan),
-        ("not prefill attention", call, replace(plan, overlap_prefill=True)),
+        ("an earlier launch that rotates and caches", replace(call, new=NewTokens(qkv, angles, angles)), plan),
+        ("needs an earlier launch", call, replace(plan, overlap_prefill=True)),
         ("query_starts: shape", replace(call, batch=short), plan),
         ("computes chunks", call, plan_prefill(torch.float32)),
     ):

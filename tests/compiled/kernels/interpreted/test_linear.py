@@ -41,13 +41,13 @@ def test_calls_that_a_variant_does_not_compute_are_refused() -> None:
     small = LinearWorkspace.allocate("cpu", torch.float32, tiles=0)
     tma, wide = LinearConfig("tma", split_k=2), replace(call, x=x.bfloat16(), weight=weight.bfloat16(), out=out.bfloat16())
     refused = {
-        "does not compute": [(call, LinearConfig("gemv")), (call, LinearConfig("tma"))],
-        "nobody adds": [(wide, tma)],
-        "leaves partial sums": [
+        "does not support \\\\S": [(call, LinearConfig("gemv")), (call, LinearConfig("tma"))],
+        "the call does not expect them": [(wide, tma)],
+        "can't return partial sums": [
             (replace(call, out=torch.zeros(1, 3, 32)), LinearConfig("cublas")),
             (replace(call, out=partials, residual=out), LinearConfig(split_k=2)),
         ],
-        "no residual together": [(replace(call, weight=torch.zeros(64, 64), swiglu=True, residual=out), LinearConfig("cublas"))],
+        "a residual together": [(replace(call, weight=torch.zeros(64, 64), swiglu=True, residual=out), LinearConfig("cublas"))],
         "scratch elements": [(replace(call, norm=(torch.zeros(64), 1e-5)), LinearConfig())],
         "workspace too small": [(replace(call, workspace=small), LinearConfig(split_k=2))],
     }  # fmt: skip
