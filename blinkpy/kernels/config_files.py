@@ -65,7 +65,7 @@ class ConfigTable(Generic[T]):
                 raise ConfigError(f"version {document['version']}, expected {VERSION}")
             entries = dict(document[cls.section].items())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a table of configurations, {cls.section!r}: {error}") from error
+            raise ConfigError(f"{path}: section {cls.section!r} is not a valid table of configurations: {error}") from error
         return cls({name: cls._entry(path, name, entry) for name, entry in entries.items()})
 
     @classmethod

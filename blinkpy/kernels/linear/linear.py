@@ -31,7 +31,7 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
     where call, configuration and workspace do not fit together.
     """
     if config.variant not in VARIANTS:
-        raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; there are {', '.join(VARIANTS)}")
+        raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; known variants: {', '.join(VARIANTS)}")
     variant = VARIANTS[config.variant]
     check_call(call, config, variant)
     scratch = call.workspace.rows
@@ -67,7 +67,7 @@ def check_call(call: LinearCall, config: LinearConfig, variant: LinearVariant) -
     )
     check_config(config, shape)
     if quantised != (fp8 and variant.quantised_inputs):
-        raise ValueError(f"{config} does not compute {shape}: it takes inputs {'as FP8' if fp8 else 'in a storage dtype'}")
+        raise ValueError(f"{config} does not support {shape}: it takes inputs {'as FP8' if fp8 else 'in a storage dtype'}")
     if call.partials:
         if "partials" not in variant.fuses or call.swiglu or residual is not None:
             raise ValueError(f"{config}: this variant can't return partial sums, or can't combine them with swiglu or a residual")
@@ -95,10 +95,10 @@ def check_config(config: LinearConfig, shape: LinearShape) -> None:
     """Raise ConfigError unless the configuration's variant computes layers of this shape with it, and the kernel fits a
     multiprocessor: everything that a launch would refuse of the two."""
     if config.variant not in VARIANTS:
-        raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; there are {', '.join(VARIANTS)}")
+        raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; known variants: {', '.join(VARIANTS)}")
     variant = VARIANTS[config.variant]
     if not variant.supports(shape):
-        raise ConfigError(f"linear configuration: variant {variant.name!r} does not compute {shape}")
+        raise ConfigError(f"linear configuration: variant {variant.name!r} does not support {shape}")
     variant.check(config, shape)
     check_needs(variant.needs(config, shape), config.warps, f"linear configuration: {config} for {shape}")
 

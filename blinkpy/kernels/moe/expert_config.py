@@ -87,7 +87,7 @@ def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.d
     """Raise ConfigError unless the kernels of both products fit a multiprocessor. dtype: of activations."""
     for name, tile in (("up", config.up), ("down", config.down)):
         needs = tile_needs(config.block_m, tile, shape, dtype, halves=2 if name == "up" else 1)
-        check_needs(needs, tile.warps, f"configuration of experts: {name} {tile} with block_m {config.block_m} for {shape}")
+        check_needs(needs, tile.warps, f"expert configuration: {name} {tile} with block_m {config.block_m} for {shape}")
 
 
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:

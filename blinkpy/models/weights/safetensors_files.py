@@ -39,7 +39,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                raise ConfigError(f"{path} is truncated or no safetensors file ({size} bytes)")
+                raise ConfigError(f"{path} is truncated, or not a safetensors file ({size} bytes)")
             text = file.read(length)
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
@@ -80,10 +80,10 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         names = set(read_json(folder, INDEX)["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
+        raise ConfigError(f"{index} is not an index of safetensors files: {error!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(f"{index} names a file outside of the folder: {name!r:.200}")
+            raise ConfigError(f"{index} refers to a file outside the folder: {name!r:.200}")
         if not has_file(folder, name):
-            raise ConfigError(f"{folder} has no {name:.200}, which {INDEX} names")
+            raise ConfigError(f"{folder} has no {name:.200}, which {INDEX} refers to")
     return [folder / name for name in sorted(names)]

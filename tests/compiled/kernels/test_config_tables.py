@@ -68,7 +68,7 @@ def test_an_unknown_gpu_has_no_entries(tmp_path: Path, table: Any) -> None:
 @pytest.mark.parametrize("table", [LinearTable, ExpertTable])
 def test_damaged_files_are_refused(tmp_path: Path, table: Any, document: str) -> None:
     table.path(GPU, tmp_path).write_text(document)
-    with pytest.raises(ConfigError, match="not a table of configurations"):
+    with pytest.raises(ConfigError, match="not a valid table of configurations"):
         table.load(GPU, tmp_path)
 
 
@@ -87,7 +87,7 @@ QWEN = "e128 top8 h2048 w768 bfloat16"
         (LinearTable, MANY, {"tile": 16}, "unknown field 'tile'"),
         (LinearTable, MANY, [], "no attribute"),
         (LinearTable, MANY, {"kind": "none"}, "unknown variant 'none'"),
-        (LinearTable, MANY, {"kind": "gemv"}, "variant 'gemv' does not compute"),
+        (LinearTable, MANY, {"kind": "gemv"}, "variant 'gemv' does not support"),
         (LinearTable, MANY, {"kind": "tma", "block_n": 24}, "block_n 24 must be a sum"),
         (LinearTable, BLOCKS, {"block_k": 256}, "block_k 256 is over 128"),
         (LinearTable, MANY, {"block_m": 64, "block_n": 256, "block_k": 128, "stages": 5}, "bytes of shared memory"),

@@ -327,7 +327,7 @@ def test_index_of_shards(saved: Path, tmp_path: Path) -> None:
     shard.rename(folder / "away")
     refused(folder, f"has no {shard.name}, which")
     (folder / "away").rename(shard)
-    for text, words in (("{", "not JSON"), ("{}", "no index"), ('{"weight_map": {"x": "../model.safetensors"}}', "outside")):
+    for text, words in (("{", "not JSON"), ("{}", "not an index"), ('{"weight_map": {"x": "../model.safetensors"}}', "outside")):
         index.write_text(text)
         refused(folder, words)
     index.write_text(good)
