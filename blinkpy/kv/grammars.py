@@ -1,12 +1,14 @@
-"""The engine's grammars: byte automata that say what the output of a request may be, and the bytes of every token.
+"""The engine's grammars: byte automata that define the allowed outputs of a request, and the bytes of every
+token.
 
-An automaton (its packed form: blinkpy/queues/byte_automaton.py) lies in a slot of State.grammars, and so do token rules
-(blinkpy/kv/packed_rules.py). Each queue pair has a share of the slots: what one front end sends takes nothing from another one.
-A request has a slot and a state of its automaton; commit advances the state by the bytes of each sampled token, and the samplers
-mask the tokens that lead nowhere. The state after a token is a pure function of the state before it.
+A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_automaton.py) or token rules
+(blinkpy/kv/packed_rules.py). Each queue pair has its own share of the slots, so front ends do not compete
+for them. A request has a slot and a state of its automaton; commit advances the state by the bytes of each
+sampled token, and the samplers mask the tokens that lead nowhere. The state after a token is a pure
+function of the state before it.
 
-A slot is in use while a request that waits or runs has it. That is looked up when a slot is needed, which is rare; nothing is
-counted when requests end.
+A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
+are scanned when a slot is needed, which is rare.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -15,9 +17,9 @@ from blinkpy.kv.packed_rules import holds_rules
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.completion import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP
 
-ILLEGAL = -1  # in place of a state: the grammar does not allow this token
+ILLEGAL = -1  # instead of a state: the grammar does not allow this token
 STATE_MASK = (1 << 15) - 1
-ENDING = 1 << 15  # beside a state: the output ends with it
+ENDING = 1 << 15  # flag added to a state: the output ends here
 
 _INDEX_BITS = 12  # limits.MOST_SHARE
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
@@ -65,8 +67,10 @@ def must_end(words, slot, state):
 
 @device
 def follow(grammars, slot, state, token, stops):
-    """What a token leads to: the next state, with ENDING where the output ends there, or ILLEGAL. stops: whether the token is a
-    stop id that counts; one is legal where the output may end, and leaves the state."""
+    """The state after a token, with ENDING if the output ends there, or ILLEGAL.
+
+    stops: whether the token is a stop id; it is legal if the output may end here, and keeps the state.
+    """
     if stops:
         following = state if may_end(grammars.words, slot, state) else ILLEGAL
     else:
@@ -78,7 +82,10 @@ def follow(grammars, slot, state, token, stops):
 
 @device
 def finish_under_grammar(grammars, requests, slot, token, finish):
-    """(how a request with a grammar goes on after a sampled token, its next state). finish: how it would without a grammar."""
+    """(finish code, next state) of a request with a grammar after a sampled token.
+
+    finish: its finish code without the grammar.
+    """
     following = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], token, finish == FINISH_STOP)
     if following < 0:
         finish = FINISH_ERROR
@@ -92,7 +99,9 @@ def finish_under_grammar(grammars, requests, slot, token, finish):
 
 @device
 def find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes):
-    """The slot in a queue pair's share that has a grammar of this epoch, or if `rules` is true token rules; -1 for none."""
+    """The slot in a queue pair's share with this digest and epoch, or -1. rules: look for token rules, not an
+    automaton.
+    """
     first, found = pair * limits.grammar_share, -1
     for slot in strided(first + lane, first + limits.grammar_share, lanes):
         if grammars.epoch[slot] == epoch and grammars.digest[slot] == digest and holds_rules(grammars.words, slot) == rules:
@@ -102,8 +111,10 @@ def find_grammar(limits, grammars, pair, epoch, digest, rules, lane, lanes):
 
 @device
 def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes):
-    """The slot in a queue pair's share that no request has, or of several the one that was used last the longest ago; -1 for
-    none. kept: a slot that is in use all the same, or -1."""
+    """The least recently used slot in a queue pair's share that no request uses, or -1.
+
+    kept: a slot to treat as used, or -1.
+    """
     first, first_slot = pair * limits.grammar_share, pair * limits.slots_per_pair
     for i in strided(lane, limits.grammar_share, lanes):
         scratch.found[i] = 0

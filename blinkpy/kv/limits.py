@@ -19,7 +19,7 @@ from blinkpy.queues.layout import QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long
-PACE_MARGIN_PPM = 31_250  # of the target: for steps that take longer than the ones before, and for the way to the client
+PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
 INTAKE_ENTRIES = 64  # consumed in one turn, at least
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
@@ -35,11 +35,11 @@ class Limits(NamedTuple):
     mixed_tokens: int  # of a step that decodes and prefills, while no more than burst_tokens wait; tokens: no such limit
     burst_step_tokens: int  # of one while more wait, unless their prompts are short
     burst_tokens: int
-    yield_steps: int  # turns in a row in which best-effort prompts yield, at most
+    yield_steps: int  # maximum consecutive turns in which best-effort prompts yield
     best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
     sensitive_step_tokens: int  # of prompts, in a step for which best-effort prompts yield; tokens: no such limit
     best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
-    step_groups: int  # of layers, into which the largest step is cut if it has best-effort prompts; 1: none is
+    step_groups: int  # layer groups of the largest step with best-effort prompts; 1: steps are never cut
     cut_tokens: int  # a step of as many tokens or fewer is not cut
     suspend_steps: int  # that interrupt one step, at most
     page_size: int  # P, a power of two
@@ -63,7 +63,7 @@ class Limits(NamedTuple):
     index_items: int  # pages put into the prefix index in one turn
     index_buckets: int  # a power of two, >= N
     ring_entries: int  # a power of two, >= 4 N
-    grammar_share: int  # slots of one pair for grammars and token rules; 0: there are none
+    grammar_share: int  # slots of one pair for grammars and token rules; 0: not supported
     grammar_words: int  # of a slot
     token_words: int  # of the bytes of all tokens
     record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off

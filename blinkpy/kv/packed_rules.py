@@ -1,7 +1,7 @@
-"""Token rules in the engine: what words in a slot are rules, and what they allow.
+"""Token rules in the engine: validate packed rules, and evaluate them.
 
-They lie in slots of State.grammars, as automata do; their packed form: blinkpy/queues/token_rules.py. The samplers apply them,
-and no decision of the scheduler depends on what they say.
+They are stored in slots of State.grammars, packed as in blinkpy/queues/token_rules.py. Only the samplers
+apply them; no scheduling decision depends on them.
 """
 
 from blinkpy.device.portable import block_max, block_sum, device, strided

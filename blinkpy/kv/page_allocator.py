@@ -132,8 +132,12 @@ def take_pages(limits, requests, pages, counts, counters, slot, amount, lane, la
 
 @device
 def extend_table(requests, pages, slot, short, top, lane, lanes):
-    """Where short is 1, give this lane's request one more page from the free stack, whose height is `top`: the higher the
-    lane, the deeper the page. Returns how many pages all lanes took; the caller lowers the stack by that number."""
+    """Give this lane's request one more page from the free stack if short is 1.
+
+    top: height of the stack; higher lanes take deeper pages.
+
+    Returns the number of pages that all lanes took; the caller lowers the stack by it.
+    """
     before, total = block_scan(short, lane, lanes)
     if short > 0:
         own_page(requests, pages, slot, requests.num_pages[slot], pages.free[top - 1 - before])

@@ -1,13 +1,13 @@
-"""The prefix index: which page holds the keys and values of which tokens after which other page.
+"""The prefix index: it maps tokens and a parent page to the page with their keys and values.
 
 An indexed page is named by a hash of all tokens up to its end (blinkpy.queues.page_hash), and found through a chained hash
 table. A hash only proposes: a page is a hit when its tokens and salt are equal *and* its parent is the page that the
 request has before it. Parents are links (page, generation), and a page's generation changes whenever its content does, so
 by induction a hit stands for exactly the same tokens from the first one on. No collision can show one request another's.
 
-*Duplicates.* Requests that compute the same tokens at the same time end up with equal pages. The first one is indexed;
-the others keep their copies unindexed, and what they compute after them is indexed behind the first one's page (the
-"canonical" page of Requests). So a chain of tokens exists once.
+*Duplicates.* Requests that compute the same tokens at the same time end up with equal pages. The first one
+is indexed; the others keep their copies unindexed, and their later pages are indexed behind the first one's
+page (the "canonical" page of Requests). So a chain of tokens exists once.
 
 Device code (device/portable.py). New pages are handled in parallel: a list of items, request by request and page after
 page, then for each item: is it a duplicate, is an item before it about to index the same, which page is its parent. Chains
@@ -199,9 +199,11 @@ def classify_items(limits, state, count, lane, lanes):
 
 @device
 def look_behind_parents(limits, state, count, lane, lanes):
-    """Replace what was found behind another page than the item before it has. Rare: two pages hold the same tokens, and both
-    live, where one is behind a page that was evicted, and the chain was computed again. The newest is found first, and a
-    request may be on the other one. Ends with a barrier."""
+    """Repeat lookups whose result has another parent than the item before it.
+
+    This is rare: two live pages hold the same tokens if the parent of one was evicted and the chain was
+    computed again. The lookup finds the newest, but the request may use the other one. Ends with a barrier.
+    """
     pages, scratch = state.pages, state.scratch
     elsewhere = 0
     for i in strided(lane, count, lanes):
@@ -210,7 +212,7 @@ def look_behind_parents(limits, state, count, lane, lanes):
     if block_max(elsewhere, lane, lanes) == 0:
         return
     if lane == 0:
-        for i in range(count):  # in their order: each depends on the one before
+        for i in range(count):  # in order: each item depends on its predecessor
             if i > scratch.first[i] and is_elsewhere(pages, scratch, i):
                 parent = scratch.found[i - 1]
                 scratch.found[i] = find_page(limits, state.requests, pages, scratch.slot[i], scratch.page[i], parent)

@@ -38,7 +38,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     ROTATION,  # queue pair that intake starts with
     VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
     FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
-    YIELDED_TURNS,  # turns in a row, this one too, in which best-effort prompts yield, see scheduler/yielding.py
+    YIELDED_TURNS,  # consecutive turns, including this one, in which best-effort prompts yield (scheduler/yielding.py)
     PASSED,  # latency-sensitive requests that entered before a better-ranked best-effort one, see scheduler/yielding.py
     INTERRUPTIONS,  # steps that have interrupted the last step that was cut
     INTERRUPTS,  # while a step is suspended, 1: the turn plans a step that interrupts it
@@ -64,7 +64,7 @@ BATCH_COUNTS = 8
     FORECAST_PAIR,  # its queue pair
     FORECAST_CQ_INDEX,  # entry of the completion ring that its word goes to
     FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
-    FORECAST_LENGTH,  # tokens of the request, with the one that is sampled
+    FORECAST_LENGTH,  # tokens of the request, including the sampled one
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
     FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR, FORECAST_SCORES
     FORECAST_STOPS,  # number of leading stop ids that count
@@ -86,8 +86,8 @@ OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, so its end
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 
-# The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry beside prompt and
-# hashes, automaton and token rules.
+# The recorder's ring, see scheduler/phases/recorder.py. Int64 words of a record's head, and of each entry
+# without its prompt, hashes, automaton and token rules.
 RECORD_HEADER, RECORD_ENTRY = 8, 6 + SQ_ENTRY_WORDS // 2
 RECORD_MARK = 0x0B11
 RECORDED_ENTRY, RECORDED_CANCELS = 1, 2
@@ -95,7 +95,7 @@ NOTE_SHIFT = 8
 
 # State.pace, see scheduler/pace.py
 (
-    PACE_STEP_NS,  # that the next step will take, as far as one can tell; limits.best_effort_pace_ns at most
+    PACE_STEP_NS,  # predicted duration of the next step; at most limits.best_effort_pace_ns
     PACE_TOKEN_NS,  # when the last step's tokens came
     PACE_SINCE_NS,  # since when the next step is held; 0: it is not
     PACE_DUE_NS,  # until when, if nothing happens; 0: it is not held
@@ -115,7 +115,7 @@ PACE_WORDS = 8
 NO_PAGE = -1
 CHAIN_EVICTED = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
 
-# What schedule() returns instead of the index of a bucket.
+# Results of schedule() other than a bucket's index.
 NO_BATCH, STOPPED, DRAINED = -1, -2, -3
 
 
@@ -189,12 +189,12 @@ class Grammars(NamedTuple):
 
 
 class Tenants(NamedTuple):
-    """What tenants were served, by class: see scheduler/tenant_service.py. As many rows as there are slots."""
+    """The service of tenants by class (scheduler/tenant_service.py); one row per slot."""
 
     key: Int64  # [S] tenant << 1 | class; -1: the row is unused
     service: Int64  # [S] its counter, in 1/TOKEN_SERVICE tokens; -1 in an unused row
     expected: Int64  # [S] tokens of its next output
-    clock: Int64  # [1] the greatest Requests.service of those that ever ran
+    clock: Int64  # [1] the greatest Requests.service of all requests so far
 
 
 class Pairs(NamedTuple):
@@ -210,7 +210,7 @@ class Pairs(NamedTuple):
     heartbeat: Int64  # last one seen
     heartbeat_ns: Int64  # when it changed
     granted_ns: Int64  # when the epoch was granted
-    verdict: Int64  # bits of this turn: REVOKE, with EXPIRED or BROKEN where that is why; GRANT
+    verdict: Int64  # bits of this turn: REVOKE, with EXPIRED or BROKEN as its reason; GRANT
     reserved: Int64  # free entries of the completion ring that a suspended step's tokens will take
 
 
@@ -227,9 +227,9 @@ class Inbox(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a step that still runs will lead to, but for its tokens, if every row of it decodes."""
+    """The outcome of the running step except its tokens, if all of its rows decode."""
 
-    rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*: what one lane needs lies together
+    rows: Int32  # [B, FORECAST_WORDS] by row of the batch, FORECAST_*; the words of one lane are contiguous
     published: Int64  # [Q] completions of the step for each pair
     max_context: Int64  # [1] longest context of the next step, if no request ends
     unpublished: Int64  # [1] rows whose completion words the fast path has left in Scratch.word
@@ -249,11 +249,13 @@ class Batch(NamedTuple):
     emits: Int32  # [B] 1: the row's last token produces a sampled token; padding 0
     sampled: Int32  # [B] the step's output
     logprobs: Int64  # [B, LOGPROB_ENTRIES] the step's output for rows whose request asked: logprob_record.LOGPROB_ENTRY
-    counts: Int64  # [BATCH_COUNTS] ROWS and what follows it
+    counts: Int64  # [BATCH_COUNTS] ROWS and the counts after it
 
 
 class Suspended(NamedTuple):
-    """The input of a suspended step, as it was in Batch; ROWS is 0 where none is. One element each where no step is cut."""
+    """The input of a suspended step, as it was in Batch; ROWS is 0 if no step is suspended. The arrays have one
+    element each if steps are never cut.
+    """
 
     token_ids: Int32  # [T]
     positions: Int32  # [T]
@@ -263,11 +265,13 @@ class Suspended(NamedTuple):
     query_starts: Int32  # [B + 1]
     context_lengths: Int32  # [B]
     emits: Int32  # [B]
-    counts: Int64  # [BATCH_COUNTS] GROUP: with which it goes on
+    counts: Int64  # [BATCH_COUNTS] GROUP: the group at which it resumes
 
 
 class Buckets(NamedTuple):
-    """Shapes for which step graphs exist, ascending: a step runs in the first one that holds its tokens and rows."""
+    """Batch shapes that have a step graph, ascending. A step uses the first shape that fits its tokens and
+    rows.
+    """
 
     tokens: Int32
     rows: Int32
@@ -276,9 +280,9 @@ class Buckets(NamedTuple):
 class Recorder(NamedTuple):
     """The last turns, with all their inputs and decisions: see scheduler/phases/recorder.py."""
 
-    words: Int64  # [record_words] ring of records, which are contiguous but for its end
+    words: Int64  # [record_words] ring of records; only the ring's end can split one
     progress: Int64  # [8] as the last record left it: written for readers
-    cursor: Int64  # [8] the same, and what the open record has; read by the scheduler
+    cursor: Int64  # [8] the same, and the size of the open record; read by the scheduler
     seen: Int64  # [5 Q + 48] words as of the last idle turn, to see whether another one changed anything
 
 
@@ -300,7 +304,7 @@ class Scratch(NamedTuple):
 
 
 class NoFaultWord(NamedTuple):
-    """In place of State.fault: the state is not checked, and compiled code has nothing to do with faults."""
+    """Replaces State.fault if the state is not checked, so that compiled code contains no fault handling."""
 
 
 class State(NamedTuple):

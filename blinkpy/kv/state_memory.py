@@ -21,9 +21,14 @@ from blinkpy.queues.words import COUNTER_NAMES
 def make_state(
     limits: Limits, buckets: Sequence[tuple[int, int]] = (), *, checked: bool = False, tokens: TokenBytes | None = None
 ) -> kinds.State:
-    """All of the scheduler's memory, with every page free. buckets: see Buckets; default_buckets(limits) if empty. checked: with
-    a fault word, for which compiled code checks every expect. tokens: their bytes, where there are grammars. Raises ConfigError
-    for buckets that are not ascending, or don't end with the largest batch."""
+    """Allocate all of the scheduler's memory, with every page free.
+
+    buckets: (tokens, rows) of Buckets; default_buckets(limits) if empty.
+    checked: allocate a fault word, so that compiled code checks every expect.
+    tokens: the bytes of the vocabulary's tokens; needed for grammars.
+
+    Raises ConfigError for buckets that are not ascending, or do not end with the largest batch.
+    """
     shapes = list(buckets) or default_buckets(limits)
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(shapes)):
         raise ConfigError(f"buckets must be ascending in tokens and rows: {shapes}")
@@ -109,8 +114,9 @@ def make_state(
 
 
 def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **shapes: tuple[int, ...]) -> Any:
-    """The arrays of a NamedTuple, with the dtypes of its annotations: of `shape`, or their own in `shapes`; zeros, or -1 in those
-    that `none` names."""
+    """The arrays of a NamedTuple, with the dtypes of its annotations: of `shape`, or of their own in `shapes`.
+    All zeros, but -1 in the arrays named in `none`.
+    """
     return kind(*(np.full(shapes.get(name, shape), -1 if name in none else 0, dtype) for name, dtype in _dtypes(kind).items()))
 
 
@@ -126,7 +132,7 @@ def snapshot(state: kinds.State) -> dict[str, NDArray[Any]]:
 
 
 def differences(a: dict[str, NDArray[Any]], b: dict[str, NDArray[Any]]) -> list[str]:
-    """Where two snapshots differ, one line for each array: its name, the first index and both values."""
+    """The differences of two snapshots, one line per array: its name, the first index and both values."""
     lines = []
     for name in a:
         where = np.argwhere(a[name] != b[name])

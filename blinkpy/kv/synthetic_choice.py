@@ -1,4 +1,4 @@
-"""What a synthetic model does in place of a sampler: it keeps to scored prompts, grammars, and the bitmask of token rules."""
+"""The sampler of a synthetic model: it respects scored prompts, grammars, and the bitmask of token rules."""
 
 from blinkpy.device.portable import device
 from blinkpy.kv.grammars import follow
@@ -8,9 +8,11 @@ from blinkpy.queues.submission import STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
 
 @device
 def synthetic_choice(grammars, requests, slot, token, vocab_size):
-    """The token that follows in a request, for a model that wants `token`: the next one of a prompt that is scored; or the first
-    from `token` on, past the end from 0, that its grammar allows next, or without a grammar its token rules; `token` if there is
-    none."""
+    """The next token of a request if the model proposes `token`.
+
+    For a scored prompt: its next token. Otherwise the first token that the grammar, or else the token rules,
+    allow, counting cyclically from `token`; `token` itself if none is allowed.
+    """
     length = requests.length[slot]
     if length < requests.prompt_length[slot]:
         return requests.tokens[slot, length]

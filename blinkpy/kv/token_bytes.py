@@ -1,4 +1,4 @@
-"""The bytes of every token as the engine keeps them: what a token adds to the output of a request with a grammar."""
+"""The bytes that each token adds to an output, in the engine's format; grammars need them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
@@ -11,14 +11,14 @@ LONGEST = 1 << 10  # bytes of a token; longer ones are never legal
 
 
 class TokenBytes(NamedTuple):
-    """V tokens. Each one's bytes begin with a word of their own."""
+    """The bytes of V tokens. Each token's bytes start at a word boundary."""
 
     place: Int32  # [V, 2] first word, number of bytes; 0 bytes: the token is never legal
     words: Int32  # [n] four bytes a word, the first in the lowest bits
 
     @classmethod
     def of(cls, pieces: Sequence[bytes], vocab_size: int) -> Self:
-        """pieces: of the first tokens; others have none."""
+        """pieces: the bytes of the first tokens; the others get no bytes."""
         kept = [piece if len(piece) <= LONGEST else b"" for piece in pieces[:vocab_size]]
         lengths = np.zeros(vocab_size, np.int64)
         lengths[: len(kept)] = [len(piece) for piece in kept]

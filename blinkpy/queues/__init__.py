@@ -1,1 +1,3 @@
-"""What front ends and the engine share: the layout of the queues, and the hashes that name pages. NumPy alone."""
+"""The interface of front ends and the engine: the layout of the queues, and the hashes that name pages. Only
+NumPy is imported.
+"""

@@ -1,7 +1,7 @@
-"""Byte automata: a finite automaton over the bytes of a request's output, which says what the output may be.
+"""Byte automata: a finite automaton over the bytes of a request's output, which defines the allowed outputs.
 
-Its packed form, int32 words, crosses a queue pair and lies in the engine's memory. Device code reads it there
-(blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the form is defined here alone:
+Its packed form, int32 words, crosses a queue pair and is stored in the engine's memory. Device code reads
+it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the form is defined only here:
 
     word                        holds
     --------------------------  --------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ MOST_STATES = (1 << 15) - 1
 STATES_WORD, CLASSES_WORD, CLASS_OF_WORD = range(3)
 CELLS_WORD = CLASS_OF_WORD + BYTES // 4
 CELL_BITS, CELL_MASK = 16, 0xFFFF
-DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language goes on this way
+DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language continues with this byte
 STATE_ACCEPTING = 1  # the output may end here
 STATE_ENDING = 2  # it must: no byte leads on
 
@@ -110,7 +110,7 @@ class ByteAutomaton:
 
     @classmethod
     def of_words(cls, words: Int32) -> Self:
-        """The automaton of a packed form. Raises ValueError when it is none."""
+        """The automaton of a packed form. Raises ValueError if the form is invalid."""
         _require(len(words) >= CELLS_WORD, "a packed automaton is too short")
         states, classes = int(words[STATES_WORD]), int(words[CLASSES_WORD])
         _require(1 <= states <= MOST_STATES and 1 <= classes <= BYTES, "a packed automaton's sizes are out of range")

@@ -15,7 +15,7 @@ VERSION = 7
 
 
 class EngineFacts(NamedTuple):
-    """What front ends need to know about the engine; they check requests by it."""
+    """Properties of the engine that front ends need for checking requests."""
 
     instance: int  # random; a front end notices by it that the engine was restarted
     hash_multiplier_1: int  # secret of this engine: page hashes can't be steered from outside
@@ -29,7 +29,7 @@ class EngineFacts(NamedTuple):
     grammar_share: int = 0  # different grammars and token rules that the requests of a queue pair may have at a time; 0: none
     grammar_words: int = 0  # of the largest packed automaton or token rules
     grammar_arena: int = 0  # words at the end of the prompt arena, where front ends keep these
-    model_digest: int = 0  # of weights and what changes their numbers; 0: unknown
+    model_digest: int = 0  # of the weights and the options that change their values; 0: unknown
     tokenizer_digest: int = 0
 
 
@@ -49,7 +49,7 @@ HEADER = np.dtype(
     ],
     align=True,
 )
-BUILD = {  # what both sides must have in common
+BUILD = {  # must be equal on both sides
     "version": VERSION,
     "header_bytes": HEADER.itemsize,
     "sq_entry_bytes": SQ_ENTRY_BYTES,
@@ -73,7 +73,9 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
 
 
 def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
-    """Layout and facts of the engine from a segment's header. Raises LayoutError, naming both sides, where they differ."""
+    """Layout and facts of the engine from a segment's header. Raises LayoutError, naming both sides, on a
+    mismatch.
+    """
     if len(buffer) < HEADER.itemsize:
         raise LayoutError(f"a queue segment has a header of {HEADER.itemsize} bytes, but this one has only {len(buffer)} bytes")
     header = np.frombuffer(buffer, HEADER, 1)[0]

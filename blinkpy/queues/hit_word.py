@@ -1,10 +1,10 @@
-"""The hit word: what a request's start was like. Each slot of a queue pair has one.
+"""The hit word reports prefix-cache hits and waiting time of a request. Each slot of a queue pair has one.
 
-The engine writes it when a request begins to run, the first time; its front end reads it once the request's first completion
-is there. Bits 0 to 21 name the request, 22 to 41 hold how long it waited in the engine, in units of 2**20 ns, and 42 to 62
-how much of its prompt was in the prefix cache, in pages. The word is complete by itself and names its request, so nothing
-relies on an order of accesses: one that comes late counts as no hits. Requests of one slot have different names unless four
-million others came between them.
+The engine writes it when a request begins to run, the first time; its front end reads it once the request's
+first completion is there. Bits 0 to 21 name the request, 22 to 41 hold how long it waited in the engine, in
+units of 2**20 ns, and 42 to 62 the number of its prompt's pages that were in the prefix cache. The word is
+complete by itself and names its request, so nothing relies on the order of accesses: a late word counts as
+no hits. Two requests of a slot have the same name only if four million others came between them.
 """
 
 NAME_BITS = 22
@@ -12,7 +12,7 @@ NAME_MASK = (1 << NAME_BITS) - 1
 HIT_SHIFT = 42
 HIT_LIMIT = 1 << 63 - HIT_SHIFT  # pages; a context has less
 WAIT_SHIFT = 20  # from ns to the unit of waits, about a millisecond
-WAIT_LIMIT = 1 << HIT_SHIFT - NAME_BITS  # units; who waits longer counts as one who waited WAIT_LIMIT - 1
+WAIT_LIMIT = 1 << HIT_SHIFT - NAME_BITS  # units; longer waits count as WAIT_LIMIT - 1
 
 
 def name_of(request_id: int) -> int:

@@ -1,4 +1,5 @@
-"""The memory that front ends and the engine share: queue pairs, doorbells, leases and counters, as one binary layout.
+"""The memory that front ends and the engine share: queue pairs, doorbells, leases and counters, as one
+binary layout.
 
 A *segment* belongs to one engine. It is little-endian and naturally aligned, and every word of it has exactly one writer:
 
@@ -7,26 +8,29 @@ A *segment* belongs to one engine. It is little-endian and naturally aligned, an
     header            engine      magic, version, sizes, engine facts; written once, before state READY
     engine words      engine      state, heartbeat, steps, counters (ENGINE_*)
     control words     host        drain and stop requests, a fault seen by the host (CONTROL_*)
-    then, for each queue pair, two regions aligned to 4,096 bytes, so that each can be a memory region of its own:
+    then, for each queue pair, two regions aligned to 4,096 bytes, so that each can be a separate memory
+    region:
     front-end region  front end   words (FRONT_*), submission ring, cancel words, page hashes, prompt arena
     engine region     engine      words (PAIR_*), completion ring, log probability records, hit words
 
-A front end submits a request with four writes, in this order: prompt tokens, with the grammar's automaton and the token
-rules that the prompt arena does not have yet; page hashes; the submission entry; the doorbell (a release store; RC queue pairs
-deliver writes in order). The engine publishes how far it has consumed (PAIR_SQ_HEAD); ring entries before that point, and the
-arena space that only they name, may be written again. A completion is one aligned 8-byte word, so it can't be torn, and its lap
-counter tells a new one from what the last lap left: no tail is needed. A token whose request asked for log probabilities has a
-record as well, at the same position of an area beside the ring; it is written before the word, whose store is then a release, and
-stays until the completion head has passed.
+A front end submits a request with four writes, in this order: prompt tokens, with the grammar's automaton
+and token rules if the arena does not hold them yet; page hashes; the submission entry; the doorbell (a
+release store; RC queue pairs deliver writes in order). The engine publishes how far it has consumed
+(PAIR_SQ_HEAD); ring entries before that point, and the arena space that only they refer to, may be
+overwritten. A completion is one aligned 8-byte word, so it can't be torn, and its lap counter distinguishes
+it from words of the last lap, so no tail is needed. A token whose request asked for log probabilities has a
+record as well, at the same position of a separate area. It is written before the word, whose store is then
+a release, and stays valid until the completion head has passed it.
 
-*Epochs.* A front end owns a queue pair from the moment that the engine grants its claim (PAIR_EPOCH == FRONT_CLAIM and
-PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in their upper half, and request
-ids in theirs, so late writes of an earlier owner are recognised and have no effect.
+*Epochs.* A front end owns a queue pair from the moment that the engine grants its claim (PAIR_EPOCH ==
+FRONT_CLAIM and PAIR_ATTACHED == 1) until its lease ends. Doorbells and completion heads carry the epoch in
+their upper half, as do request ids, so late writes of an earlier owner are recognised and ignored.
 
-*Order.* What both sides rely on in the order of memory accesses has names, O1 to O8, and is checked for all machines by
-tests/verified/memory_model/queue_protocol.py; change the one with the other.
+*Order.* The memory orders that both sides rely on are named O1 to O8.
+tests/verified/memory_model/queue_protocol.py checks them for all machines; change both together.
 
-What lies in the regions has modules of its own: header, words, submission, completion, logprob_record and hit_word.
+The contents of the regions are defined in header, words, submission, completion, logprob_record and
+hit_word.
 """
 
 from dataclasses import dataclass

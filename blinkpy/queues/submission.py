@@ -1,6 +1,7 @@
-"""The submission entry: what a front end writes into the submission ring for one request.
+"""The submission entry, which a front end writes into the submission ring for each request.
 
-Fields of 8 bytes come first, so that all are naturally aligned; request parameters stand in the order of PARAMETERS.
+Fields of 8 bytes come first, so that all are naturally aligned; request parameters follow in the order of
+PARAMETERS.
 """
 
 import secrets
@@ -35,7 +36,7 @@ _SCALARS = [
     ("grammar_offset", "<i4"),  # words into the prompt arena
     ("grammar_words", "<i4"),  # of the packed automaton; 0: the output is free
     ("rules_offset", "<i4"),  # words into the prompt arena
-    ("rules_words", "<i4"),  # of the packed token rules; 0: there are none
+    ("rules_words", "<i4"),  # of the packed token rules; 0: none
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
@@ -45,7 +46,7 @@ SQ_ENTRY = np.dtype(
         ("spare", "<i4", ((SQ_ENTRY_BYTES - _USED) // 4,)),  # 0
     ]
 )
-SQ_ENTRY_FIELDS = zlib.crc32(repr(SQ_ENTRY.descr).encode())  # tells entries with other fields apart: part of the header
+SQ_ENTRY_FIELDS = zlib.crc32(repr(SQ_ENTRY.descr).encode())  # identifies the fields of entries; part of the header
 
 # Device code reads entries as arrays of words: WORD_NAME is a field's index in int32 [.., 64], and LONG_NAME that of a field of
 # 8 bytes in int64 [.., 32].

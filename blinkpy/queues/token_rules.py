@@ -1,11 +1,11 @@
-"""Token rules: what one request adds to the logits of single tokens, which tokens it allows, and which sequences it bans.
+"""Token rules of one request: biases of single tokens, the allowed tokens, and banned sequences.
 
-Their packed form, int32 words, crosses a queue pair and lies in the engine's memory as an automaton does (byte_automaton), and is
-defined here alone:
+Their packed form, int32 words, crosses a queue pair and is stored in the engine's memory like an automaton
+(byte_automaton). It is defined only here:
 
     word                        holds
     --------------------------  --------------------------------------------------------------------------------------
-    0                           MARK, which no automaton begins with
+    0                           MARK, which no automaton starts with
     1, 2, 3                     biases b, banned sequences s, words of the bitmask m
     4 ..                        b token ids, ascending
     4 + b ..                    b biases, float32
@@ -13,7 +13,7 @@ defined here alone:
                                 shorter ones
     4 + 2 b + 16 s ..           a bit for each token of the vocabulary, 1: allowed; m is 0 where all are
 
-A banned sequence's last token is impossible where the output ends with the ones before it.
+The last token of a banned sequence is not allowed if the output ends with the tokens before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,7 @@ class TokenRules:
 
     @classmethod
     def of_words(cls, words: Int32, vocab_size: int) -> Self:
-        """The rules of a packed form. Raises ValueError when it is none."""
+        """The rules of a packed form. Raises ValueError if the form is invalid."""
         _require(len(words) > FIRST_WORD and words[MARK_WORD] == MARK, "the words are not token rules")
         biases, sequences, mask = (int(word) for word in words[BIASES_WORD:FIRST_WORD])
         _require(0 <= biases <= MOST_BIASES and 0 <= sequences <= MOST_SEQUENCES, "a count of token rules is out of range")

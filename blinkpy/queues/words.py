@@ -1,6 +1,6 @@
 """The words of a segment, int64 each: indices into the blocks of the engine, the host and each queue pair, and their values."""
 
-# Front-end region, int64. Neighbours, so that one RDMA write covers those that change together.
+# Front-end region, int64. Words that change together are neighbours, so that one RDMA write covers them.
 FRONT_DOORBELL = 0  # epoch << 32 | submission tail (entries, modulo 2**32)
 FRONT_CQ_HEAD = 1  # epoch << 32 | completions read (modulo 2**32)
 FRONT_HEARTBEAT = 2  # changes at least once a lease
@@ -22,7 +22,7 @@ ENGINE_HEARTBEAT = 1  # turns of the loop, idle ones included
 ENGINE_STEPS = 2
 ENGINE_TIME_NS = 3  # the engine's clock at the last turn
 ENGINE_POLICY_FAULT = 4  # the policy's latest fault, as of scheduler.policy_fault
-ENGINE_PROGRESS = 5  # moves while a long step computes, where the host drives it: the heartbeat stands still then
+ENGINE_PROGRESS = 5  # advances during a long step that the host drives, when the heartbeat stands still
 COUNTER_NAMES = (
     "requests_accepted",
     "requests_rejected",

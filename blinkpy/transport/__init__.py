@@ -1,1 +1,1 @@
-"""What both ends of a link share: contract, shared memory, verbs, handshake."""
+"""The common part of both ends of a link: contract, shared memory, verbs, handshake."""

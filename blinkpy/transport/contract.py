@@ -1,23 +1,24 @@
 """The contract between a queue pair's client and the memory that it shares with the engine.
 
-A transport gives one process one queue pair. It moves bytes and keeps their order, whatever they mean. `shm`
+A transport gives one process one queue pair. It moves bytes in order, without interpreting them. `shm`
 implements it with loads and stores, `rdma` with one-sided reads and writes.
 
-What every transport promises:
+Every transport guarantees:
 1. Order. When the engine sees a doorbell, it sees every write_prompt, write_hashes and write_entry that came before it.
 2. No torn words. An 8-byte word is read and written whole.
-3. Reads may be old, never from the future: a value was in the engine's memory at some time after the transport last
-   returned it. Whatever is in the memory is returned after a bounded time, if the caller goes on asking.
-4. No call waits for the other side. A transport that can't go on raises TransportError, at that call or at a later one, and
-   from then on at every call.
-5. read_logprobs returns what was in the memory after the last read_completions had returned its words: whoever saw a
-   word with HAS_LOGPROBS reads the whole record that belongs to it.
-6. The front end is the one writer of its region, so a write never has to be read back.
-7. Succession. Before a pair is claimed anew, what an earlier owner wrote to arenas and ring has landed, or never will. (Words
-   may land late: they carry their epoch.)
+3. Reads may be old, never from the future: a value was in the engine's memory at some time after the
+   transport last returned it. A value in the memory is returned after a bounded time, if the caller keeps
+   reading.
+4. No call waits for the other side. A transport that has failed raises TransportError, in that call or a
+   later one, and in every call after it.
+5. read_logprobs returns memory contents at least as new as the last result of read_completions, so the
+   record of a word with HAS_LOGPROBS is complete.
+6. The front end is the only writer of its region, so a write never has to be read back.
+7. Succession. Before a pair is claimed again, all writes of an earlier owner to arenas and ring have
+   landed, or never will. (Words may land late: they carry their epoch.)
 8. A completion head may arrive late: with the next doorbell or heartbeat, or once it is an eighth of the ring ahead.
 
-1, 3, 5 and 7 are what the protocol relies on: O1, O5, O6 and O8 of docs/verification.md.
+1, 3, 5 and 7 are the orders that the protocol relies on: O1, O5, O6 and O8 of docs/verification.md.
 
 Positions count entries since the segment was made; a ring's place is the position modulo its size.
 """
@@ -44,8 +45,11 @@ class EngineWords(NamedTuple):
 
 
 class Transport(Protocol):
-    """One queue pair's memory; see the module for the promises. For one thread, except for heartbeat and checks: write_word of
-    FRONT_HEARTBEAT, read_engine, read_pair, read_fault and lost may run in a second one. close() comes when that has ended."""
+    """The memory of one queue pair, with the guarantees listed above.
+
+    It is used by one thread. A second thread may call write_word of FRONT_HEARTBEAT, read_engine, read_pair,
+    read_fault and lost; it must end before close().
+    """
 
     layout: QueueLayout
     facts: EngineFacts

@@ -1,4 +1,4 @@
-"""What an engine of this machine tells the process that watches it: whether it can't go on, and that it goes on."""
+"""The health of an engine on this machine, for the process that watches it: its fault, and its progress."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ from blinkpy.transport.segment import open_file, segment_path
 
 
 class EngineLife:
-    """Of the engine that has a segment's name now. Raises OSError where there is none."""
+    """The engine that currently owns a segment's name. Raises OSError if there is no such engine."""
 
     def __init__(self, name: str):
         fd = open_file(segment_path(name))
@@ -21,7 +21,7 @@ class EngineLife:
         self._words, self._engine, self._control = memory.cast("q"), layout.engine_words // 8, layout.control_words // 8
 
     def has_fault(self) -> bool:
-        """Whether it states that it can't go on."""
+        """Whether the engine has reported a fault."""
         return self._words[self._control + W.CONTROL_FAULT] != 0
 
     def beat(self) -> int:

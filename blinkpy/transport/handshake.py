@@ -1,16 +1,16 @@
-"""How a front end and an engine get to know each other: three JSON lines over one TCP connection, which then ends.
+"""The handshake of a front end and an engine: three JSON lines over one TCP connection, which is then closed.
 
     engine     {"protocol": PROTOCOL, "layout": VERSION, "nonce": .., "key": whether it has one}
     front end  {"protocol": PROTOCOL, "layout": VERSION, "nonce": .., "owner": .., "endpoint": {..}}
     engine     {"header": base64, "pair": .., "endpoint": {..}, "regions": {"engine": {..}, "front": {..}, "back": {..}}}
                or {"error": text}
 
-With a key, the last two lines begin with a proof and a space (blinkpy.transport.link_key). The engine gives nothing to a front
-end without one, and the front end trusts no answer without one.
+With a key, the last two lines begin with a proof and a space (blinkpy.transport.link_key). The engine
+refuses a front end without a proof, and the front end rejects an answer without one.
 
-The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names both sides. The
-three regions are all that the front end can reach: the engine's words (read), its own region (write), and the engine's
-region of its queue pair (read).
+The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names
+both sides. The front end can reach three regions: the engine's words (read), its own region (write), and
+the engine's region of its queue pair (read).
 """
 
 import base64
@@ -41,7 +41,11 @@ class HandshakeError(Exception):
 
 
 class Challenge(NamedTuple):
-    """The engine's first line. nonce: of this handshake alone. keyed: whether the engine has a key."""
+    """The engine's first line.
+
+    nonce: random, new for each handshake.
+    keyed: whether the engine has a key.
+    """
 
     nonce: str
     keyed: bool
@@ -68,9 +72,12 @@ class Region(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A front-end worker asks for a queue pair. owner: a random number that the worker, and whoever follows it in its place,
-    keeps: it gets the same queue pair again, at once, where a stranger would have to wait for the lease to end. nonce: of this
-    handshake alone."""
+    """A front-end worker's request for a queue pair.
+
+    owner: a random number that a worker hands on to its successor, which then gets the same queue pair
+        immediately; other workers have to wait for the end of the lease.
+    nonce: random, new for each handshake.
+    """
 
     owner: int
     endpoint: Endpoint
@@ -89,8 +96,11 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The engine's answer. header: the segment's first bytes. engine, front, back: the regions, as in blinkpy.queues.layout;
-    engine covers the engine words and the control words."""
+    """The engine's answer.
+
+    header: the segment's first bytes.
+    engine, front, back: the regions of blinkpy.queues.layout; engine covers engine words and control words.
+    """
 
     header: bytes
     pair: int
@@ -112,13 +122,13 @@ class Welcome(NamedTuple):
             header = base64.b64decode(message["header"], validate=True)
             regions = message["regions"]
             engine, front, back = (_region(regions[name]) for name in ("engine", "front", "back"))
-        except (KeyError, TypeError, ValueError) as error:  # ValueError: what is not base64
+        except (KeyError, TypeError, ValueError) as error:  # ValueError: invalid base64
             raise HandshakeError(f"the answer is incomplete: {error!r}") from error
         return Welcome(header, _whole(message, "pair", 0, 1 << 16), _endpoint(message), engine, front, back)
 
 
 def new_owner() -> int:
-    """A number for a worker and its successors that nobody else has, or can guess."""
+    """A random number that identifies a worker and its successors; no other process can guess it."""
     return secrets.randbelow((1 << OWNER_BITS) - 1) + 1
 
 
@@ -133,7 +143,9 @@ def sealed(line: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: byt
 
 
 def unsealed(received: bytes, key: LinkKey | None, side: bytes, nonce: str, *said: bytes) -> bytes:
-    """The line of a side without its proof. Raises HandshakeError where there is a key, and no right proof."""
+    """The line of a side without its proof. Raises HandshakeError if a key is set and the proof is wrong or
+    missing.
+    """
     if key is None:
         return received
     proof, line = received[:PROOF_DIGITS], received[PROOF_DIGITS + 1 :]
@@ -148,8 +160,11 @@ def refusal(reason: str) -> bytes:
 
 
 def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey | None = None) -> Welcome:
-    """Say hello to the engine; its answer. Raises LayoutError when it speaks another version or proves no key, and TransportError
-    when nobody is there, when it refuses, one side alone has a key, or it is silent for timeout_s seconds."""
+    """Send Hello to the engine and return its answer.
+
+    Raises LayoutError if the engine has another version or fails to prove its key. Raises TransportError if it
+    is unreachable, refuses, does not answer within timeout_s seconds, or if only one side has a key.
+    """
     deadline = time.monotonic() + timeout_s
     where = f"{host} port {port}"
     try:
@@ -161,7 +176,7 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey
             said = sealed(hello.encode(), key, FRONT_END, challenge.nonce)
             connection.sendall(said)
             answer = receive_line(connection, deadline)
-            if answer.startswith(REFUSED):  # whoever has no key gets no proof
+            if answer.startswith(REFUSED):  # sides without a key get no proof
                 Welcome.decode(answer)
             return Welcome.decode(unsealed(answer, key, ENGINE, challenge.nonce, said))
     except TimeoutError as error:
@@ -207,7 +222,7 @@ def _message(line: bytes) -> dict[str, Any]:
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """A line of the engine. Raises TransportError with its reason where it refuses."""
+    """A line of the engine. Raises TransportError with its reason if it refuses."""
     message = _message(line)
     if "error" in message:
         raise TransportError(f"the engine refused the connection: {message['error']}")

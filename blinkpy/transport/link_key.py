@@ -1,7 +1,7 @@
-"""The key that front ends and an engine share, with which each proves to the other, in a handshake, that it belongs to it.
+"""The secret key of a link, by which a front end and an engine authenticate each other in the handshake.
 
-A proof is an HMAC-SHA256 (RFC 2104) over who speaks, the engine's nonce and all that was said so far, so a proof of one
-handshake, side or message is none of another.
+A proof is an HMAC-SHA256 (RFC 2104) over the side, the engine's nonce and all lines so far, so it is valid
+only for this handshake, side and message.
 """
 
 import hashlib
@@ -25,8 +25,12 @@ class LinkKey:
         self._secret = secret
 
     def proof(self, side: bytes, nonce: bytes, *said: bytes) -> bytes:
-        """What a side, FRONT_END or ENGINE, puts in front of its line. nonce: the engine's; said: the lines so far, its own the
-        last one. Each ends with its only newline, so no two sequences are the same bytes."""
+        """The proof that a side, FRONT_END or ENGINE, sends in front of its line.
+
+        nonce: the engine's nonce.
+        said: the lines so far, including its own. Each ends with its only newline, so different sequences have
+            different bytes.
+        """
         return hmac.new(self._secret, b"\0".join((side, nonce, b"".join(said))), hashlib.sha256).hexdigest().encode()
 
     def accepts(self, proof: bytes, side: bytes, nonce: bytes, *said: bytes) -> bool:
@@ -35,7 +39,9 @@ class LinkKey:
 
 
 def read_link_key(path: str) -> LinkKey:
-    """The key in a file, but for line breaks at its end. Raises ConfigError, also for a file that others may read or change."""
+    """The key in a file, without trailing line breaks. Raises ConfigError, also if other users may access the
+    file.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())

@@ -1,14 +1,16 @@
-"""A segment of queue memory as its engine holds it: a file under /dev/shm, mapped by two processes of one machine.
+"""A segment of queue memory as its engine holds it: a file under /dev/shm, mapped by two processes of one
+machine.
 
-Who lives is told by locks, which the kernel drops when their holder dies and keeps while it is merely stopped:
+Locks show which processes are alive: the kernel releases a lock when its holder dies, but not while it is
+stopped.
 - the engine holds flock(LOCK_EX) on the segment's file. A file whose lock is free belongs to a dead engine; the next
   engine of that name removes it, and front ends notice.
 - a front end holds an open-file-description lock on the first byte of its region, so two living front ends never
   drive one queue pair. (Record locks and flock don't see each other.)
 
-A segment is built under a temporary name and linked to its own when it is complete: whoever finds the name finds a
-whole header. The file belongs to one user, mode 0600: front ends refuse a segment that someone else could have
-planted.
+A segment is built under a temporary name and linked to its final name when it is complete, so its header is
+never seen half-written. The file belongs to one user, with mode 0600: front ends refuse segments of other
+users.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ from blinkpy.transport.contract import TransportError
 
 FOLDER = Path("/dev/shm")
 RETRY_S = 0.02
-CLOSED = -1  # in place of a file descriptor
+CLOSED = -1  # instead of a file descriptor
 
 
 def segment_path(name: str) -> Path:
@@ -55,7 +57,7 @@ def lock_bytes(fd: int, start: int, length: int) -> bool:
 
 
 def lock_file(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock of a segment's file, if nobody has it."""
+    """Take the lock of a segment's file unless another process holds it."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,8 +93,11 @@ class Segment:
 
 
 def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
-    """Make a segment and own it until close() or death; what a dead engine of the same name left is removed. Raises
-    TransportError when a living engine has that name, or when there is no room."""
+    """Create a segment and own it until close() or death, and remove the segment of a dead engine with this
+    name.
+
+    Raises TransportError if a living engine has this name, or if there is not enough memory.
+    """
     path = segment_path(name)
     total = QueueLayout(sizes).total_bytes
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -145,7 +150,7 @@ def _unlink(path: Path, fd: int) -> None:
 
 
 def unlink_stale(name: str) -> bool:
-    """Remove the segment of a dead engine. Returns whether there is none any more."""
+    """Remove the segment of a dead engine. Returns whether the name is free."""
     path = segment_path(name)
     with contextlib.suppress(TransportError):
         _remove_stale(path)

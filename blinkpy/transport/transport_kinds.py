@@ -15,7 +15,7 @@ PREFIXES = ("connect_", "listen_")
 
 
 class WorkerIdentity(NamedTuple):
-    """Who asks for a queue pair."""
+    """The identity of a worker that asks for a queue pair."""
 
     pair: int  # the preferred one
     owner: int = 0  # see blinkpy.transport.handshake.Hello; 0 for a new one
@@ -24,13 +24,14 @@ class WorkerIdentity(NamedTuple):
 class End(NamedTuple):
     """One end of a transport.
 
-    open: of a front end, (config, WorkerIdentity) -> blinkpy.transport.contract.Transport; of an engine, config ->
-    blinkpy.engine.link.listeners.Listener. check: raises ConfigError where the options don't fit, given the names of those that
-    somebody set; it is called before anything starts.
+    open: front end: (config, WorkerIdentity) -> blinkpy.transport.contract.Transport; engine: config ->
+    blinkpy.engine.link.listeners.Listener.
+    check: (config, names of the given options); raises ConfigError if the options don't fit. It is called
+        before anything starts.
     """
 
     name: str
-    doc: str  # what the transport is for
+    doc: str  # the purpose of the transport
     crosses_machines: bool
     options: type | None  # dataclass with its options, decorated with config.extends
     open: Callable[..., Any]

@@ -1,10 +1,11 @@
-"""RDMA verbs through pyverbs: which device and port, and one reliable queue pair over it.
+"""RDMA verbs through pyverbs: the choice of device and port, and one reliable queue pair.
 
-pyverbs comes from the distribution (Debian, Ubuntu and BlueField images: python3-pyverbs) and is imported when an endpoint is
-opened, so that everything else works without it. Its objects are made once and reused: before release 64 each work request
-object leaked, and a second close() of one ends the process. Its calls hold the GIL and so must not wait: nothing here blocks.
+pyverbs comes from the distribution (Debian, Ubuntu and BlueField images: python3-pyverbs) and is imported
+when an endpoint is opened, so that all other parts work without it. Its objects are made once and reused:
+before release 64 each work request object leaked, and a second close() of one ends the process. Its calls
+hold the GIL and so must not wait: nothing here blocks.
 
-Both ends of a connection need the same few facts, an `Endpoint`; who exchanges them is `blinkpy.transport.handshake`.
+Both ends of a connection need each other's `Endpoint`; `blinkpy.transport.handshake` exchanges them.
 """
 
 import contextlib
@@ -25,14 +26,15 @@ from blinkpy.transport.link_key import MAKE_ONE, LinkKey, read_link_key
 INSTALL = "install the distribution's pyverbs (Debian, Ubuntu: apt install python3-pyverbs) for this Python"
 PSN_BITS = 24
 RNR_TIMER = 12  # 0.64 ms; no receive is ever posted, so it plays no role
-# A lost packet is sent again after 4.096 us * 2**14 = 67 ms, six times: a peer that is gone is noticed within half a second on
-# Soft-RoCE, and a few seconds on hardware, which may wait up to four times as long. 7 would mean for ever to Soft-RoCE.
+# A lost packet is resent after 4.096 us * 2**14 = 67 ms, up to six times. So a dead peer is noticed within
+# half a second on Soft-RoCE, and within a few seconds on hardware, which may wait four times as long.
+# Soft-RoCE takes a count of 7 as "forever".
 ACK_TIMEOUT = 14
 RETRIES = 6
 READ_DEPTH = 16  # reads in flight, at most
 HOP_LIMIT = 64
 INLINE_LEAST = 32  # bytes: doorbells have to be taken at the time of posting
-INLINE_WANTED = SQ_ENTRY_BYTES  # where a device can't, entries are read from their registered copy
+INLINE_WANTED = SQ_ENTRY_BYTES  # if a device supports less, entries are read from their registered copy
 SCANNED_GIDS = 64
 
 
@@ -83,7 +85,7 @@ class RdmaOptions:
         return split_address(getattr(self, name), name)
 
     def link_key(self, name: str) -> LinkKey | None:
-        """The key for the address of the option with this name; None where none is needed. Raises ConfigError."""
+        """The key for the address in this option; None if no key is needed. Raises ConfigError."""
         if self.link_key_file and self.insecure_link:
             raise ConfigError("--link-key-file and --insecure-link exclude each other")
         if self.link_key_file:
@@ -106,7 +108,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Endpoint(NamedTuple):
-    """What the other end must know to connect."""
+    """The data that the other end needs in order to connect."""
 
     qpn: int
     psn: int
@@ -118,7 +120,7 @@ class Endpoint(NamedTuple):
 
 @cache
 def module(name: str) -> ModuleType:
-    """A module of pyverbs. Raises TransportError, with what to do, where it is not installed."""
+    """A module of pyverbs. Raises TransportError with instructions if it is not installed."""
     try:
         return importlib.import_module(f"pyverbs.{name}")
     except ImportError as error:
@@ -149,8 +151,10 @@ def reported(what: str) -> Iterator[None]:
 class Port:
     """An open device, one of its ports, and the GID that it sends from.
 
-    device: its name, "" for the first with an active port. gid_index: -1 for the best one: RoCE v2 over IPv4, which routers
-    know, before RoCE v2 over IPv6 and InfiniBand's own. Raises TransportError.
+    device: its name; "": the first device with an active port.
+    gid_index: -1: the best GID, in the order RoCE v2 over IPv4 (routable), RoCE v2 over IPv6, InfiniBand.
+
+    Raises TransportError.
     """
 
     def __init__(self, device: str = "", gid_index: int = -1):
@@ -203,7 +207,7 @@ def _text(name: Any) -> str:
 
 
 def device_names() -> list[str]:
-    """RDMA devices of this machine. Raises TransportError where there can be none: no pyverbs, no kernel module."""
+    """The RDMA devices of this machine. Raises TransportError without pyverbs or the kernel's modules."""
     with reported("list RDMA devices (are the kernel's modules loaded: ib_uverbs and the driver?)"):
         return [_text(device.name) for device in module("device").get_device_list()]
 

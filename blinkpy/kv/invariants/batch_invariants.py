@@ -34,7 +34,11 @@ RESERVED_WRONG = fault_code("queue pair {}: what is kept of its completion ring 
 
 @device
 def check_rows(limits, state, b, rows, decodes, stalled, seen):
-    """The rows of a batch b. stalled: of its requests, in Requests. seen: int64 [>= S], any content."""
+    """Check the rows of batch b.
+
+    stalled: Requests' array of stalled flags.
+    seen: scratch, int64 [>= S].
+    """
     r = state.requests
     for slot in range(limits.slots):
         seen[slot] = 0
@@ -106,7 +110,11 @@ def waiting_tokens(state, rows, best_effort_prompts):
 
 @device
 def check_room(limits, state, rows, tokens, decodes, yields):
-    """Whether a prompt waits although the step has room, or best-effort ones have more than theirs. yields: these have none."""
+    """Check that no prompt waits while the step has budget left, and that best-effort prompts keep to their
+    budget.
+
+    yields: whether best-effort prompts get no budget in this step.
+    """
     full = tokens == limits.tokens
     if state.suspended.counts[S.ROWS] > 0 or state.counts[S.YIELDED_TURNS] > 0:
         first_ends = rows > decodes and state.batch.emits[decodes] != 0
@@ -126,7 +134,7 @@ def check_room(limits, state, rows, tokens, decodes, yields):
 
 @device
 def check_input(limits, state, b, stalled, seen):
-    """The rows and tokens of a batch b that is not empty. stalled: as in check_rows. seen: int64 [>= S], any content."""
+    """Check the rows and tokens of a non-empty batch b; stalled and seen as in check_rows."""
     r, rows, tokens, decodes = state.requests, b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS]
     fault = check_rows(limits, state, b, rows, decodes, stalled, seen)
     if fault != 0:
@@ -165,7 +173,9 @@ def groups_of_batch(limits, state, counts):
 
 @device
 def check_groups(limits, state):
-    """Which step is cut, which one is suspended, and who is in flight. Behind check_input of both."""
+    """Check the groups of a cut step, the suspended step, and which requests are in flight. Needs check_input
+    of both.
+    """
     b, kept, r, in_flight, flexible = state.batch.counts, state.suspended.counts, state.requests, 0, 0
     for i in range(limits.slots):
         in_flight += 1 if r.stalled[i] == S.IN_FLIGHT else 0
@@ -194,7 +204,7 @@ def check_groups(limits, state):
 
 @device
 def check_batch(limits, state, seen):
-    """seen: int64 [>= S], any content."""
+    """seen: int64 [>= S], as scratch."""
     b, r, kept = state.batch, state.requests, state.suspended
     rows, tokens, decodes, suspended = b.counts[S.ROWS], b.counts[S.TOKENS], b.counts[S.DECODE_ROWS], kept.counts[S.ROWS] > 0
     if not fits(limits, b) or not fits(limits, kept) or (suspended and limits.step_groups == 1):

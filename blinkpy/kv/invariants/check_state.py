@@ -1,4 +1,4 @@
-"""What must be true of the scheduler's state between two turns. Each invariant is device code of this folder, and nowhere else.
+"""The invariants of the scheduler's state between two turns. All of them are device code in this folder.
 
 Compiled, all of them take microseconds, so a simulation can afford them after every turn.
 """
@@ -25,8 +25,9 @@ from blinkpy.kv.state import NoFaultWord, State
 
 @device
 def check_state(limits, state, references, seen):
-    """The first fault of the scheduler's state, 0 for none; each group relies on those before it. references, seen: int64
-    [max(S, N)], any content."""
+    """The first fault of the scheduler's state, 0 for none; each group relies on those before it. references,
+    seen: int64 [max(S, N)], as scratch.
+    """
     return (
         check_lists(limits, state, seen)
         or check_requests(limits, state)
@@ -47,8 +48,11 @@ def compiled_check(kinds: tuple[Any, ...]) -> Callable[..., int]:
 
 
 def state_faults(limits: Limits, state: State) -> list[str]:
-    """What is wrong with the state, in words: what an expect of compiled code found, or else the first invariant that does not
-    hold, with its page, slot, row or token. Empty when all is well. Takes NumPy arrays or memoryviews."""
+    """Descriptions of what is wrong with the state; empty if it is sound.
+
+    Reports a failed expect of compiled code, or else the first broken invariant with its page, slot, row or
+    token. Accepts NumPy arrays or memoryviews.
+    """
     host: State = map_arrays(np.asarray, state)
     return table_faults(host, ArgumentTable(limits), ArgumentTable(host), check_scratch(limits))
 
@@ -59,7 +63,7 @@ def check_scratch(limits: Limits) -> NDArray[np.int64]:
 
 
 def table_faults(state: State, limits_table: ArgumentTable, state_table: ArgumentTable, scratch: NDArray[np.int64]) -> list[str]:
-    """As state_faults, for who checks the same memory again and again: nothing is made anew. scratch: of check_scratch."""
+    """state_faults for repeated checks of the same memory, without new tables. scratch: from check_scratch."""
     fault = 0 if isinstance(state.fault, NoFaultWord) else int(state.fault[0])
     if fault == 0:
         fault = compiled_check((limits_table.kind, state_table.kind))(limits_table, state_table, scratch[0], scratch[1])

@@ -18,7 +18,7 @@ HELD_TWICE = fault_code("slot {} holds a page twice")
 
 @device
 def check_pages(limits, state, references, seen):
-    """references, seen: int64 [>= N], any content."""
+    """references, seen: int64 [>= N], as scratch."""
     pages, table = state.pages, state.requests.page_table
     free = state.counts[S.FREE_COUNT]
     for page in range(limits.pages):
@@ -123,7 +123,7 @@ def canonical_fine(limits, state, slot):
 
 @device
 def check_index(limits, state, seen):
-    """seen: int64 [>= N], any content."""
+    """seen: int64 [>= N], as scratch."""
     pages, r = state.pages, state.requests
     for page in range(limits.pages):
         seen[page] = 0

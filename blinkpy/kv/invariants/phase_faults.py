@@ -1,4 +1,4 @@
-"""What the phases of a turn expect where they rely on it (blinkpy/device/expect.py), by the file of the phase."""
+"""The conditions that phases of a turn check with expect (blinkpy/device/expect.py), by phase."""
 
 from blinkpy.device.expect import fault_code
 

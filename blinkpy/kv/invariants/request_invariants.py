@@ -17,7 +17,9 @@ UNSORTED = fault_code("waiting is not sorted by (rank, arrival) at {}")
 
 @device
 def check_list(slots, n, total, status, wanted, seen):
-    """Whether slots[0:n] are exactly the slots with a status, each once. total: S. seen: int64 [>= S], any content."""
+    """Whether slots[0:n] are exactly the slots with a status, each once. total: S. seen: int64 [>= S], as
+    scratch.
+    """
     if n < 0 or n > total:
         return False
     having = 0
@@ -159,7 +161,7 @@ def is_own(limits, state, slot, own, digest_word):
 
 @device
 def check_best_effort(limits, state):
-    """The pages of running requests of best effort; one alone may have more."""
+    """Check the pages of running best-effort requests against their share; a single request may exceed it."""
     r, held, running = state.requests, 0, 0
     for slot in range(limits.slots):
         if r.status[slot] == S.RUNNING and r.entry[slot, E.WORD_BEST_EFFORT] != 0:
