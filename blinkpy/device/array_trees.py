@@ -7,7 +7,7 @@ import numpy as np
 
 
 def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same NamedTuples with function(array) in place of each array: copies, memoryviews, arrays on a GPU."""
+    """The same NamedTuples with function(array) instead of each array: copies, memoryviews, arrays on a GPU."""
     if isinstance(tree, tuple):
         return type(tree)(*(map_arrays(function, item) for item in tree))
     return function(tree)

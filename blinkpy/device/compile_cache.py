@@ -1,8 +1,8 @@
 """Compiled host code that outlives the process: the scheduler takes some 20 s to compile and a moment to load.
 
-Numba's own cache looks at the file of the outermost function alone, so an edit in another module would go unnoticed. Here
-each state of the sources has a folder of its own, named by a hash of all modules that device code comes from. Of processes that
-need the same code at once, one compiles it, and the others wait for it.
+Numba's own cache checks only the file of the outermost function, so an edit in another module would go
+unnoticed. Here each state of the sources has a separate folder, named by a hash of all modules with device
+code. If several processes need the same code, one compiles it and the others wait.
 """
 
 import fcntl
@@ -28,13 +28,14 @@ from numba.core.sigutils import normalize_signature
 from blinkpy.sources import DEVICE_CODE, source_digest
 
 KEPT = 8  # states of the sources; the ones used longest ago go first
-WAIT_S = 120.0  # for what another process compiles; some machines take a minute for the scheduler
+WAIT_S = 120.0  # wait for another process's compilation; the scheduler takes a minute on some machines
 LOOK_S = 0.05
 
 
 def _number_functions_apart() -> None:
-    """Let this process number what it compiles from a random number on. Numba counts from 1 to tell symbols of closures of one
-    function apart; a process that loads code of two others with the same symbols would run the first one's for both."""
+    """Start Numba's numbering of closures at a random number. Numba starts at 1, so the code of two processes
+    can have equal symbols; a process that loads both would run the first for both.
+    """
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 
@@ -61,18 +62,18 @@ def cache_folder() -> Path | None:
 
 
 class _SharedCache(FunctionCache):
-    """Numba's cache of one function's variants, for processes that fill it at the same time.
+    """Numba's cache of one function's variants, safe for processes that fill it concurrently.
 
-    key: as of cached_njit, where there is one: Numba compares pickles, and those of intrinsics differ from process to process.
+    key: as for cached_njit. Numba would compare pickles, and those of intrinsics differ between processes.
     """
 
     def __init__(self, function: Callable[..., Any], key: tuple[Any, ...] | None):
         super().__init__(function)
         self._key = key
-        self._compiling: dict[Any, int] = {}  # by signature: files, locked, of what this process is about to compile
+        self._compiling: dict[Any, int] = {}  # by signature: locked files of the variants that this process is compiling
 
     def __del__(self) -> None:
-        for lock in self._compiling.values():  # of what did not compile
+        for lock in self._compiling.values():  # of variants that failed to compile
             os.close(lock)
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
@@ -123,12 +124,12 @@ class _SharedCache(FunctionCache):
     def _release(self, signature: Any) -> None:
         lock = self._compiling.pop(signature, None)
         if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # for children of a fork, too, who have the file open
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also for forked children that have the file open
             os.close(lock)
 
 
 def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | None) -> Any:
-    """Let a function that Numba wrapped keep its code in this state's folder, where there is one."""
+    """Cache the code of a function that Numba wrapped in this state's folder, if the folder exists."""
     folder = cache_folder()
     if folder is not None:
         before = numba.config.CACHE_DIR

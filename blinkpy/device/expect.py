@@ -1,4 +1,5 @@
-"""Fault codes: what can be found wrong, as numbers, since compiled code returns no text; and `expect`, which checks one in place.
+"""Fault codes, numbers that stand for faults since compiled code returns no text, and `expect`, which checks a
+condition.
 
 A *fault* is a fault code, and above it the place: a page, a slot, an index. 0 is none.
 """
@@ -45,10 +46,10 @@ def fault_at(code, place):
 
 
 def expect(state, condition, code):
-    """Check what must hold. Any lane may call it; conditions only read.
+    """Check a condition that must hold. Any lane may call it; conditions only read.
 
-    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made to be checked, which is a part
-    of its type: then the first fault stays in state.fault, and the turn goes on.
+    Plain Python raises BrokenInvariantError. Compiled code does nothing, unless the state was made with checks,
+    which is part of its type: then state.fault keeps the first fault, and the turn continues.
     """
     if not condition:
         raise BrokenInvariantError(code)

@@ -1,7 +1,8 @@
-"""Functions that compiled code calls are optimised and made into machine code once: as a part of what calls them.
+"""Optimise inner functions of compiled code once, as part of their callers.
 
-Numba does both for each function by itself, and again wherever it is linked in. Nobody enters these functions from outside, and
-the scheduler has four hundred of them: of the time in which it is compiled that is a third.
+Numba optimises each function alone and generates its machine code, and does so again wherever it is linked
+in. These functions are never called from outside. The scheduler has four hundred of them, and the repeated
+work is a third of its compile time.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ ENVIRONMENT = "_ZN08NumbaEnv"
 
 
 class SharedLibrary(JITCodeLibrary):
-    """The code of one function, and of those that it calls. `put_off`: it has no entry, and so no machine code yet."""
+    """The code of one function and its callees. `put_off`: it has no entry point yet, and so no machine code."""
 
     put_off = False
 
@@ -56,7 +57,7 @@ class SharedLibrary(JITCodeLibrary):
 
 
 def _is_seen(function: Any) -> bool:
-    """Whether a module defines a function for others."""
+    """Whether a function is visible outside its module."""
     return not function.is_declaration and function.linkage.name == "external"
 
 
@@ -70,6 +71,6 @@ def _set_environment_of_code(self: Any, name: str, environment: Any) -> None:
 
 
 def optimise_once() -> None:
-    """Let this process compile so. Whatever was compiled before stays as it is."""
+    """Enable this for the process. Code compiled earlier is unchanged."""
     JITCPUCodegen.set_env = _set_environment_of_code
     JITCPUCodegen._library_class = SharedLibrary

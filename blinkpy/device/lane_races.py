@@ -1,8 +1,9 @@
 """Races between lanes: a word that two lanes touch between two barriers, where one of them writes.
 
-Lanes that take turns show a race in some orders, with some values. Here each access of an array is noted, so a race shows in
-every order and whatever the values are (the rule of Netzer and Miller, "What are race conditions?", 1992, with barriers as the
-only order). An index below 0, which Python counts from the end, is an error, too: on a GPU it is out of range.
+Lanes that take turns show a race only in some orders and with some values. Here each access of an array is
+recorded, so a race is found in every order and with any values (the rule of Netzer and Miller, "What are
+race conditions?", 1992, with barriers as the only order). An index below 0, which Python counts from the
+end, is an error, too: on a GPU it is out of range.
 """
 
 import sys
@@ -19,7 +20,7 @@ class LaneRaceError(RuntimeError):
 
 
 class Accesses:
-    """What the lanes touched since the last barrier."""
+    """The words that the lanes accessed since the last barrier."""
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
@@ -31,11 +32,11 @@ class Accesses:
         self.several = self.since + self._lanes
 
     def enter(self, lane: int) -> None:
-        """This lane runs from here on."""
+        """Record that this lane runs now."""
         self.now = self.since + lane
 
     def watched(self, tree: Any) -> Any:
-        """The same NamedTuples, of arrays whose accesses are noted; what has no arrays stays."""
+        """The same NamedTuples, with arrays whose accesses are recorded."""
         return map_named_arrays(lambda name, item: item if isinstance(item, int) else _Watched(self, name, item), tree)
 
     def race(self, name: str, index: Any, mark: int, what: str) -> LaneRaceError:
@@ -48,7 +49,7 @@ class Accesses:
 
 
 class _Watched:
-    """An array that notes who reads and writes its words."""
+    """An array that records which lanes read and write its words."""
 
     __slots__ = ("_accesses", "_array", "_name", "_read", "_written")
 

@@ -1,11 +1,12 @@
-"""Several lanes in plain Python: what a block of threads is on a GPU, as generators that take turns in one thread.
+"""Several lanes in plain Python, like a block of GPU threads, as generators that take turns in one thread.
 
-Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is drawn anew for every such
-segment. So a result that depends on lane timing (a lane reads what another one writes without a barrier between them)
-comes out different in some order, and a seed repeats it.
+Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is random in every
+such segment. So a result that depends on lane timing (a lane reads what another one writes without a
+barrier between them) comes out different in some order, and a seed repeats it.
 
-The code of a lane is the source of the device function, changed in one way: `yield from` stands before each call of a
-collective, and of a function that has such a call. A switch of lanes costs less than a microsecond; threads take a hundred.
+The code of a lane is the source of the device function, changed in one way: `yield from` is added before
+each call of a collective, or of a function with such a call. A switch of lanes costs less than a
+microsecond; threads take a hundred.
 """
 
 import ast
@@ -31,8 +32,11 @@ class LanesDivergedError(RuntimeError):
 
 
 class Team:
-    """`lanes` lanes that run device functions together. seed: of the order in which they take turns. races: whether a race is an
-    error, in every order: see blinkpy.device.lane_races."""
+    """`lanes` lanes that run device functions together.
+
+    seed: seed of the order in which they take turns.
+    races: whether to detect races (blinkpy.device.lane_races).
+    """
 
     def __init__(self, lanes: int, seed: int = 0, *, races: bool = False) -> None:
         if lanes < 1:
@@ -113,7 +117,7 @@ def _block_max(value: int, lane: int, lanes: int) -> Lane:
 
 
 def _word(value: int) -> int:
-    """What fits 64 bits, as on a GPU. Raises OverflowError."""
+    """The value, if it fits into 64 bits as on a GPU. Raises OverflowError."""
     if not -WORD <= value < WORD:
         raise OverflowError(f"{value} has more than 64 bits")
     return value
@@ -138,7 +142,7 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
         return None
     free = {name: named[name] for name in function.__code__.co_freevars} | waiting
     definition = pickle.loads(pickle.dumps(definition_of(function)))  # a copy, five times as fast as copy.deepcopy
-    # One that does nothing, so that the code begins on the line where the original does: coverage knows it by that.
+    # An empty statement, so that the code starts on the original's line, by which coverage identifies it.
     nothing = ast.parse("lambda function: function", mode="eval").body
     definition.decorator_list = [ast.copy_location(nothing, old) for old in definition.decorator_list[:1]]
     _YieldFrom(waiting).visit(definition)
@@ -151,7 +155,7 @@ def in_lane(function: Any) -> Callable[..., Lane] | None:
 
 
 def _named(function: FunctionType) -> dict[str, Any]:
-    """What a function's code refers to beside its own variables."""
+    """The global names and free variables of a function's code."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     loaded = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"} & set(function.__globals__)
@@ -159,10 +163,11 @@ def _named(function: FunctionType) -> dict[str, Any]:
 
 
 def definition_of(function: FunctionType) -> ast.FunctionDef:
-    """Where a function is defined, in the source that its module was loaded from. The node belongs to others, too: copy it before
-    a change. Raises ValueError or OSError where there is none."""
+    """The definition of a function in its module's source. The node is shared: copy it before a change. Raises
+    ValueError or OSError if it is not found.
+    """
     code = function.__code__
-    get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's own loader has none
+    get_source = getattr(function.__globals__.get("__loader__"), "get_source", None)  # pytest's loader has no get_source
     text = get_source(function.__globals__["__name__"]) if get_source else Path(code.co_filename).read_text()
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:

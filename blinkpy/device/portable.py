@@ -1,4 +1,5 @@
-"""The only functions with three bodies: memory-model primitives, and collectives over the lanes of a block.
+"""The only functions with three implementations: memory-model primitives, and collectives over the lanes of a
+block.
 
 Everything else in the scheduler is one source. A function here has
 
@@ -7,14 +8,15 @@ Everything else in the scheduler is one source. A function here has
 - a body for numba.cuda, of those in device/targets/cuda_primitives.py, cuda_collectives.py and cuda_strided.py; registered by
   `register_cuda`, since numba-cuda is an optional package.
 
-*Lanes.* Device code runs as `lanes` lanes of one block (any number; on a GPU a multiple of 32), each knowing its
-`lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same order. njit runs one lane,
-plain Python one or, in a lanes.Team, which has bodies of its own for the collectives, several.
+*Lanes.* Device code runs as `lanes` lanes of one block (any number; on a GPU a multiple of 32), each
+knowing its `lane`. All lanes call the collectives (barrier, block_scan, block_sum, block_max) in the same
+order. njit runs one lane, plain Python one lane, or several in a lanes.Team, which has its own collectives.
 
-*Memory model.* A word that another party writes is read with load_acquire when what it announces is read after it, with
-load_relaxed otherwise: never with a plain load, which may come from a register or a cache. Words for another party are
-written with store_release after what they announce, with store_relaxed when they announce nothing but themselves.
-Both are single accesses of an aligned word, so they can't be torn. Scope is the whole system: host, GPU, network card.
+*Memory model.* A word of another party is read with load_acquire if it announces data that is read next,
+otherwise with load_relaxed: never with a plain load, which may come from a register or a cache. Words for
+another party are written with store_release after the data that they announce, or with store_relaxed if
+they announce no other data. Both are single accesses of an aligned word, so they can't be torn. Scope is
+the whole system: host, GPU, network card.
 """
 
 import time
@@ -28,7 +30,7 @@ from blinkpy.device.table_codegen import is_words, register_cuda_tables
 from blinkpy.device.targets import cpu_primitives
 
 optimise_once()
-# Without entries for C, which nobody uses: they would take a seventh of the time in which the scheduler is compiled.
+# Without C entry points, which are never used but take a seventh of the scheduler's compile time.
 INNER = {"no_cfunc_wrapper": True}
 device = register_jitable(**INNER)
 inner_overload = partial(overload, jit_options=INNER)
@@ -37,7 +39,7 @@ inner_overload = partial(overload, jit_options=INNER)
 
 
 def load_acquire(array, index):
-    """array[index]; what the writer stored before its release store is visible after it."""
+    """array[index]; the writer's stores before its release store are visible after this load."""
     return array[index]
 
 
@@ -47,7 +49,7 @@ def load_relaxed(array, index):
 
 
 def store_release(array, index, value):
-    """array[index] = value; all stores before it are visible to who loads it with acquire."""
+    """array[index] = value; all stores before it are visible after an acquire load of it."""
     array[index] = value
 
 
@@ -80,7 +82,7 @@ def strided(first, last, lanes):
 
 
 def barrier(lanes):
-    """All lanes arrive before one goes on; what they wrote is visible to all."""
+    """Wait until all lanes have arrived; their writes are then visible to all."""
     _one_lane(lanes)
 
 

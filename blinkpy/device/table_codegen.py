@@ -1,4 +1,6 @@
-"""Numba's code for device/tables.py: reading fields, loading and storing elements; for njit at once, for CUDA when asked."""
+"""Numba's code for device/tables.py: reading fields, loading and storing elements; registered for njit on
+import, for CUDA on request.
+"""
 
 import operator
 from collections.abc import Callable
@@ -29,8 +31,9 @@ def _for_gpu(context):
 
 
 def _load_word(context, builder, pointer, i):
-    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU the compiler would then
-    keep all of them, in twice the registers that there are; there it loads them again, from shared memory."""
+    """The i-th word at a pointer into a table (i8*). For njit it is marked as constant. On a GPU the compiler
+    would then keep all words in registers, twice as many as exist; so it reloads them from shared memory.
+    """
     value = builder.load(builder.bitcast(builder.gep(pointer, [_I64(i * WORD)]), _I64.as_pointer()))
     if not _for_gpu(context):
         value.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -56,7 +59,7 @@ def _element_pointer(context, builder, words, pointer, indices):
     element = ir.IntType(8 * size)
     if not _for_gpu(context):
         return builder.inttoptr(address, element.as_pointer())
-    place = builder.inttoptr(address, element.as_pointer(GLOBAL_MEMORY))  # then a load need not find out where it goes
+    place = builder.inttoptr(address, element.as_pointer(GLOBAL_MEMORY))  # so that a load knows its address space
     return builder.addrspacecast(place, element.as_pointer())
 
 

@@ -1,13 +1,13 @@
 """NamedTuples of arrays behind one pointer, for compiled device code.
 
-The scheduler works on some ninety arrays. As arguments they would be copied through every call (some 700 words), which
-costs most of the compile time, 12 us in every call from Python, and more than the 4 KB that a kernel's parameters may
-have. So compiled code gets them as a *table*: the integers of the tree, and address and strides of its arrays, one int64
-word each. A tree, a nested tree and an array are all a pointer into the table; `tree.field` moves it, and `array[i]` loads
-the address there. Device code is the same for both: it reads `state.requests.length[slot]` from tuples and arrays, in plain
-Python, and from a table alike.
+The scheduler works on some ninety arrays. As arguments they would be copied through every call (some 700
+words), which costs most of the compile time and 12 us in every call from Python, and exceeds a kernel's 4
+KB of parameters. So compiled code gets them as a *table*: the integers of the tree, and address and strides
+of its arrays, one int64 word each. A tree, a nested tree and an array are all a pointer into the table;
+`tree.field` moves it, and `array[i]` loads the address there. Device code is the same for both:
+`state.requests.length[slot]` reads a tuple of arrays in plain Python, or a table.
 
-Indices are taken as they are: not negative, not checked. A table must not change while it is in use.
+Indices are not checked and must not be negative. A table must not change while it is in use.
 """
 
 import math
@@ -71,8 +71,10 @@ def dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def make_table(tree: Any, strided: bool = False, strided_parts: tuple[str, ...] = ()) -> tuple[TableType, NDArray[np.int64]]:
     """The type of a tree of integers, int32 and int64 arrays, and its table. The arrays must outlive the table.
 
-    strided: take all arrays for strided ones, so that the type does not depend on their sizes; strided_parts: only those
-    in the nested tuples of these names. Others must be contiguous. Raises TypeError for what a table can't hold.
+    strided: treat all arrays as strided, so that the type does not depend on their sizes.
+    strided_parts: treat only arrays in the nested tuples of these names as strided; others must be contiguous.
+
+    Raises TypeError for values that a table can't hold.
     """
     words: list[int] = []
 

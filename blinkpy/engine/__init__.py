@@ -1,1 +1,3 @@
-"""The engine: provisioned by the host, driven by it or by the loop on the GPU; and its door for front ends on other machines."""
+"""The engine: provisioned by the host, driven by the host or by the loop on the GPU; and its listener for
+front ends on other machines.
+"""

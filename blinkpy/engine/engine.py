@@ -37,9 +37,12 @@ LONG_FACTORS = "beyond %d tokens (of %d) the rope factors are the long ones for 
 
 
 def make_engine(config: Config, on_progress: ProgressCallback | None = None, device: Device | None = None) -> "Engine":
-    """The engine that --device asks for; "auto" is the GPU where there is one and its packages are installed, else the CPU.
+    """The engine that --device asks for; "auto" is the GPU if present and its packages are installed, else the
+    CPU.
 
-    device: taken instead, for benchmarks. Nothing is allocated yet. Raises ConfigError when the device can't be had.
+    device: overrides the option, for benchmarks.
+
+    Allocates nothing yet. Raises ConfigError if the device is not available.
     """
     device = device or choose_device(config.engine.device)
     way = config.extension(RdmaOptions).queue_memory
@@ -52,7 +55,9 @@ def make_engine(config: Config, on_progress: ProgressCallback | None = None, dev
 
 
 class Engine:
-    """One engine on this machine. timings: seconds of the start's phases. Raises ConfigError for what the user can mend."""
+    """One engine on this machine. timings: seconds of the start's phases. Raises ConfigError for errors that
+    the user can correct.
+    """
 
     def __init__(self, config: Config, device: Device, on_progress: ProgressCallback | None = None):
         self.config, self.device = config, device
@@ -67,7 +72,7 @@ class Engine:
 
     @property
     def pair_memory(self) -> QueueMemory | None:
-        """Where the queue pairs lie for a network card, if not in the segment."""
+        """The memory of the queue pairs for a network card, if not the segment."""
         return self.runner.pair_memory if self.runner is not None else None
 
     def start(self) -> None:
@@ -92,7 +97,7 @@ class Engine:
             raise ConfigError(f"step_groups must be at most {most}: {model.name} has {len(model.layers)} layers")
         longest = device.step_tokens(self.config, model)
         sizes = step_sizes(self.config.scheduler, gpu=device.gpu, experts=any(model.expert_layers), tokens=longest)
-        config = self.config = self.config.with_options(sizes)  # what depends on the model, where it was left open
+        config = self.config = self.config.with_options(sizes)  # sizes that depend on the model, unless they were set
         page_bytes, cache_bytes = device.page_bytes(config, model), device.cache_bytes(config, model)
         asked = config.model.max_model_len
         self.sizes = engine_sizes(config, model.max_position if asked else model.default_context, page_bytes, cache_bytes)
@@ -158,7 +163,7 @@ class Engine:
         self.views.engine[W.ENGINE_STATE] = W.STATE_STOPPED
 
     def _announce_fault(self, error: BaseException) -> None:
-        """Tell the front ends that the engine is gone, and keep what it recorded."""
+        """Report to the front ends that the engine failed, and save its recording."""
         if isinstance(error, BrokenStateError):
             self.views.engine[W.COUNTER["integrity_errors"]] += len(error.faults)
         self.views.control[W.CONTROL_FAULT] = 1
@@ -167,7 +172,9 @@ class Engine:
             self._recorder.save_crash(error)
 
     def stop(self, drain: bool = False) -> None:
-        """Ask run() to return: at once, or when all accepted requests have ended. From any thread or a signal handler."""
+        """Ask run() to return: immediately, or when all accepted requests have ended. From any thread or a signal
+        handler.
+        """
         self.views.control[W.CONTROL_COMMAND] = W.COMMAND_DRAIN if drain else W.COMMAND_STOP
         if drain and self.views.engine[W.ENGINE_STATE] == W.STATE_READY:
             self.views.engine[W.ENGINE_STATE] = W.STATE_DRAINING

@@ -20,7 +20,7 @@ logger = logging.getLogger("blinkpy.engine")
 
 
 class FlightRecorder:
-    """Records a scheduler, if --record-steps is not 0. memory: where, once a state has a recorder."""
+    """Records a scheduler, if --record-steps is not 0. memory: the recording, once a state has a recorder."""
 
     def __init__(self, config: Config, sizes: QueueSizes, limits: Limits, policy: Policy):
         self.memory: RecordingMemory | None = None

@@ -3,22 +3,24 @@
     schedule
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has it too) { step, beside it: publish, overlap ; schedule }
+            for each step graph:  WHILE (the next step has it too) { step, in parallel: publish, overlap ;
+            schedule }
             of one that is cut:   WHILE (the same) { for each group of layers: IF (it is next) { the same } }
-            now and then:         a copy of the scheduler's state, for the flight recorder; then the step
+            sometimes:         a copy of the scheduler's state, for the flight recorder; then the step
             without a step:       WHILE (there is nothing to do) { overlap ; schedule }
         }
     }
 
-The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are parts of the scheduler's turn, one block each.
-`overlap` takes a branch of its own near the end of the step; `schedule` waits for both. It is the last node of each step graph,
-launched programmatically: it starts while the step's last kernel runs, and waits in it. Then it decides which graph is next.
-What it has to tell the host is left to `publish`, a branch behind the first kernel of the next step. The inner WHILE is there for
-speed: to repeat a body takes half the time of leaving it and choosing another.
+The kernels `overlap` and `schedule` (blinkpy.kernels.loop.loop_kernels) are parts of the scheduler's turn,
+one block each. `overlap` runs in a separate branch near the end of the step; `schedule` waits for both. It
+is the last node of each step graph, launched programmatically: it starts while the step's last kernel runs,
+and waits in it. Then it decides which graph is next. It leaves its results for the host to `publish`, a
+branch after the first kernel of the next step. The inner WHILE is for speed: repeating a body takes half
+the time of leaving it and choosing another.
 
-A step graph is chosen by bucket and by whether the batch has prefill chunks: one of decode rows alone needs no prefill attention.
-A batch that is cut (scheduler/suspension.py) has one of its own, in groups of layers. `schedule` lets each group run by itself,
-so one graph serves steps from their begin and those that are resumed.
+A step graph is chosen by bucket and by whether the batch has prefill chunks: a batch with only decode rows
+needs no prefill attention. A cut batch (scheduler/suspension.py) has its own graph, in layer groups.
+`schedule` starts each group separately, so one graph serves new and resumed steps.
 """
 
 import ctypes
@@ -62,7 +64,7 @@ class StateCopies:
 
 
 class LoopGraph:
-    """The instantiated loop. launch() starts it; from then on it runs until a control word or its time budget ends it.
+    """The instantiated loop. launch() starts it; it runs until a control word or its time budget ends it.
 
     code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the
     scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, of which
@@ -113,9 +115,10 @@ class LoopGraph:
         return check_cuda(driver.cuKernelGetFunction(kernel), "load the loop's kernels")
 
     def launch(self, budget_s: float = 0) -> None:
-        """Start the loop and return at once. budget_s: seconds after which it ends by itself, for tests; 0: never.
+        """Start the loop and return immediately. budget_s: seconds after which it ends, for tests; 0: never.
 
-        Once for each state: its first turn has no `overlap` before it, which is right for a fresh one alone. Raises RuntimeError.
+        Only once for each state: no `overlap` precedes its first turn, which is correct only for a new state.
+        Raises RuntimeError.
         """
         if self._launched:
             raise RuntimeError("the loop was already launched; make a new loop with a new state")
@@ -139,7 +142,7 @@ class LoopGraph:
         return False
 
     def result(self) -> int:
-        """What ended the loop: STOPPED, DRAINED or TIME_OVER. Waits for its end."""
+        """Wait for the end of the loop; returns STOPPED, DRAINED or TIME_OVER."""
         check_cuda(runtime.cudaStreamSynchronize(self.stream.cuda_stream), "the loop on the GPU")
         return int(self.loop[L.LOOP_RESULT].item())
 
@@ -159,7 +162,7 @@ class LoopGraph:
 
     def _build(self) -> Any:
         graph = check_cuda(runtime.cudaGraphCreate(0), "create a graph")
-        # The flag: the default value is set anew at each launch of the graph.
+        # The flag: the default value is set at each launch of the graph.
         loop_handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1), "create the loop's condition")
         (body,) = G.add_conditional(graph, loop_handle, G.WHILE, 1)
         loop_node = G.only(G.nodes_of(graph))
@@ -188,8 +191,9 @@ class LoopGraph:
         return graph
 
     def _add_groups(self, graph: Any, groups: Sequence[G.StepGraph], handles: tuple[int, int], own: int) -> list[int]:
-        """Put the groups of a step that is cut into a graph, one behind another, each in an IF node. Returns their handles, and
-        zeros for those that the largest step has beyond them."""
+        """Add the groups of a cut step to a graph, one after another, each in an IF node. Returns their handles,
+        padded with zeros to the number of the largest step.
+        """
         own_handles, before, known = list[int](), list[Any](), set[int]()
         for group in groups:
             handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0), "create a group's condition")
@@ -222,14 +226,14 @@ class LoopGraph:
         check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, whole), "add a step graph")
 
     def _add_copy(self, graph: Any, copies: StateCopies, switch_handle: int, own: int) -> None:
-        """Put a copy of the state into a graph, and what goes on with the step behind it."""
+        """Add a copy of the state to a graph, and after it the continuation of the step."""
         copy = runtime.cudaGraph_t(copies.graph.raw_cuda_graph())
         node = check_cuda(runtime.cudaGraphAddChildGraphNode(graph, None, 0, copy), "add the copy of the state")
         words = array_words(self._repeat, self.loop, copies.progress)
         self._add_kernel(graph, [(node, G.FULL)], self._after_copy, 1, [*words, switch_handle, own])
 
     def _add_branch(self, graph: Any, function: Any, after: list[Any]) -> Any:
-        """Add a part of the turn that runs beside a step: `publish` or `overlap`."""
+        """Add a part of the turn that runs in parallel to a step: `publish` or `overlap`."""
         words = array_words(self._table, self.loop)
         return self._add_kernel(graph, [(node, G.FULL) for node in after], function, LANES, words)
 

@@ -1,4 +1,4 @@
-"""What tells two engines with different weights apart, without reading all of them."""
+"""A digest that distinguishes engines with different weights, without reading all weights."""
 
 import hashlib
 import os

@@ -9,7 +9,9 @@ DEVICES = Path("/sys/bus/pci/devices")
 
 
 def cores_near(address: str) -> frozenset[int]:
-    """The cores of a PCI device's NUMA node that this thread may run on; none where it is unknown. address: as 0000:18:00.0."""
+    """The cores of a PCI device's NUMA node that this thread may run on; empty if unknown. address: such as
+    0000:18:00.0.
+    """
     try:
         listed = (DEVICES / address / "local_cpulist").read_text()
         return frozenset(_cores_of(listed)) & os.sched_getaffinity(0)
@@ -26,7 +28,7 @@ def _cores_of(listed: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def running_on(cores: frozenset[int]) -> Iterator[None]:
-    """Keep this thread on some of its cores within the block; on all of them where none is named."""
+    """Pin this thread to these cores within the block; an empty set means all."""
     allowed = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""What a user's policy did wrong while it served, in a line of the engine's log now and then."""
+"""Faults of a user's policy while it serves, as occasional lines of the engine's log."""
 
 import logging
 import time
@@ -17,7 +17,9 @@ PERIOD_S = 60.0  # between two lines
 
 
 class PolicyFaultLog:
-    """Watches the engine's words for faults of its policy. name: as of --policy. words: the engine's block of the segment."""
+    """Watches the engine's words for faults of its policy. name: the value of --policy. words: the engine's
+    block of the segment.
+    """
 
     def __init__(self, name: str, policy: Policy, words: NDArray[np.int64], clock: Callable[[], float] = time.monotonic):
         self._name, self._policy, self._words, self._clock = name, policy, words, clock

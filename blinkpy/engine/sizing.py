@@ -7,7 +7,7 @@ from blinkpy.queues.layout import QueueSizes
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens
-ARENA_GRAMMARS = 16  # largest grammars beside them, where the option leaves it open
+ARENA_GRAMMARS = 16  # number of largest grammars in the arena, if the option is 0
 FEWEST_GRAMMARS = 2  # one request's automaton and token rules
 HISTORY_LIMIT = 8 << 30  # bytes of token history that an engine may keep
 
@@ -34,12 +34,12 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def grammar_words(config: Config) -> int:
-    """Words of the largest grammar, 0 where requests have none."""
+    """Words of the largest grammar; 0 if grammars are disabled."""
     return (config.engine.grammar_kib << 10) // 4 if config.engine.grammar_slots else 0
 
 
 def grammar_arena(config: Config) -> int:
-    """Words of a prompt arena that are for grammars. Raises ConfigError where they are too few."""
+    """Words of a prompt arena reserved for grammars. Raises ConfigError if they are too few."""
     words, asked = grammar_words(config), (config.queue.grammar_arena_kib << 10) // 4
     if words and 0 < asked < FEWEST_GRAMMARS * words:
         kib = config.queue.grammar_arena_kib, config.engine.grammar_kib
@@ -65,8 +65,11 @@ def queue_sizes(config: Config, max_model_len: int) -> QueueSizes:
 def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_bytes: int) -> EngineSizes:
     """Sizes for a model.
 
-    context_limit: tokens that the model allows. page_bytes: K and V of one page over all layers. cache_bytes: memory for the
-    KV cache, used when num_pages is 0. Raises ConfigError when what was asked for does not fit, with both figures.
+    context_limit: the model's maximum context, tokens.
+    page_bytes: bytes of keys and values of one page over all layers.
+    cache_bytes: memory for the KV cache, used if num_pages is 0.
+
+    Raises ConfigError, with both figures, if the options do not fit.
     """
     page_size = config.cache.page_size
     asked = config.model.max_model_len
@@ -84,7 +87,8 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
             f"but there are {num_pages} ({needed * page_bytes / 2**20:.1f} MiB of {num_pages * page_bytes / 2**20:.1f} MiB)"
         )
     if not config.cache.num_pages:
-        # Pages beyond what all slots could fill would never be used, but for the prefix cache: keep as many again for it.
+        # More pages than all slots can fill are useful only to the prefix cache: reserve as many again for
+        # it.
         most = 2 * config.frontend.workers * config.queue.slots * pages_for(max_model_len, page_size)
         num_pages = min(num_pages, most, 1 << 24)
     sizes = EngineSizes(

@@ -1,7 +1,7 @@
-"""The pages of best effort: what its requests hold together is bounded, so that others are admitted without preempting first.
+"""The page limit of best-effort requests, so that other requests are admitted without preemption.
 
-A page that several requests share counts for each of them, one that is cached for nobody. One request of best effort may run
-whatever it holds: else one that is longer than the bound never would. The rule is R20 of docs/verification.md.
+A shared page counts for each request that holds it, a cached page for none. A lone best-effort request may
+exceed the limit; otherwise a longer one could never run. The rule is R20 of docs/verification.md.
 """
 
 from blinkpy.device.portable import block_sum, device, strided

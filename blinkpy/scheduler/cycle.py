@@ -1,9 +1,9 @@
 """The turn: from a step's tokens to the next batch, on one screen.
 
-`make_phases(policy)` gives the device functions overlap, schedule and publish, which the loop on the GPU runs as kernels
-(kernels/loop/loop_kernels.py), and `turn`, all three in order, which runs on the host as plain Python or compiled by njit
-(scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or a module beside this one (pace, suspension, yielding).
-It returns at once when it has nothing to do.
+`make_phases(policy)` gives the device functions overlap, schedule and publish, which the loop on the GPU
+runs as kernels (kernels/loop/loop_kernels.py), and `turn`, all three in order, which runs on the host as
+plain Python or compiled by njit (scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or
+a module beside this one (pace, suspension, yielding). It returns immediately if it has nothing to do.
 
 To read a turn: docs/glossary.md has the words, and docs/verification.md the rules that the phases follow:
 
@@ -12,7 +12,7 @@ To read a turn: docs/glossary.md has the words, and docs/verification.md the rul
                holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, plan_batch R15,
                interrupt_or_resume R24
 
-R14 and R18 to R20 are of pages, tenants and best effort in several phases; R21 and R23 of steps that are cut.
+R14 and R18 to R20 concern pages, tenants and best effort in several phases; R21 and R23 concern cut steps.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,9 @@ class Phases(NamedTuple):
     """The parts of a turn, as device functions, and all in one."""
 
     overlap: Callable[..., None]
-    """overlap(limits, queues, state, now_ns, lane, lanes): all that needs none of the step's tokens. It may run beside the
-    step, once for each. now_ns: monotonic clock, the same for all lanes."""
+    """overlap(limits, queues, state, now_ns, lane, lanes): the work that needs none of the step's tokens. It
+    may run in parallel to the step, once per step. now_ns: monotonic clock, the same for all lanes.
+    """
     schedule: Callable[..., int]
     """schedule(limits, queues, state, lane, lanes): commit the step, which is complete, and plan the next one. Returns the
     bucket of the next step, which state.batch describes, NO_BATCH, STOPPED or DRAINED."""
@@ -66,8 +67,8 @@ class Phases(NamedTuple):
 def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
     """The scheduler's device functions with a policy compiled in.
 
-    Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens). fast_path: whether
-    schedule takes the fast path where it can; the result is the same, bit for bit.
+    Their arguments: Limits, EngineViews and State (state.batch.sampled holds the last step's tokens).
+    fast_path: whether schedule may take the fast path; the result is the same, bit for bit.
     """
     rank_waiting = make_rank_waiting(policy)
 
@@ -81,7 +82,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         intake(limits, queues, state, lane, lanes)  # submission entries -> requests, bounded
         rank_waiting(queues, state, lane, lanes)  # the policy, compiled in
         grown = grow_for_forecast(limits, state, lane, lanes)  # pages for the tokens that the step samples
-        forecast(limits, state, grown, lane, lanes)  # what each row leads to; sets counts[FAST_PATH]
+        forecast(limits, state, grown, lane, lanes)  # the outcome of each row; sets counts[FAST_PATH]
 
     @device
     def schedule(limits, queues, state, lane, lanes):
@@ -90,7 +91,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
             if bucket != NOT_FAST:
                 return bucket
         if between_groups(state) and goes_on(limits, state, lane, lanes):
-            return next_group(state, lane, lanes)  # of a step that is cut; else it is suspended from here on
+            return next_group(state, lane, lanes)  # of a cut step, unless it is suspended now
         end_flight(state, lane, lanes)  # of a step that was cut
         commit(limits, queues, state, lane, lanes)  # append tokens, check ends, publish completions
         ending = mark_ending(state, lane, lanes)  # cancels, and requests of revoked queue pairs
@@ -100,7 +101,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
         stop = stop_state(state, lanes)
         if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
-        update_stalls(limits, state, lane, lanes)  # who has no room in its completion ring
+        update_stalls(limits, state, lane, lanes)  # requests without space in their completion ring
         if not is_suspended(state) and holds_step(limits, state, lane, lanes):
             return clear_batch(state, S.NO_BATCH, lane, lanes)  # everybody is ahead of the target
         bucket = S.NO_BATCH

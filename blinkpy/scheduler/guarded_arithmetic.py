@@ -1,8 +1,9 @@
-"""The arithmetic of users' policies: on 64-bit integers, and total. What has no result sets a fault, and gives 0.
+"""The arithmetic of users' policies: total functions on 64-bit integers. An operation without a result sets a
+fault and gives 0.
 
-One source for Python, whose integers have no end, and for compiled code, whose integers wrap: so each function looks before it
-computes. Their last arguments are faults, at and place: int64 [n] of words as of policy_fault, the request's index there, and the
-number of the source line.
+The source serves Python, with unbounded integers, and compiled code, whose integers wrap; so each function
+checks before it computes. Their last arguments are faults, at and place: int64 [n] of words as of
+policy_fault, the request's index there, and the number of the source line.
 """
 
 from blinkpy.device.portable import device

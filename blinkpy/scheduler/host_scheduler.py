@@ -27,10 +27,11 @@ def compiled_turn(policy: Policy) -> Any:
 
 
 class Scheduler:
-    """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source itself.
+    """The scheduler on the host: limits, memory and queues bound to the compiled function, or to the source
+    itself.
 
-    limits, state: of make_limits and make_state. mode: "njit" compiles here, which takes some 20 s for sources that this
-    machine has not compiled yet; "python" runs the source as it is, some hundred times slower.
+    limits, state: of make_limits and make_state. mode: "njit" compiles, which takes some 20 s if the sources
+    have changed; "python" interprets the source, about a hundred times slower.
     """
 
     def __init__(self, limits: Limits, state: State, policy: Policy = fcfs, *, mode: Literal["njit", "python"] = "njit") -> None:
@@ -62,7 +63,7 @@ class Scheduler:
         return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:
-        """What is wrong with the state, for people; empty when nothing is."""
+        """Descriptions of what is wrong with the state; empty if it is sound."""
         if self.mode == "njit":
             return table_faults(self.state, self._limits, self.state_argument, self._scratch)
         return state_faults(self.limits, self.state)

@@ -1,10 +1,10 @@
-"""Paced steps: with a target for the time of a token (Limits.pace_ns, and best_effort_pace_ns of the other class), a step waits
-until a request needs it.
+"""Paced steps: with a target for the time of a token (Limits.pace_ns, and best_effort_pace_ns of the other
+class), a step waits until a request needs it.
 
-A held step is a turn without a batch: the loop goes on turning, so what arrives from outside is seen at once, and the engine's
-heartbeat goes on. Requests that wait for the same step share it, and the weights are read less often. The rule is R17 of
-docs/verification.md. A request's pace counts from its first token, so after a late step it catches up; however far ahead it is,
-it waits no longer than one pace for its next token.
+A held step is a turn without a batch: the loop keeps turning, so new events are seen immediately and the
+heartbeat continues. Requests that wait for the same step share it, and the weights are read less often. The
+rule is R17 of docs/verification.md. A request's pace counts from its first token, so after a late step it
+catches up; however far ahead it is, it waits no longer than one pace for its next token.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -20,8 +20,10 @@ DECAY_SHIFT = 3  # after a slow step the estimate falls by 2**-3 with each faste
 
 @device
 def time_step(limits, state, now_ns, lane, lanes):
-    """Part of overlap, before the inbox is read, which still has the time of the turn that planned the step: note when the step's
-    tokens come, and how long a step takes in which every row decodes."""
+    """Record when the step's tokens arrive, and the duration of a step in which every row decodes.
+
+    Part of overlap, before the inbox is read: it still has the time of the turn that planned the step.
+    """
     if limits.best_effort_pace_ns == 0 or not step_ended(state.batch):
         return
     requests, batch, pace = state.requests, state.batch, state.pace
@@ -65,9 +67,12 @@ def holds_step(limits, state, lane, lanes):
 
 @device
 def next_needed(limits, state, lane, lanes):
-    """When the first of the running requests needs its next token, ns: at its pace, and a pace behind the last step at the
-    latest. A class without a pace needs it now. 0 where one computes its prompt, or again what it lost, and NEVER where none can
-    go on."""
+    """When the first running request needs its next token, in ns: according to its pace, at most one pace after
+    the last step.
+
+    It is now for a class without a pace, 0 if a request still computes its prompt (or recomputes it), and NEVER
+    if no request can continue.
+    """
     requests, last = state.requests, state.pace[S.PACE_TOKEN_NS]
     first = NEVER
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):

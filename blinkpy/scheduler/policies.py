@@ -1,9 +1,10 @@
-"""Scheduling policies: one pure function, rank(request) -> int, lower is served first.
+"""Scheduling policies: a pure function, rank(request) -> int; lower ranks are served first.
 
-The rank is taken when a request begins to wait: on arrival, and again when it is preempted. Equal ranks are served in order
-of arrival. The request with the lowest rank always makes progress; the one with the highest is preempted first. A policy is
-compiled into the scheduler, so it can use integer arithmetic, comparisons, branches, loops and other such functions. A user's
-policy is compiled from guarded code (policy_language), which never fails: a request for which it has no rank gets WORST_RANK.
+The rank is computed when a request begins to wait: on arrival, and after each preemption. Equal ranks are
+served in order of arrival. The request with the lowest rank always makes progress; the one with the highest
+is preempted first. A policy is compiled into the scheduler, so it can use integer arithmetic, comparisons,
+branches, loops and other such functions. A user's policy is compiled from guarded code (policy_language),
+which never fails: a request for which it has no rank gets WORST_RANK.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ from blinkpy.scheduler.policy_language import GuardedPolicy, PolicyError, write_
 
 
 class RequestFields(NamedTuple):
-    """What a policy may look at."""
+    """The fields of a request that a policy may read."""
 
     arrival: int  # number of the request, in the order in which the engine accepted them
     arrival_us: int  # engine's clock when it was accepted, us
@@ -37,7 +38,7 @@ class RequestFields(NamedTuple):
     pair: int  # queue pair, i.e. front-end worker, that it came from
     tenant: int  # number of the key that it came with, as the front end gave it; 0: none
     best_effort: int  # its class: 0 latency-sensitive, 1 best effort
-    tenant_service: int  # what its tenant was served in its class when it was accepted: see tenant_service.py, 1/1000 tokens
+    tenant_service: int  # service of its tenant in its class at acceptance (tenant_service.py), 1/1000 tokens
 
 
 Policy = Callable[[RequestFields], int]
@@ -47,11 +48,11 @@ SHORT_PROMPT_US = 50
 """About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
 
 BEST_EFFORT_US = 10_000_000
-"""What a latency-sensitive request may arrive later than one of best effort, and still go first."""
+"""How much later than a best-effort request a latency-sensitive one may arrive and still go first."""
 
 
 FAIR_BEST_EFFORT = 100_000_000
-"""What latency-sensitive tenants may be served more, each, and still go first, 1/1000 tokens."""
+"""How much more service a latency-sensitive tenant may have and still go first, 1/1000 tokens."""
 
 
 def fcfs(request):
@@ -65,8 +66,10 @@ def priority(request):
 
 
 def short_prompts(request):
-    """Short prompts first, and latency-sensitive requests before best-effort ones: no request is overtaken by one that arrives
-    later than SHORT_PROMPT_US a token of its prompt, and BEST_EFFORT_US if it is a best-effort one."""
+    """Short prompts first, and latency-sensitive requests before best-effort ones: a request is overtaken only
+    by those that arrive within SHORT_PROMPT_US per token of its prompt, plus BEST_EFFORT_US if it is best
+    effort.
+    """
     return request.arrival_us + SHORT_PROMPT_US * request.prompt_length + BEST_EFFORT_US * request.best_effort
 
 
@@ -76,8 +79,9 @@ def shortest_first(request):
 
 
 def fair(request):
-    """Tenants by weight, who was served least first; and latency-sensitive requests before best-effort ones, within
-    FAIR_BEST_EFFORT."""
+    """Tenants by weight, the least served first; latency-sensitive requests before best-effort ones, within
+    FAIR_BEST_EFFORT.
+    """
     return request.tenant_service + FAIR_BEST_EFFORT * request.best_effort
 
 
@@ -97,7 +101,7 @@ def is_shipped(policy: Policy) -> bool:
 
 @lru_cache(maxsize=64)
 def guarded_policy(policy: Policy) -> GuardedPolicy:
-    """A user's policy as code that never fails. Raises PolicyError with the line for what policies can't use."""
+    """A user's policy as code that never fails. Raises PolicyError, with the line, for unsupported code."""
     assert isinstance(policy, FunctionType)  # read_policy sees to it
     return write_guarded(policy, RequestFields._fields)
 
@@ -179,7 +183,7 @@ def _load_function(path: Path, name: str, source: bytes) -> Policy:
 
 
 class _KeptSource:
-    """What a module was made of, whatever becomes of the file."""
+    """The source that a module was loaded from, even if the file changes."""
 
     def __init__(self, source: bytes):
         self.source, self._text = source, decode_source(source)

@@ -1,7 +1,8 @@
-"""What can go wrong in a call of a user's policy, as words that all executions share.
+"""Faults of a user's policy, as words that all executions share.
 
-While a policy runs for a request it has one int64 word: the rounds of its loops so far, and from FAULT_SHIFT on its first fault,
-0 while there is none. A fault is a kind, and from KIND_BITS on a place: the number of a source line that can fault.
+While a policy runs for a request it has one int64 word: the rounds of its loops so far, and from
+FAULT_SHIFT on its first fault, 0 while there is none. A fault is a kind, and from KIND_BITS on a place: the
+number of a source line with a possible fault.
 """
 
 from typing import NamedTuple
@@ -36,7 +37,7 @@ class Place(NamedTuple):
 
 
 def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place, str]:
-    """Where and what a fault is. places: of the policy that it came from. Raises ValueError for a number that is no fault."""
+    """The place and kind of a fault. places: the policy's. Raises ValueError for an unknown number."""
     place, kind = fault >> KIND_BITS, fault & KIND_MASK
     if not (0 <= place < len(places) and kind in FAULT_TEXTS):
         raise ValueError(f"{fault} is not a fault of this policy")

@@ -1,7 +1,7 @@
 """The key of a policy's compiled code: a digest of all that Numba would compile in.
 
-Numba takes the values of globals, of what a closure holds and of other modules' attributes when it compiles. So all of that is
-followed here, by value. Library code is named by its package's version.
+Numba takes the values of globals, of what a closure holds and of other modules' attributes when it
+compiles. So all of these are hashed here, by value. Library code is named by its package's version.
 """
 
 import hashlib
@@ -23,8 +23,9 @@ class _UnknownError(Exception):
 
 
 def policy_digest(policy: Callable[..., Any]) -> str | None:
-    """Names a policy by what it computes: equal in all processes for the same code over the same values, and another one when
-    any of these changed. None where the policy holds something that can't be compared; its code must not be kept then."""
+    """A digest of a policy's code and the values it uses, equal in all processes. None if the policy refers to
+    a value that can't be compared; its compiled code must not be cached then.
+    """
     digest = hashlib.sha256()
     try:
         for part in _parts(policy, {}):
@@ -70,7 +71,8 @@ def _library(value: Any) -> str:
     if isinstance(value, np.ufunc):
         module = "numpy"  # older ones don't tell
     else:
-        module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""  # a method of a value has none
+        # a method of a value has no module
+        module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
     package = module.partition(".")[0]
     if package not in LIBRARIES:
         return ""

@@ -1,7 +1,7 @@
-"""The language of users' policies: a part of Python that can't end an engine.
+"""The language of users' policies: a subset of Python that can't crash the engine.
 
-`write_guarded` reads a policy's source and writes it once more, with the functions of guarded_arithmetic in place of
-operators and a bound on its loops. What it has no words for it refuses, with the line. Each variable and function has one kind
+`write_guarded` rewrites a policy's source, with the functions of guarded_arithmetic instead of operators
+and with bounded loops. It refuses unsupported code, with the line. Each variable and function has one kind
 of value:
 
     integer   64 bits; what needs more is a fault. There are no floats: ranks that should differ must not come out equal
@@ -90,7 +90,7 @@ LAST = "such a request would be served last"
 
 
 class PolicyError(Exception):
-    """The language lacks something that a policy uses. place: where."""
+    """A policy uses unsupported code. place: its place."""
 
     def __init__(self, text: str, place: Place):
         super().__init__(text)
@@ -98,7 +98,7 @@ class PolicyError(Exception):
 
 
 class GuardedPolicy(NamedTuple):
-    """A policy that can't end an engine.
+    """A policy that can't crash the engine.
 
     function: (request, faults, at) -> integer, see guarded_arithmetic; a device function.
     """
@@ -118,7 +118,7 @@ class Value(NamedTuple):
 
 
 def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolicy:
-    """A policy as guarded code. fields: of a request. Raises PolicyError with the line for what the language lacks."""
+    """A policy as guarded code. fields: of a request. Raises PolicyError with the line for unsupported code."""
     program = Program(fields)
     code = policy.__code__
     program.places.append(Place(code.co_filename, code.co_firstlineno))
@@ -174,7 +174,7 @@ class Program:
 
 
 class FunctionWriter:
-    """One function. result: the kind of what it returns, None until that is known."""
+    """Rewrites one function. result: the kind of its result, None until it is known."""
 
     def __init__(self, program: Program, function: FunctionType, source: ast.FunctionDef, kinds: tuple[Kind, ...]):
         self.program, self.function, self.source = program, function, source
@@ -403,7 +403,7 @@ class FunctionWriter:
         return Value(ast.Name(name, ast.Load()), self.kinds[name], *self._bounds.get(name, ()))
 
     def value_of(self, node: ast.expr, known: set[str]) -> Any:
-        """What a constant, a global name or an attribute of a module is; PolicyError for anything else."""
+        """The value of a constant, a global name or a module's attribute. Raises PolicyError for other nodes."""
         match node:
             case ast.Constant(value=value):
                 return value
@@ -464,7 +464,7 @@ class FunctionWriter:
         return Value(self.guarded(INTEGER_OPERATORS[type(op)], [a, b], node), "integer", *_bounds(op, left, right))
 
     def comparison(self, node: ast.Compare, known: set[str]) -> Value:
-        """A chain is written as pairs, so what stands between two comparisons is computed twice."""
+        """A chain is rewritten as pairs, so its middle operands are computed twice."""
         operands = [node.left, *node.comparators]
         for repeated in operands[1:-1]:
             if any(isinstance(part, ast.Call) for part in ast.walk(repeated)):
@@ -566,7 +566,7 @@ class FunctionWriter:
         return [value._replace(node=self.integer(value, node), kind="integer") for value in values]
 
     def converted(self, value: Value, kind: Kind, what: str, node: ast.AST) -> ast.expr:
-        """A value as another one of its kind or, if a truth value, an integer."""
+        """A value converted to a kind: its own, or an integer if it is a truth value."""
         if value.kind == kind:
             return value.node
         if (value.kind, kind) == ("truth", "integer"):
@@ -613,7 +613,7 @@ def _bounds(op: ast.operator, left: Value, right: Value) -> tuple[float, float]:
 
 
 def _both(first: set[str] | None, second: set[str] | None) -> set[str] | None:
-    """What has a value behind two branches."""
+    """The variables that are assigned in both branches."""
     if first is None or second is None:
         return second if first is None else first
     return first & second

@@ -21,7 +21,7 @@ SUSPENSIONS = S.COUNTER_INDEX["suspensions"]
 
 @device
 def step_ended(batch):
-    """Whether the last group of the batch has run, or there is none."""
+    """Whether the last group of the batch has run, or there is no batch."""
     return batch.counts[S.GROUP] + 1 >= batch.counts[S.GROUPS]
 
 
@@ -65,8 +65,9 @@ def end_flight(state, lane, lanes):
 
 @device
 def goes_on(limits, state, lane, lanes):
-    """Part of schedule, between two groups of a step: whether the step goes on at once. Else it is suspended, or it was, and
-    INTERRUPTS tells whether the next step interrupts it."""
+    """Part of schedule, between two groups of a step: whether the step continues immediately. Otherwise it is
+    suspended, and INTERRUPTS states whether the next step interrupts it.
+    """
     interrupts = can_interrupt(limits, state, lane, lanes)
     if not step_ended(state.batch):
         if not interrupts:
@@ -80,7 +81,9 @@ def goes_on(limits, state, lane, lanes):
 
 @device
 def can_interrupt(limits, state, lane, lanes):
-    """Whether a latency-sensitive prompt takes the next step, although another one is not at its end. The same for all lanes."""
+    """Whether a latency-sensitive prompt takes the next step although the current step has groups left. The
+    same for all lanes.
+    """
     requests, counts, enters = state.requests, state.counts, False
     slot, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
     if slot >= 0 and counts[S.RUNNING_COUNT] < limits.rows:
@@ -91,7 +94,7 @@ def can_interrupt(limits, state, lane, lanes):
 
 @device
 def next_group(state, lane, lanes):
-    """The step goes on. Returns its bucket."""
+    """Continue the step with its next group. Returns its bucket."""
     batch = state.batch
     bucket = batch.counts[S.BUCKET]
     barrier(lanes)  # all lanes have read the group
@@ -121,8 +124,12 @@ def suspend(limits, state, lane, lanes):
 
 @device
 def interrupt_or_resume(limits, state, bucket, lane, lanes):
-    """While a step is suspended, behind the planning of one that interrupts it. bucket: of that one, which is counted; below 0
-    there is none, and the suspended step is resumed. Returns the bucket of the next step."""
+    """While a step is suspended: run the planned step that interrupts it, or resume it.
+
+    bucket: of the interrupting step; below 0 if none was planned.
+
+    Returns the bucket of the next step.
+    """
     if bucket < 0:
         return resume(limits, state, lane, lanes)
     if lane == 0:
@@ -133,7 +140,7 @@ def interrupt_or_resume(limits, state, bucket, lane, lanes):
 
 @device
 def resume(limits, state, lane, lanes):
-    """Go on with the suspended step. Returns its bucket."""
+    """Resume the suspended step. Returns its bucket."""
     batch, suspended = state.batch, state.suspended
     expect(state, 0 < suspended.counts[S.GROUP] < suspended.counts[S.GROUPS], F.RESUMED_WRONGLY)
     copy_input(state, suspended, batch, lane, lanes)

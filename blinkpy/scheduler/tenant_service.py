@@ -1,10 +1,11 @@
-"""What tenants were served: virtual token counters, by which a policy can be fair between tenants.
+"""The service of tenants: virtual token counters, by which a policy can be fair between tenants.
 
-A tenant has a counter for each class: the tokens that it was served over its weight, where an output token counts as OUTPUT_COST
-(Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A rank stays while a request waits, so a request is
-charged when it is accepted, with the output that is expected of its tenant, and its service is the counter before that
-(start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM ToN 1997). What was expected wrongly is settled at its end. Who comes back
-is lifted to the least of those who wait: nobody saves service up. The rule is R18 of docs/verification.md.
+A tenant has a counter for each class: its served tokens divided by its weight, where an output token counts
+as OUTPUT_COST (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A rank does not
+change while a request waits, so a request is charged when it is accepted, with its tenant's expected
+output; its service is the counter before the charge (start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM
+ToN 1997). The charge is corrected at its end. A tenant that returns from idle is lifted to the least
+counter of waiting tenants, so that service can't be saved up. The rule is R18 of docs/verification.md.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -13,17 +14,17 @@ from blinkpy.queues.request_parameters import WEIGHT_ONE
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PROMPT_LENGTH, WORD_TENANT, WORD_TENANT_WEIGHT
 
 TOKEN_SERVICE = 1000
-"""What a token of a prompt adds to the counter of a tenant whose weight is 1."""
+"""The increase of the counter per prompt token, for a tenant of weight 1."""
 
 OUTPUT_COST = 2  # tokens of a prompt that a generated token counts as
 EXPECTED_OUTPUT = 256  # tokens, of a tenant of which nothing is known
-LEARNING_SHIFT = 2  # by 2**-2 of what it was wrong, the expectation follows each output
+LEARNING_SHIFT = 2  # the expectation moves by 2**-2 of its error after each output
 NONE = 1 << 62
 
 
 @device
 def service_cost(prompt, output, weight):
-    """What the counter of a tenant grows by for tokens of a prompt and of an output."""
+    """The increase of a tenant's counter for tokens of a prompt and of an output."""
     return (prompt + OUTPUT_COST * output) * (TOKEN_SERVICE * WEIGHT_ONE) // weight
 
 

@@ -1,8 +1,9 @@
-"""Best-effort prompts yield to latency-sensitive ones: these take the next step, and begun best-effort prompts keep their pages.
+"""Best-effort prompts yield to latency-sensitive ones: these take the next step, while best-effort prompts
+that have begun keep their pages.
 
-Of limits.yield_steps + 1 turns in a row, one at least is as if there were no classes. Who decodes is left alone. A best-effort
-request that waits is passed, whatever its rank, by limits.yield_steps latency-sensitive ones at most, before one of its class
-enters, or waits for its class alone.
+Of limits.yield_steps + 1 consecutive turns, at least one ignores classes. Decoding requests are not
+affected. A waiting best-effort request is passed, whatever its rank, by at most limits.yield_steps
+latency-sensitive ones before a request of its class is admitted, or waits only for its own class.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
@@ -48,8 +49,12 @@ def best_effort_is_there(state, lane, lanes):
 
 @device
 def next_to_pass(limits, state, passed, lane, lanes):
-    """The latency-sensitive request that enters next, by rank, where best-effort ones yield, or -1; and whether it passes one of
-    best effort. None does where `passed` have, see S.PASSED. Who has no free entry in its completion queue is not in the line."""
+    """(The latency-sensitive request to admit next, by rank, while best-effort ones yield, or -1; whether it
+    passes a best-effort one).
+
+    passed: number that already passed (S.PASSED); none may pass beyond the limit. Requests without a free
+        completion entry are skipped.
+    """
     requests, waiting = state.requests, state.counts[S.WAITING_COUNT]
     first, best_effort = 0, 0  # their places, from the end of the line
     for i in strided(lane, waiting, lanes):
@@ -67,9 +72,12 @@ def next_to_pass(limits, state, passed, lane, lanes):
 
 @device
 def begin_yield(limits, state, lane, lanes):
-    """Whether best-effort prompts yield in this turn: none is admitted, and none that runs has a part in the step if a
-    latency-sensitive one has. It is so when one of these runs, or can be admitted while there is a row, unless it was so in
-    limits.yield_steps turns in a row."""
+    """Whether best-effort prompts yield in this turn: none is admitted, and running ones get no chunk in a step
+    with latency-sensitive chunks.
+
+    They yield if a latency-sensitive prompt runs, or can be admitted to a free row, unless they have yielded in
+    limits.yield_steps consecutive turns.
+    """
     counts = state.counts
     yielded = counts[S.YIELDED_TURNS]
     yields = best_effort_is_there(state, lane, lanes) and yielded < limits.yield_steps

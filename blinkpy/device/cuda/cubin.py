@@ -1,7 +1,7 @@
 """A small reader of CUDA machine code (cubin, an ELF file), in pure Python: no CUDA tools, no GPU.
 
-It gives what a build gate checks. The attribute numbers are those that `cuobjdump --dump-elf` prints for the `.nv.info`
-section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
+It reads the values that a build gate checks. The attribute numbers are those that `cuobjdump --dump-elf`
+prints for the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
 """
 
 import struct
@@ -27,12 +27,12 @@ class CubinError(ValueError):
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel needs: 32-bit registers, and bytes."""
+    """The resources of one kernel: 32-bit registers, and bytes."""
 
     registers: int = 0  # per thread
     stack_frame: int = 0  # local memory per thread (spilled registers and arrays); 0 when nothing spills
     min_stack: int = 0  # stack per thread including called functions
-    shared: int = 0  # static shared memory per block; what is given at launch (as Triton does) is not in the file
+    shared: int = 0  # static shared memory per block; dynamic shared memory (as of Triton) is not in the file
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class _Section(NamedTuple):
 
 
 def read_cubin(data: bytes) -> Cubin:
-    """Read a cubin. Raises CubinError for what is no 64-bit little-endian ELF file with a symbol table, or is cut short."""
+    """Read a cubin. Raises CubinError unless it is a complete 64-bit little-endian ELF file with a symbol
+    table.
+    """
     if data[:6] != b"\x7fELF\x02\x01":
         raise CubinError("not a cubin: no 64-bit little-endian ELF header")
     try:

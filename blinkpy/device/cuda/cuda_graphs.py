@@ -22,10 +22,13 @@ PORT_PROGRAMMATIC = 1  # cudaGraphKernelNodePortProgrammatic
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A captured step, or a group of layers of one: a chain of nodes. layers: how many of them, from the first, embed the tokens
-    and run the layers; the others are the output: the last norm, the product with the vocabulary's matrix, sampling and log
-    probabilities. ends: there is an output, as in all but groups that others follow. late: behind such a group, what came while
-    its last kernel ran is seen, even if that takes time."""
+    """A captured step, or one of its layer groups: a chain of nodes.
+
+    layers: number of leading nodes that embed tokens and run layers. The other nodes are the output: last norm,
+        LM head, sampling and log probabilities.
+    ends: whether it has an output; all groups except the last have none.
+    late: whether requests that arrive during the group's last kernel are seen after it, at the cost of time.
+    """
 
     graph: torch.cuda.CUDAGraph
     layers: int
@@ -95,7 +98,7 @@ def in_order(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> list[
 
 @contextlib.contextmanager
 def capture_into(graph: Any, stream: torch.cuda.Stream, after: Sequence[tuple[Any, Any]] = ()) -> Iterator[None]:
-    """What is launched on the stream becomes nodes of the graph, behind the nodes `after`: (node, kind of the edge)."""
+    """Capture launches on the stream into the graph, after the nodes `after`: (node, kind of the edge)."""
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
     nodes, edges = [node for node, _ in after] or None, [edge(kind) for _, kind in after] or None
     call = runtime.cudaStreamBeginCaptureToGraph(stream.cuda_stream, graph, nodes, edges, len(after), mode)

@@ -1,4 +1,6 @@
-"""Memory for both sides: state copied to the GPU, host memory that the GPU reads and writes in place, GPU memory for others."""
+"""Shared memory of host and GPU: state copied to the GPU, host memory mapped for the GPU, and exported GPU
+memory.
+"""
 
 import errno
 from typing import Any, TypeVar
@@ -43,8 +45,12 @@ def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceA
 
 
 class MappedMemory:
-    """Host memory, pinned and mapped so that the GPU reads and writes it in place, until close(). what: of it, for errors.
-    Raises CudaError."""
+    """Host memory, pinned and mapped so that the GPU reads and writes it in place, until close().
+
+    what: its name in errors.
+
+    Raises CudaError.
+    """
 
     def __init__(self, buffer: memoryview, what: str):
         self._keep, self._what = np.frombuffer(buffer, np.uint8), what
@@ -77,8 +83,8 @@ def host_tensor_on_device(array: np.ndarray) -> torch.Tensor:
 def export_dmabuf(address: int, length: int) -> int:
     """File descriptor of a dma-buf over memory that was allocated by cuMemAlloc; the caller closes it.
 
-    address, length: on page boundaries of the host, within one allocation. Raises OSError: EOPNOTSUPP where the driver can't
-    (it needs NVIDIA's open kernel modules), EINVAL where it did not accept the range.
+    address, length: on page boundaries of the host, within one allocation. Raises OSError: EOPNOTSUPP if the
+    driver lacks support (it needs NVIDIA's open kernel modules), EINVAL if it rejects the range.
     """
     kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
     status, descriptor = driver.cuMemGetHandleForAddressRange(address, length, kind, 0)

@@ -1,6 +1,7 @@
-"""numba-cuda: all that the package knows of it stands here, so that its successor is one module's work.
+"""The only module that depends on numba-cuda, so that a successor of it changes only this file.
 
-Others take its decorators, registries and type bases from here. Importing this module needs numba-cuda, and no GPU.
+Other modules import its decorators, registries and type bases from here. Importing this module needs
+numba-cuda, and no GPU.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from numba.cuda.typing.templates import AttributeTemplate as AttributeTemplate
 
 typing_registry, lowering_registry = cudadecl.registry, cudaimpl.registry
 VERSION = (numba.__version__, numba_cuda.__version__)
-"""What compiled code depends on beside its source."""
+"""Dependencies of compiled code other than its source."""
 SM_90 = (9, 0)
 
 

@@ -1,1 +1,1 @@
-"""What each target makes of the portable language's primitives."""
+"""The primitives of the portable language on each target."""

@@ -1,4 +1,4 @@
-"""What the primitives of device/portable.py are for njit: LLVM atomics and calls of the C library.
+"""The primitives of device/portable.py for njit: LLVM atomics and calls of the C library.
 
 Not inline assembly: it would abort the process. Each one is a Numba intrinsic with the arguments of the primitive.
 """

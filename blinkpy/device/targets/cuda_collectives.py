@@ -1,4 +1,4 @@
-"""What the collectives of device/portable.py are for numba.cuda: warp shuffles, and a word of shared memory for each warp."""
+"""The collectives of device/portable.py for numba.cuda: warp shuffles, and one word of shared memory per warp."""
 
 import operator
 

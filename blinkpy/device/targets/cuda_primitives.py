@@ -1,4 +1,4 @@
-"""What the primitives of device/portable.py are for numba.cuda: inline PTX, whose scope is the whole system.
+"""The primitives of device/portable.py for numba.cuda: inline PTX with system scope.
 
 Each one is a Numba intrinsic with the arguments of the primitive. Needs numba-cuda: `portable.register_cuda` imports it.
 """

@@ -1,4 +1,4 @@
-"""What `strided` of device/portable.py is for numba.cuda: an iterable that adds and compares, and never divides."""
+"""`strided` of device/portable.py for numba.cuda: an iterable that adds and compares, without division."""
 
 from llvmlite import ir
 

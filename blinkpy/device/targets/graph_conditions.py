@@ -11,8 +11,9 @@ from blinkpy.device.cuda.kernel_compiler import cgutils, intrinsic, types
 
 @intrinsic
 def set_condition(typingctx, handle, value):
-    """Set the conditional node of `handle` (uint64) to `value` (uint32): WHILE goes on unless 0, SWITCH picks a body, or none
-    with a value that is not below their number."""
+    """Set the conditional node of `handle` (uint64) to `value` (uint32): a WHILE node repeats unless it is 0; a
+    SWITCH node runs the body of this number, if it exists.
+    """
 
     def codegen(context, builder, signature, arguments):
         signature_of_extern = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(32)])
@@ -26,8 +27,9 @@ def set_condition(typingctx, handle, value):
 
 @intrinsic
 def wait_for_predecessors(typingctx):
-    """Wait until the kernels before this one in the graph are complete, and what they wrote is visible. Needed where an edge
-    of the graph is programmatic, so that this kernel began before; elsewhere it returns at once."""
+    """Wait until the kernels before this one in the graph are complete, and their writes are visible. Needed
+    after a programmatic edge, where this kernel starts early; otherwise it returns immediately.
+    """
 
     def codegen(context, builder, signature, arguments):
         builder.asm(ir.FunctionType(ir.VoidType(), []), "griddepcontrol.wait;", "~{memory}", [], side_effect=True)

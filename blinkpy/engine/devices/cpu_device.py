@@ -92,7 +92,7 @@ class CpuDevice(HostDevice):
         return HostLoop(setup, setup.recorder.attach(state, share_inputs=True), step, progress)
 
     def _weights(self, setup: Setup, piece: int) -> tuple[ArrayWeights | Weights, StepProgress]:
-        """The model's weights, and what moves with their products. piece: multiply-adds between two moves."""
+        """(The model's weights, the progress of their products). piece: multiply-adds between two updates."""
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
 
         invariant = setup.config.engine.batch_invariant

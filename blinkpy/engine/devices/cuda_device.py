@@ -98,8 +98,12 @@ def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: i
 
 
 class CudaDevice:
-    """See blinkpy.engine.devices.device_contract.Device. For benchmarks: trace_rows, turns whose times the loop records; pdl,
-    whether kernels are chained by programmatic dependent launch; loop, in place of GpuLoop."""
+    """The model on an NVIDIA GPU (a device_contract.Device). The parameters are for benchmarks.
+
+    trace_rows: number of turns whose times the loop records.
+    pdl: whether kernels are chained by programmatic dependent launch.
+    loop: replaces GpuLoop.
+    """
 
     name, gpu, reads_weights = "cuda", True, True
 

@@ -1,7 +1,7 @@
-"""What an engine needs of the device that runs its model.
+"""The interface between an engine and the device that runs its model.
 
-A device is one file beside this one, NAME_device.py, which holds its class as `DEVICE`; --device names it. The files are light:
-what needs torch, Numba or CUDA is imported when a device is asked for its sizes or loads.
+A device is a file NAME_device.py in this folder with its class as `DEVICE`; --device selects it. The files
+are light: torch, Numba and CUDA are imported when a device computes its sizes or loads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUFFIX = "_device"
 
 
 class BrokenStateError(RuntimeError):
-    """The scheduler's state is not what it must be. faults: what is wrong, for people."""
+    """The scheduler's state violates an invariant. faults: descriptions."""
 
     def __init__(self, faults: list[str]):
         super().__init__("the scheduler's state is broken: " + "; ".join(faults))
@@ -52,8 +52,12 @@ def require_integrity(faults: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine has settled by the time at which its device loads. folder: the model's, which `model` describes. tokens: of
-    the model, where requests may have grammars. report: where the phases of the start are said."""
+    """The settings of an engine when its device loads.
+
+    folder: the folder of the model that `model` describes.
+    tokens: bytes of the model's tokens, if requests may have grammars.
+    report: callback for the phases of the start.
+    """
 
     config: Config
     folder: Path
@@ -96,7 +100,7 @@ class Runner(Protocol):
     faults: tuple[type[BaseException], ...]
     """What run() raises when nothing writes the engine's words any more."""
     pair_memory: QueueMemory | None
-    """Where the queue pairs lie for a network card, if not in the segment. After attach()."""
+    """The memory of the queue pairs for a network card, if not the segment. After attach()."""
 
     def attach(self, segment: Segment) -> None:
         """Get ready to serve a segment: all that is not compiled yet is. Raises ConfigError."""
@@ -105,15 +109,18 @@ class Runner(Protocol):
         """Serve until a control word ends it: STOPPED or DRAINED, or another result after budget_s seconds, if not 0."""
 
     def check(self) -> list[str]:
-        """What is wrong with the scheduler's state; empty when nothing is. Not while it runs."""
+        """Descriptions of what is wrong with the scheduler's state; empty if it is sound. Not while it runs."""
 
     def close(self) -> None:
         """Free what it has. After run() has returned or raised, or without it."""
 
 
 class Device(Protocol):
-    """One way to run a model. An instance serves one engine. gpu: whether it has the step sizes of a GPU. reads_weights: whether
-    it needs the model's weights."""
+    """One way to run a model. An instance serves one engine.
+
+    gpu: whether it uses the step sizes of a GPU.
+    reads_weights: whether it needs the model's weights.
+    """
 
     name: str
     gpu: bool

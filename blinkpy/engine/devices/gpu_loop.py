@@ -30,7 +30,7 @@ MakeStep = Callable[[Batch, Requests, Grammars], GpuStep]
 
 
 class GpuLoop:
-    """See blinkpy.engine.devices.device_contract.Runner.
+    """A device_contract.Runner whose loop runs on the host.
 
     state: the scheduler's, on the host. make_step: gives the captured step graphs for batch, requests and grammars of the
     state on the GPU. graph_of, trace_rows: as of LoopGraph.

@@ -17,18 +17,19 @@ from blinkpy.queues.words import ENGINE_PROGRESS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import Segment
 
-IDLE_SPIN_NS = 200_000  # an engine that just worked looks again at once
+IDLE_SPIN_NS = 200_000  # an engine that was busy spins before it sleeps
 IDLE_SLEEP_S = (20e-6, 1e-3)  # then it sleeps: first, and longest, pause
 INTEGRITY_PERIOD_NS = 1_000_000_000  # while idle
 NO_DEADLINE_NS = 1 << 62
 
 
 class HostLoop:
-    """See blinkpy.engine.devices.device_contract.Runner.
+    """A device_contract.Runner whose loop runs on the host.
 
-    state: the scheduler's, on the host, with its recorder. step: run(batch, requests) writes keys and values of the batch's
-    tokens, and batch.sampled for the rows that emit. Without one, whoever makes the loop sets `compute`. progress: what moves its
-    word while a step computes.
+    state: the scheduler's state on the host, with its recorder.
+    step: run(batch, requests) writes keys and values of the batch's tokens, and batch.sampled for the emitting
+        rows. Without it, the creator sets `compute`.
+    progress: advances its word during a step.
     """
 
     faults: tuple[type[BaseException], ...] = (BaseException,)

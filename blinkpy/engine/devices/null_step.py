@@ -30,9 +30,11 @@ def synthetic_token(seed, position, low, high):
 
 @device
 def fill_sampled(state, low, high, even):
-    """Synthetic tokens for all rows of the batch, the next ones where a grammar does not allow them, and log probabilities of the
-    distribution that they are drawn from: all tokens of [low, high) are equally likely. even: the log probability as a pair of a
-    record for token 0."""
+    """Fill in synthetic tokens for all rows of the batch, uniform in [low, high), with their log probabilities.
+    If a grammar forbids a token, take the next allowed one.
+
+    even: the log probability as a record's entry for token 0.
+    """
     batch, requests, entry = state.batch, state.requests, state.requests.entry
     for row in range(batch.counts[S.ROWS]):
         slot = batch.row_slots[row]
@@ -52,8 +54,11 @@ def compiled_fill() -> Any:
 
 
 def synthetic_step(scheduler: Scheduler, tokens: range, step_ns: int) -> Compute:
-    """A step with synthetic tokens, compiled as the scheduler is. tokens: what to draw from. step_ns: the time from the begin of
-    a turn to the end of its step, at least."""
+    """A step with synthetic tokens, compiled like the scheduler.
+
+    tokens: the range to draw from.
+    step_ns: minimum time from the start of a turn to the end of its step.
+    """
     state, low, high = scheduler.state_argument, tokens.start, tokens.stop
     even = int(np.array((0, -math.log(high - low)), LOGPROB_ENTRY).view(np.int64))
     fill: Callable[..., None] = fill_sampled

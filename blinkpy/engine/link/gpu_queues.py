@@ -1,14 +1,17 @@
-"""Queue pairs in the memory of the GPU: the loop polls them without crossing the bus, and a network card writes into them.
+"""Queue pairs in the memory of the GPU: the loop polls them without crossing the bus, and a network card
+writes to them.
 
-The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU: the host reads and writes
-them without a call of the driver, also after a fault of the GPU. The segment's own place for the pairs is not used then.
+The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU: the
+host reads and writes them without a call of the driver, also after a fault of the GPU. The segment's own
+memory of the pairs is not used then.
 
-What makes it right. An NVIDIA GPU's L2 is where all accesses to its memory meet: a card's writes over PCIe arrive there, and its
-reads are served from there. The loop reads the words that others write by ld.acquire.sys, and publishes its own by
-st.release.sys (device/targets/cuda_primitives.py), which both go to L2; plain loads behind such an acquire load see what was
-written before the word, as they do in host memory. What that needs of the card is that its writes arrive in their order: PCIe
-keeps posted writes in order, and whether the GPU does so too is an attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING),
-without which blinkpy.engine.link.pair_placement refuses to start.
+Correctness. All accesses to an NVIDIA GPU's memory go through its L2: a card's writes over PCIe arrive
+there, and its reads are served from there. The loop reads words of other parties by ld.acquire.sys, and
+publishes its own by st.release.sys (device/targets/cuda_primitives.py), which both go to L2; plain loads
+after such an acquire load see the data written before the word, as in host memory. This requires that the
+card's writes arrive in order. PCIe keeps posted writes in order; whether the GPU does so too is an
+attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING), without which blinkpy.engine.link.pair_placement
+refuses to start.
 """
 
 import os
@@ -31,8 +34,13 @@ def pairs_length(layout: QueueLayout) -> int:
 
 
 class GpuQueues:
-    """The pairs of a segment in GPU memory, zeros at first, until close(). device: EngineViews for the GPU. Offsets count from
-    the first pair. buffer: the segment, whose words that are no pair's are mapped. Raises CudaError where there is no room."""
+    """The pairs of a segment in GPU memory, initially zero, until close(). Offsets count from the first pair.
+
+    device: EngineViews for the GPU.
+    buffer: the segment; its words outside the pairs are mapped.
+
+    Raises CudaError if there is not enough memory.
+    """
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
         first = layout.first_pair
@@ -56,7 +64,7 @@ class GpuQueues:
         return self._descriptor
 
     def read_word(self, offset: int) -> int:
-        """A copy of one word; the loop goes on meanwhile. Raises CudaError."""
+        """A copy of one word, while the loop runs. Raises CudaError."""
         kind, stream = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, self._stream
         check_cuda(
             runtime.cudaMemcpyAsync(self._word.ctypes.data, self.address + offset, 8, kind, stream), "read a word of the queues"

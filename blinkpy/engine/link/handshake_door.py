@@ -1,8 +1,9 @@
-"""The TCP port at which front ends on other machines ask for a queue pair: many handshakes side by side, each with a deadline.
+"""The TCP port at which front ends on other machines ask for a queue pair: concurrent handshakes, each with a
+deadline.
 
-A handshake costs nothing but its connection until the front end has proved the key, if there is one. Whoever opens more
-connections than one address may have, or than there may be in all, ends the oldest of them: who is silent can't keep others out,
-for a handshake takes milliseconds.
+Until the front end has proved its key, if required, a handshake costs only its connection. Beyond the limit
+of connections, per address and in total, the oldest one is closed. So silent clients can't lock others out,
+since a handshake takes milliseconds.
 """
 
 import asyncio
@@ -34,10 +35,11 @@ logger = logging.getLogger("blinkpy.engine")
 
 
 class HandshakeDoor:
-    """See the module. It runs in a thread of its own from start() to close().
+    """Runs handshakes in a separate thread from start() to close().
 
-    listening: a bound socket; close() closes it. give: what a front end gets; it is called for one after another, and whatever it
-    raises is a refusal. watch: called every WATCH_S seconds, in between.
+    listening: a bound socket; close() closes it.
+    give: grants a queue pair; called for one front end at a time. Its exceptions are refusals.
+    watch: called every WATCH_S seconds between them.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class HandshakeDoor:
     def _look(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # a full network card, a fault of the GPU: handshakes go on, and are refused with the reason
+        # a full network card or a fault of the GPU: handshakes continue, and are refused with the reason
+        except Exception as error:
             logger.warning("could not check for lost front ends: %s", error)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,11 +106,11 @@ class HandshakeDoor:
             answer = refusal(f"the handshake took longer than {HANDSHAKE_S:g} s")
             logger.warning("refused the front end at %s: no handshake within the time limit", peer)
         except Exception as error:
-            # A stranger's nonsense and a full network card alike: this front end goes without, the engine goes on.
+            # Invalid messages and a full network card alike: refuse this front end and continue.
             logger.warning("refused the front end at %s: %s", peer, error)
             answer = refusal(str(error))
         self._guests.pop(own, None)
-        writer.write(answer)  # less than what a socket's buffer takes: nobody waits for a peer that does not read
+        writer.write(answer)  # fits into a socket's buffer, so a peer that does not read delays nothing
         writer.close()
 
     def _make_room(self, peer: str) -> None:
@@ -119,7 +122,7 @@ class HandshakeDoor:
             oldest.cancel()
 
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        """The engine's answer. Raises HandshakeError, and what `give` raises."""
+        """The engine's answer. Raises HandshakeError, and the exceptions of `give`."""
         challenge = Challenge(new_nonce(), self._key is not None)
         writer.write(challenge.encode())
         try:

@@ -1,14 +1,14 @@
-"""The engine's door for front ends on other machines: a TCP port where each is given a queue pair once.
+"""The engine's listener for front ends on other machines: a TCP port that grants each a queue pair.
 
-For every front-end worker there is a protection domain of its own with three memory regions: the engine's words (read only),
-the front-end region of its pair (write only), and the engine's region of its pair (read only). It can reach nothing else, and
-no other front end can use its keys. After the handshake nothing here runs for it any more: its reads and writes are served by
-the network card, also while this process is stopped.
+Every front-end worker has its own protection domain with three memory regions: the engine's words (read
+only), the front-end region of its pair (write only), and the engine's region of its pair (read only). It
+can reach no other memory, and no other front end can use its keys. After the handshake no code runs for it:
+the network card serves its reads and writes, even while this process is stopped.
 
-A pair belongs to its owner, a random number that a worker and its successors keep, until the engine has revoked it and somebody
-else asks, or its owner is silent for GONE_LEASES more. Who asks and claims nothing has it for a lease, however often it asks.
-Whoever gets a pair, the queue pair of before is destroyed first: from then on the network card itself refuses what
-the last owner still writes.
+A pair belongs to its owner, a random number that a worker hands on to its successors, until the engine has
+revoked it and another worker asks, or its owner is silent for GONE_LEASES more leases. A worker that does
+not claim its pair keeps it for one lease, however often it asks. The old RDMA queue pair is destroyed
+before a pair is granted again, so the network card refuses late writes of the last owner.
 """
 
 import contextlib
@@ -40,8 +40,11 @@ logger = logging.getLogger("blinkpy.engine")
 
 @dataclass
 class Grant:
-    """A queue pair in somebody's hands. since, heard: when it was given and when it was last seen attached, by the monotonic
-    clock. epoch: of the pair when it was given."""
+    """A granted queue pair.
+
+    since, heard: when it was granted, and last seen attached, by the monotonic clock.
+    epoch: of the pair when it was granted.
+    """
 
     owner: int
     end: QueuePairEnd
@@ -51,10 +54,13 @@ class Grant:
 
 
 class RdmaListener:
-    """See the module. host, port: where to listen. device, gid_index: as of blinkpy.transport.verbs.Port. key: that front
-    ends must have, if any.
+    """Grants queue pairs to front ends on other machines.
 
-    Raises ConfigError when it can't listen there, and TransportError when there is no RDMA device to use.
+    host, port: address to listen on.
+    device, gid_index: as in blinkpy.transport.verbs.Port.
+    key: required of front ends, if given.
+
+    Raises ConfigError if it can't listen there, and TransportError without a usable RDMA device.
     """
 
     def __init__(self, host: str, port: int, device: str = "", gid_index: int = -1, key: LinkKey | None = None):
@@ -88,7 +94,7 @@ class RdmaListener:
         mapped = int(np.frombuffer(segment.buffer, np.uint8).ctypes.data)
         self._words = HostMemory(mapped)
         self._pairs = pairs or HostMemory(mapped + self._layout.first_pair)
-        # Once now, so that what this machine can't do is said to whoever starts the engine.
+        # Once now, so that an unsupported machine is an error at the start.
         with contextlib.closing(QueuePairEnd(self.rdma_port)) as end:
             self._register_pair(end, 0)
         self._door.start()
@@ -117,7 +123,7 @@ class RdmaListener:
     def _register_pair(self, end: QueuePairEnd, pair: int) -> tuple[Region, Region]:
         """Let the peer of `end` into a pair: its front-end region and its engine region."""
         e, layout, register = constants(), self._layout, self._pairs.register
-        # The standard asks for local write where there is remote write.
+        # The standard requires local write access for remote writes.
         write = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
         front = register(end, layout.front_region(pair) - layout.first_pair, layout.front_region_bytes, write)
         return front, register(
@@ -129,7 +135,7 @@ class RdmaListener:
         return self._pairs.read_word(self._layout.engine_region(pair) - self._layout.first_pair + 8 * index)
 
     def _free_gone(self) -> None:
-        """End the connections of those who are gone: the card keeps nothing for them."""
+        """Close the connections of lost front ends, to free the card's resources."""
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):
@@ -140,7 +146,7 @@ class RdmaListener:
                 logger.info("queue pair %d: released, its front end disconnected", pair)
 
     def _choose(self, owner: int) -> int:
-        """The owner's own pair, or one that nobody has, or the one that was given first of those whose lease has ended."""
+        """The owner's own pair, or a free one, or the earliest granted one whose lease has ended."""
         grants = self._grants
         for pair, grant in grants.items():
             if grant.owner == owner:
@@ -149,7 +155,7 @@ class RdmaListener:
         for pair in range(pairs):
             if pair not in grants:
                 return pair
-        # Who was given a pair has the time of a lease to claim it.
+        # A pair must be claimed within the time of a lease.
         claimed = time.monotonic() - self._lease_s
         revoked = [p for p in range(pairs) if grants[p].since < claimed and not self._word(p, PAIR_ATTACHED)]
         if not revoked:

@@ -14,16 +14,16 @@ class Listener(Protocol):
     """Gives the queue pairs of an engine to front ends. It is opened before the model is loaded, and started after it."""
 
     flags: str
-    """What a front end is started with to reach this engine."""
+    """The options with which a front end reaches this engine."""
 
     def start(self, segment: Segment, pairs: QueueMemory | None) -> None:
-        """Let front ends in. pairs: where they lie for a network card, if not in the segment. Raises TransportError."""
+        """Accept front ends. pairs: their memory for a network card, if not the segment. Raises TransportError."""
 
     def close(self) -> None:
-        """Let nobody in any more. Before the segment goes; also when start() was not called."""
+        """Stop accepting front ends. Call it before the segment is closed, even without start()."""
 
 
 def open_listener(config: Config) -> Listener:
-    """The listener of the transport that the config names. Raises ConfigError where there can be none."""
+    """The listener of the configured transport. Raises ConfigError if it is not possible."""
     listener: Listener = chosen_end(ENDS, config).open(config)
     return listener

@@ -1,4 +1,4 @@
-"""How a network card is let into the queue pairs of an engine, which lie in host memory or in memory of its GPU.
+"""Registration of an engine's queue pairs, in host or GPU memory, with a network card.
 
 Memory of a GPU is registered in one of two ways; `blinkpy doctor` shows which one a machine has:
 - dma-buf: the driver exports a file descriptor (cuMemGetHandleForAddressRange), the kernel's RDMA stack imports it. It needs
@@ -21,7 +21,7 @@ WRITES_ORDERED = 100  # CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER: the GPU sees a
 
 ReadWord = Callable[[int], int]  # offset -> the 8-byte word there
 
-# What the kernel answers where a way does not exist on a machine. Anything else is an error of its own.
+# Error numbers of the kernel for an unsupported method. Others are different errors.
 NO_DMABUF = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPROTONOSUPPORT})
 NO_PEER_MEMORY = frozenset({errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP})
 
@@ -51,7 +51,9 @@ class HostMemory:
 
 
 class DmaBufMemory:
-    """GPU memory as a dma-buf. descriptor: of one that begins with the memory; its owner closes it after the last use."""
+    """GPU memory as a dma-buf. descriptor: of a dma-buf that starts at the memory; its owner closes it after
+    the last use.
+    """
 
     def __init__(self, descriptor: int, read_word: ReadWord):
         self._descriptor, self.read_word = descriptor, read_word
@@ -59,7 +61,7 @@ class DmaBufMemory:
     def register(self, end: QueuePairEnd, offset: int, length: int, access: int) -> Region:
         try:
             with reported("register a dma-buf of GPU memory"):
-                # Without an address of its own, the region begins at its offset within the dma-buf.
+                # Without a given address, the region starts at its offset within the dma-buf.
                 region: Any = module("mr").DmaBufMR(end.pd, length, access, dmabuf=self._descriptor, offset=offset)
         except OSError as error:
             if error.errno in NO_DMABUF:
@@ -91,7 +93,7 @@ ADVICE = {
 
 
 def refused(way: str, reason: object) -> TransportError:
-    """The error where a machine can't do it."""
+    """The error if a machine does not support it."""
     if isinstance(reason, OSError):
         reason = os.strerror(reason.errno) if reason.errno else str(reason)
     return TransportError(f"--queue-memory {way} does not work on this machine ({reason}): {ADVICE[way]}, or use {HOST}")

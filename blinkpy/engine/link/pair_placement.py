@@ -1,4 +1,4 @@
-"""--queue-memory of an engine on a GPU: where its queue pairs lie, and whether this machine can have them there."""
+"""--queue-memory of an engine on a GPU: the memory of its queue pairs, and whether this machine supports it."""
 
 from pathlib import Path
 
@@ -51,8 +51,9 @@ def pair_memory_problem(way: str, *, rdma: int, dmabuf: int, ordering: int, peer
 
 
 def place_pairs(segment: Segment, way: str) -> tuple[PlacedPairs, QueueMemory | None]:
-    """Queue pairs where --queue-memory puts them, and how network cards are let in where that is not the segment. Raises
-    ConfigError where the driver can't export them."""
+    """(Queue pairs in the memory of --queue-memory, their registration for network cards if it is not the
+    segment). Raises ConfigError if the driver can't export them.
+    """
     if way == HOST:
         return MappedSegment(segment.buffer, segment.layout), None
     queues = GpuQueues(segment.buffer, segment.layout)

@@ -19,25 +19,28 @@ PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]
 
 _COUNT_BITS = 16  # requests in the low bits, tokens above, in one sum
 _COUNT_MASK = 0xFFFF
-# Of a waiting request: a stalled one may be preempted for it; it can run; best effort has its pages; nobody behind it may enter.
+# Results for a waiting request: preempt a stalled one for it; it can run; its class has used its pages; it
+# blocks those behind it.
 NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 
 
 @device
 def admit(limits, queues, state, budget, yields, lane, lanes):
-    """Let waiting requests run, best first, while rows, the batch's budget of tokens, and pages last.
+    """Admit waiting requests, best rank first, while rows, token budget and pages last.
 
-    No request overtakes a better one that does not fit: it would never fit while others come. Requests whose reader is
-    behind are passed over, and those of them that run give way. Where best effort has its share of the step, or of the pages,
-    all of it is passed over: it waits for its own class alone. yields: see begin_yield; then the others alone enter, as far as
-    they may pass.
+    No request overtakes a better one that does not fit, which could otherwise wait forever. Stalled requests
+    are skipped, and running ones are preempted. If best effort has used its share of the step or of the pages,
+    all best-effort requests are skipped.
+
+    yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are admitted,
+        as many as may pass.
     """
     requests, counts = state.requests, state.counts
     waiting = counts[S.WAITING_COUNT]
-    if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # who was just preempted would be the first to be admitted again
+    if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # the request that was just preempted would be admitted first
         return
     admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, behind a barrier
-    left, room = 1, 0  # of those who yield nobody enters; of the others see tokens_ahead
+    left, room = 1, 0  # yielding requests are not admitted; for the others see tokens_ahead
     if not yields:
         left, room = budget_left(limits, state, budget, lane, lanes)
     while outcome != MUST_WAIT and position < waiting and left > 0:
@@ -74,8 +77,9 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 @device
 def budget_left(limits, state, budget, lane, lanes):
-    """(What of a batch's budget is left beyond the tokens of running requests; what of it best-effort prompts may have); not
-    above 0 where there is nothing."""
+    """(Tokens of the batch's budget that running requests leave, the part that best-effort prompts may use); 0
+    or less if none are left.
+    """
     requests = state.requests
     others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
@@ -95,8 +99,9 @@ def budget_left(limits, state, budget, lane, lanes):
 
 @device
 def tokens_ahead(state, slot, lane, lanes):
-    """Tokens of a step that others have before a waiting latency-sensitive request, when best-effort prompts yield: who decodes,
-    and latency-sensitive prompts that go first by rank and arrival, which have the first chunks, too."""
+    """Tokens of a step that come before a waiting latency-sensitive request while best-effort prompts yield:
+    decodes, and chunks of latency-sensitive prompts that precede it by rank and arrival.
+    """
     requests, ahead = state.requests, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         other = state.running[i]
@@ -109,8 +114,9 @@ def tokens_ahead(state, slot, lane, lanes):
 
 @device
 def fits_after_preemption(limits, state, slot, best_effort, lane, lanes):
-    """FITS_NOW, CLASS_WAITS or MUST_WAIT for a waiting request; stalled requests are preempted for it, of best effort alone where
-    that has its pages. scratch.found: see fits_now."""
+    """FITS_NOW, CLASS_WAITS or MUST_WAIT for a waiting request, preempting stalled requests for it: only
+    best-effort ones if their class has used its pages. scratch.found: see fits_now.
+    """
     outcome = NOT_YET
     while outcome == NOT_YET:
         crowded = best_effort and not fits_best_effort(limits, state, slot, lane, lanes)
@@ -134,8 +140,9 @@ def fits_after_preemption(limits, state, slot, best_effort, lane, lanes):
 
 @device
 def fits_best_effort(limits, state, slot, lane, lanes):
-    """Whether best effort may hold the pages of one more request, and of those that it has one more each, at most an eighth of
-    all."""
+    """Whether best effort may hold the pages of one more request, plus one page for each of its running ones,
+    up to an eighth of all.
+    """
     if limits.best_effort_pages == limits.pages:
         return True
     running, held = best_effort_load(state, lane, lanes)
@@ -145,9 +152,10 @@ def fits_best_effort(limits, state, slot, lane, lanes):
 
 @device
 def fits_now(limits, state, slot, lane, lanes):
-    """Whether there is a row, and pages for all tokens of a waiting request; its hits are in scratch.found and hit_tokens.
+    """Whether there is a row, and pages for all tokens of a waiting request; its hits are in scratch.found and
+    hit_tokens.
 
-    A few more pages must be there, one for each running request, so that it is not preempted at once.
+    One more page per running request must be free, so that it is not preempted immediately.
     """
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
     available = spare_pages(limits, counts)
@@ -185,7 +193,7 @@ def start_request(limits, queues, state, slot, lane, lanes):
             page = scratch.found[hits - 1]
             requests.canonical[slot] = page
             requests.canonical_generation[slot] = pages.generation[page]
-        if requests.preemptions[slot] == 0:  # later hits are pages of its own
+        if requests.preemptions[slot] == 0:  # later hits are its own pages
             pair, request_id = requests.pair[slot], requests.request_id[slot]
             name = (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK
             waited_ns = state.inbox.now_ns[0] - requests.arrival_us[slot] * MICROSECOND_NS

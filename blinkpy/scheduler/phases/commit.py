@@ -43,7 +43,7 @@ def commit(limits, queues, state, lane, lanes):
             scratch.word[row] = completion_word(limits, requests, slot, token, flags)
             generated += 1 if flags & HAS_TOKEN != 0 and requests.length[slot] > requests.prompt_length[slot] else 0
     generated = block_sum(generated, lane, lanes)
-    # plan_batch saw to it that there is room for all.
+    # plan_batch made sure that all tokens fit.
     publish_completions(limits, queues, state.pairs, scratch, batch.logprobs, rows, lane, lanes)
     ended = 0
     for tile in strided(0, rows, lanes):
@@ -70,7 +70,7 @@ def commit(limits, queues, state, lane, lanes):
 def append_token(limits, state, slot, token):
     """One lane: add a sampled token to its request. Returns the completion's flags; requests.finish[slot] if it ended."""
     requests = state.requests
-    if token < 0 or token >= limits.vocab_size:  # the step went wrong for this row; a token from outside must not go on
+    if token < 0 or token >= limits.vocab_size:  # the step failed for this row; an invalid token must not be passed on
         requests.finish[slot] = FINISH_ERROR
         return FINISH_ERROR
     length = requests.length[slot] + 1

@@ -1,7 +1,8 @@
 """Completion words: their positions in the completion rings, and publishing them.
 
-A list of items (rows of a batch, or requests whose last completion waits for room) goes to the rings of several pairs. The
-position of an item is its number among the items of its pair, in list order, from a scan that counts four pairs at once.
+A list of items (rows of a batch, or requests whose last completion waits for space) is published to the
+rings of several pairs. The position of an item is its number among the items of its pair, in list order,
+from a scan that counts four pairs at once.
 """
 
 from blinkpy.device.portable import barrier, block_scan, device, load_relaxed, store_relaxed, store_release, strided
@@ -17,15 +18,14 @@ LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
 
 @device
 def completion_word(limits, requests, slot, token, flags):
-    """The word without its lap counter, which depends on where it goes."""
+    """The word without its lap counter, which depends on its position."""
     local = slot - requests.pair[slot] * limits.slots_per_pair
     return local | token << TOKEN_SHIFT | flags << FLAG_SHIFT
 
 
 @device
 def free_entries(limits, pairs, pair):
-    """Entries of a completion queue that its reader has read, or that were never used; but for those that a suspended step
-    needs."""
+    """Free entries of a completion queue: read or never used, minus those reserved for a suspended step."""
     return limits.cq_entries - (pairs.cq_tail[pair] - pairs.cq_head[pair]) - pairs.reserved[pair]
 
 
@@ -57,10 +57,11 @@ def position_in_pair(limits, scratch, n, lane, lanes):
 
 @device
 def store_completion(queues, pair, entry, word, logprobs, i):
-    """Store a completion word at its place in a queue, behind its record, logprobs[i], if it has HAS_LOGPROBS.
+    """Store a completion word at its place in a queue, after its record, logprobs[i], if it has HAS_LOGPROBS.
 
-    Keeps O3 and O8 of docs/verification.md: a word alone is complete with one store, and its lap counter shows that it is
-    new, so it needs no release; one with a record does, as who sees the word reads the record.
+    Keeps O3 and O8 of docs/verification.md: a word without a record needs no release, since one store completes
+    it and its lap counter shows that it is new. A word with a record needs one, as its reader then reads the
+    record.
     """
     if word & LOGPROBS_BIT != 0:
         for k in range(LOGPROB_ENTRIES):
@@ -72,8 +73,9 @@ def store_completion(queues, pair, entry, word, logprobs, i):
 
 @device
 def publish_completions(limits, queues, pairs, scratch, logprobs, n, lane, lanes):
-    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has room: where it has none,
-    scratch.pair[i] stays and everywhere else it becomes -1. logprobs[i]: the record of a word with HAS_LOGPROBS.
+    """Publish scratch.word[i] in the queue of scratch.pair[i] (-1: nothing), while the queue has space.
+    Published items get -1 in scratch.pair; the others keep their pair. logprobs[i]: the record of a word with
+    HAS_LOGPROBS.
 
     The tail needs no release: only the next owner of the pair reads it, after the release store of its grant (O5 of
     docs/verification.md).

@@ -16,8 +16,9 @@ REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 
 @device
 def mark_ending(state, lane, lanes):
-    """Mark the requests that a cancel or a revoked queue pair ends, in Requests.finish. Returns the number of those that run or
-    wait; those whose last completion waits for room are dropped with their owner."""
+    """Mark in Requests.finish the requests that a cancel or a revoked queue pair ends. Returns how many of them
+    run or wait. Requests whose last completion waits for space are dropped if their owner is revoked.
+    """
     requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
     ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
     ending += mark_in_list(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
@@ -32,8 +33,9 @@ def mark_ending(state, lane, lanes):
 
 @device
 def mark_in_list(state, slots, n, lane, lanes):
-    """Mark which requests of slots[0:n] end. Returns this lane's number of them. A cancel waits while its request is in flight;
-    so do verdicts, which nobody makes then."""
+    """Mark which requests of slots[0:n] end. Returns this lane's count. A cancel waits while its request is in
+    flight; no verdicts exist then.
+    """
     requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0
     for i in strided(lane, n, lanes):
@@ -52,8 +54,9 @@ def mark_in_list(state, slots, n, lane, lanes):
 
 @device
 def release_ended(limits, state, ending, lane, lanes):
-    """End the `ending` requests that mark_ending marked: their pages at once, a slot when its last completion is out or its
-    owner is gone."""
+    """End the `ending` requests that mark_ending marked: free their pages now, and their slots once the last
+    completion is published or the owner is revoked.
+    """
     requests, counts, scratch = state.requests, state.counts, state.scratch
     if ending == 0:
         return

@@ -68,7 +68,7 @@ def take_fast_path(limits, queues, state, lane, lanes):
     ended = block_sum(ended, lane, lanes)
     if ended > 0 and waiting > 0:
         return NOT_FAST
-    if lane == 0:  # first what one lane does: the others go on with the rows meanwhile
+    if lane == 0:  # first the serial work of one lane, while the others process rows
         state.forecast.unpublished[0] = rows
     if lane == 0 and ended == 0:
         generated, steps, context = counters[GENERATED_TOKENS], counts[S.STEPS], state.forecast.max_context[0]

@@ -1,7 +1,8 @@
-"""What overlap does for the tokens that the step samples: count them, give them pages, and forecast what each row leads to.
+"""The part of overlap that prepares for the step's tokens: count them, allocate pages, and forecast the
+outcome of each row.
 
-It runs beside the step, so it changes nothing that a step reads: not the batch, nor the entry, tokens or pages of a request in
-the batch; and it releases no page.
+It runs in parallel to the step, so it changes no data that a step reads: not the batch, nor the entry,
+tokens or pages of a request in the batch; and it releases no page.
 """
 
 from blinkpy.device.expect import expect
@@ -30,8 +31,9 @@ COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
 
 @device
 def count_computed(limits, state, lane, lanes):
-    """Count the step's tokens as computed, and index the pages that it fills. Nobody looks at the index before it is done.
-    Nothing behind a group of layers that is not the step's last one."""
+    """Count the step's tokens as computed, and index the pages that it fills. The index is not read before it
+    is complete. Does nothing after a layer group that is not the step's last.
+    """
     requests, batch = state.requests, state.batch
     rows = batch.counts[S.ROWS]
     if rows == 0 or not step_ended(batch):
@@ -48,7 +50,7 @@ def count_computed(limits, state, lane, lanes):
 
 @device
 def is_last_token(limits, requests, slot):
-    """Whether a request ends with its next token, whatever it is."""
+    """Whether a request ends with its next token, regardless of the token."""
     length = requests.length[slot] + 1
     generated = length - requests.prompt_length[slot]
     return generated >= requests.entry[slot, WORD_MAX_TOKENS] or length >= limits.max_model_len
@@ -102,11 +104,14 @@ def grow_for_forecast(limits, state, lane, lanes):
 
 @device
 def forecast(limits, state, grown, lane, lanes):
-    """Fill State.forecast and set counts[FAST_PATH], if all that follows but the tokens is certain: every running request
-    decodes in this step, no other could run, and no word from outside asks for a change. grown: see grow_for_forecast."""
+    """Fill State.forecast and set counts[FAST_PATH], if everything except the tokens is certain: every running
+    request decodes in this step, no other request could run, and no external word requests a change. grown: see
+    grow_for_forecast.
+    """
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
-    # Where all rows are taken nobody enters, either; but admit may still count anew who passed best effort.
+    # If all rows are taken, no request is admitted, but admit may still update the count of requests that
+    # passed best effort.
     nobody_enters = counts[S.WAITING_COUNT] == 0 or (rows == limits.rows and counts[S.PASSED] == 0)
     predictable = (
         grown

@@ -1,8 +1,9 @@
-"""The words of other parties, read once. The only place where the scheduler looks at words that others may change.
+"""The words of other parties, read once per turn. Only this module reads words that other parties may change.
 
-`read_inbox` copies the host's command, each front end's words and the cancel words of requests in the engine into State.inbox.
-All later phases look at these copies alone, so every lane sees the same values, and the inputs of a turn (the inbox, new entries
-with their prompts, the last step's tokens, the time) can be written down and given to it again.
+`read_inbox` copies the host's command, each front end's words and the cancel words of requests in the
+engine into State.inbox. All later phases use only these copies. So every lane sees the same values, and the
+inputs of a turn (inbox, new entries with prompts, the last step's tokens, the time) can be recorded and
+replayed.
 """
 
 from blinkpy.device.expect import expect

@@ -32,9 +32,10 @@ HASH_LIMIT = 1 << 2 * HASH_SHIFT
 
 @device
 def intake(limits, queues, state, lane, lanes):
-    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked yet.
+    """Consume entries, one pair after another in a fixed rotation. Accepted requests are "entering": not ranked
+    yet.
 
-    Nothing is taken from a pair that changes hands: what its old owner announced is skipped.
+    No entries are taken from a pair that changes its owner: those of the old owner are skipped.
     """
     pairs, counts = state.pairs, state.counts
     pending = 0
@@ -120,7 +121,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = 0
         requests.rules[slot] = rules
-        state.inbox.cancel[slot] = 0  # what was read for the request before, whose id a front end may use again
+        state.inbox.cancel[slot] = 0  # clear the cancel word of the slot's last request, whose id a front end may reuse
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
         counts[S.ARRIVALS] = arrivals + 1
@@ -171,8 +172,10 @@ def check_entry(limits, entry, epoch):
 
 @device
 def words_in_range(limits, offset, words, head):
-    """Whether an automaton or token rules are as long as they can be, and lie in the arena; none is fine. head: their words
-    before the first one that says something."""
+    """Whether an automaton or token rules, if any, have a valid length and are inside the arena.
+
+    head: number of words before the content.
+    """
     return words == 0 or (head < words <= limits.grammar_words and 0 <= offset <= limits.prompt_tokens - words)
 
 
@@ -223,10 +226,13 @@ def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
 
 @device
 def take_grammar(limits, queues, state, pair, rules, kept, lane, lanes):
-    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the copy; if `rules` is
-    true, its token rules. kept: the slot of the entry's automaton, or -1.
+    """Find the automaton of the entry in scratch.entry in its pair's share, or copy it there and check the
+    copy.
 
-    Returns (REJECT_* or 0, its slot, words that were copied). Nobody looks at the slot that is written: no live request has it.
+    rules: do this for its token rules instead.
+    kept: the slot of the entry's automaton, or -1.
+
+    Returns (REJECT_* or 0, its slot, copied words). No live request uses the slot that is written.
     """
     grammars, entry, counters, epoch = state.grammars, state.scratch.entry, state.counters, state.pairs.epoch[pair]
     digest, offset, words = long_word(entry, E.LONG_GRAMMAR_DIGEST), entry[E.WORD_GRAMMAR_OFFSET], entry[E.WORD_GRAMMAR_WORDS]

@@ -1,8 +1,9 @@
-"""Who owns each queue pair: leases, claims, and the words of front ends, validated.
+"""Ownership of queue pairs: leases, claims, and validation of front-end words.
 
-Every word of a front end is checked before it is used, and carries the epoch that it was written under. A front end that is
-silent for too long, claims its pair again or breaks the protocol loses its requests; no other front end is affected. A claim
-that comes too soon after the last grant waits: a front end can't make the engine change owners all the time.
+Every word of a front end is checked before it is used, and carries the epoch of its writer. A front end
+loses its requests if it is silent for too long, claims its pair again or violates the protocol; no other
+front end is affected. A claim soon after the last grant waits, so that a front end can't force frequent
+changes of ownership.
 """
 
 from blinkpy.device.expect import expect
@@ -19,8 +20,10 @@ STALE_ENTRIES = S.COUNTER_INDEX["stale_entries"]
 
 @device
 def validate_front_words(limits, state, lane, lanes):
-    """Validate front-end words; record a verdict for each queue pair, and their number in counts[VERDICT_COUNT]. While a step is
-    between two of its groups there are none: its requests, and the entries that they will take, stay as they are."""
+    """Validate front-end words; record a verdict for each queue pair, and their number in
+    counts[VERDICT_COUNT]. Between two groups of a step no verdicts are made, so that its requests and their
+    entries stay unchanged.
+    """
     inbox, pairs = state.inbox, state.pairs
     now_ns = inbox.now_ns[0]
     judges = not between_groups(state)
@@ -36,8 +39,9 @@ def validate_front_words(limits, state, lane, lanes):
                 pairs.heartbeat_ns[pair] = now_ns
             elif now_ns - pairs.heartbeat_ns[pair] > limits.lease_ns:
                 verdict |= S.REVOKE | S.EXPIRED
-            # Relies on O6 of docs/verification.md: doorbell and head carry the epoch that they were written under, and each
-            # heartbeat repeats them, so one of an earlier owner is passed over and covers nothing for long.
+            # Relies on O6 of docs/verification.md: doorbell and head carry their writer's epoch, and each
+            # heartbeat repeats them. So a late word of an earlier owner is ignored, and is soon
+            # overwritten.
             if doorbell >> EPOCH_SHIFT == epoch:
                 announced = (doorbell - pairs.sq_head[pair]) & POSITION_MASK
                 if announced > limits.sq_entries:
@@ -61,7 +65,7 @@ def validate_front_words(limits, state, lane, lanes):
             pairs.verdict[pair] = 0
         elif verdict != 0:
             verdicts += 1
-            pairs.sq_head[pair] = pairs.sq_tail[pair]  # what was announced and not consumed is skipped, by intake too
+            pairs.sq_head[pair] = pairs.sq_tail[pair]  # announced entries that were not consumed are skipped, also by intake
     verdicts = block_sum(verdicts, lane, lanes)
     if lane == 0:
         state.counts[S.VERDICT_COUNT] = verdicts
@@ -70,13 +74,17 @@ def validate_front_words(limits, state, lane, lanes):
 
 @device
 def claim_is_due(limits, pairs, pair, now_ns):
-    """Whether a claim of the next epoch may be granted now: the first one at once, others behind an interval."""
+    """Whether a claim of the next epoch may be granted now: the first one immediately, later ones after an
+    interval.
+    """
     return pairs.epoch[pair] == 0 or now_ns - pairs.granted_ns[pair] >= limits.claim_ns
 
 
 @device
 def apply_verdicts(limits, queues, state, lane, lanes):
-    """Revoke and grant queue pairs, one lane for each; a revoked one's requests are gone by now, but for `finishing`."""
+    """Revoke and grant queue pairs, one lane each. The requests of a revoked pair have already ended, except
+    those in `finishing`.
+    """
     pairs, counts = state.pairs, state.counts
     if counts[S.VERDICT_COUNT] == 0:
         return
@@ -91,8 +99,8 @@ def apply_verdicts(limits, queues, state, lane, lanes):
         if verdict & S.GRANT:
             pairs.epoch[pair] += 1
             expect(state, pairs.epoch[pair] == state.inbox.claim[pair], F.GRANT_SKIPS)
-            # Keeps O5 of docs/verification.md: who sees the grant sees the positions stored before it, so the epoch is released
-            # after them.
+            # Keeps O5 of docs/verification.md: a reader of the grant must see the positions stored before
+            # it, so the epoch is stored with release.
             pairs.attached[pair] = 1
             pairs.heartbeat[pair] = state.inbox.heartbeat[pair]
             pairs.heartbeat_ns[pair] = pairs.granted_ns[pair] = state.inbox.now_ns[0]

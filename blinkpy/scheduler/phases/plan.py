@@ -1,8 +1,8 @@
 """The next batch. First the rows that decode, in the order of `running`, then prefill chunks under the budget.
 
-The budget is that of the largest batch, or, where others decode, a smaller one: see step_budget (chunked prefill: Agrawal et al.,
-"Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI 2024; the choice by who waits and who decodes is
-ours: docs/tuning.md).
+The budget is that of the largest batch, or a smaller one if requests decode; see step_budget (chunked
+prefill: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve", OSDI
+2024; the choice by waiting and decoding requests is our own: docs/tuning.md).
 """
 
 from blinkpy.device.expect import expect
@@ -23,12 +23,16 @@ _HALF = 32
 def step_budget(limits, state, yields, lane, lanes):
     """The most tokens of the next batch.
 
-    limits.mixed_tokens while a request decodes and prompts lack at most limits.burst_tokens, those that wait included: their
-    chunks ride on a step that reads the weights for the decodes anyway. In a burst limits.burst_step_tokens: larger chunks get
-    through the prompts sooner. limits.tokens when nobody decodes, and in a burst of prompts that lack no more than
-    limits.mixed_tokens on average: one step then gives many requests their first token. While best-effort prompts yield,
-    limits.sensitive_step_tokens beside the decodes: who comes next waits for a short step.
-    Prefill goes on in any case: a request that lacks more than one token has a row, so fewer than limits.rows decode.
+    - limits.mixed_tokens while a request decodes and all prompts, waiting ones included, lack at most
+      limits.burst_tokens: the step reads the weights for the decodes anyway.
+    - limits.burst_step_tokens in a burst: larger chunks finish the prompts sooner.
+    - limits.tokens if no request decodes, and in a burst of prompts that lack at most limits.mixed_tokens on
+      average: one step then gives many first tokens.
+    - limits.sensitive_step_tokens plus the decodes while best-effort prompts yield: the next arrival waits for
+      a short step.
+
+    Prefill always progresses: a request that lacks more than one token has a row, so fewer than limits.rows
+    decode.
     """
     if limits.mixed_tokens == limits.tokens and not yields:
         return limits.tokens
@@ -133,8 +137,9 @@ def plan_decodes(limits, state, running, lane, lanes):
 
 @device
 def list_prompts(state, running, yields, lane, lanes):
-    """Put the requests that may have a chunk into scratch.page, in the order of `running`; or those that are latency-sensitive
-    alone, by rank and arrival, if best-effort prompts yield. Returns their number."""
+    """List the requests that may get a chunk in scratch.page, in the order of `running`. If best-effort prompts
+    yield, list only latency-sensitive ones, by rank and arrival. Returns their number.
+    """
     requests, scratch, count = state.requests, state.scratch, 0
     for tile in strided(0, running, lanes):
         i = tile + lane
@@ -161,15 +166,19 @@ def list_prompts(state, running, yields, lane, lanes):
 
 @device
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
-    """Chunks of the other requests, in order, while the budget lasts; of those of best effort none if these yield, else as many
-    tokens as limits.best_effort_step_tokens leaves beside decodes. If they yield, a prompt that does not end behind others that
-    do goes to half of limits.sensitive_step_tokens: these, and who comes next, wait for a shorter step. Returns (rows, tokens,
-    emitting rows, context, rows of best-effort prompts)."""
+    """Plan chunks of the other requests, in order, while the budget lasts.
+
+    Best-effort prompts get no chunk if they yield, else at most the tokens that limits.best_effort_step_tokens
+    leaves after decodes. If they yield, a prompt that can't end in this step, behind prompts that can, gets at
+    most half of limits.sensitive_step_tokens: a shorter step for these and for the next arrival.
+
+    Returns (rows, tokens, emitting rows, context, rows of best-effort prompts).
+    """
     requests, batch, listed = state.requests, state.batch, state.scratch.page
     count = list_prompts(state, running, yields, lane, lanes)
     limited, room = limits.best_effort_step_tokens < limits.tokens, limits.best_effort_step_tokens - decode_rows
     wanted, filled = 0, 0
-    ends = 0  # rows; above them those of best effort, and in the upper half those that emit
+    ends = 0  # packed counts: rows; above them best-effort rows, and in the upper half emitting rows
     for tile in strided(0, count, lanes):
         i = tile + lane
         slot, missing, granted, chunk = 0, 0, 0, 0

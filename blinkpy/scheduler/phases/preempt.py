@@ -1,9 +1,10 @@
-"""Pages for decoding requests, by preemption if need be.
+"""Pages for decoding requests, by preemption if necessary.
 
-A request gets the pages for all tokens it has when it is admitted, so only a decoding request ever needs another one: at
-most one in a step. When there is none, even by eviction, the running request with the greatest (rank, arrival) is
-preempted: its pages are released (the index keeps what it can), and it waits to be computed again. As every request
-fits the pool alone, the one with the lowest (rank, arrival) always goes on.
+A request gets pages for all of its tokens when it is admitted, so only decoding requests need more: at most
+one page per step. If no page is free, even by eviction, the running request with the greatest (rank,
+arrival) is preempted: its pages are released (the index keeps what it can), and it waits to be computed
+again. Since every request fits into the pool alone, the request with the lowest (rank, arrival) always
+makes progress.
 """
 
 from blinkpy.device.expect import expect
@@ -31,7 +32,9 @@ def missing_pages(limits, requests, slot):
 
 @device
 def spare_pages(limits, counts):
-    """Pages for who is admitted: one for each running request is kept back, so that it is not preempted at once."""
+    """Pages available to new requests: one per running request is reserved, so that no request is preempted
+    immediately.
+    """
     return counts[S.FREE_COUNT] + counts[S.CACHED_COUNT] - min(counts[S.RUNNING_COUNT], limits.pages >> WATERMARK_SHIFT)
 
 

@@ -1,4 +1,4 @@
-"""What schedule left for others to see: completions of the fast path, counters, gauges, the heartbeat."""
+"""Publish the results that schedule deferred: completions of the fast path, counters, gauges, the heartbeat."""
 
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, store_relaxed, strided

@@ -1,8 +1,8 @@
 """The flight recorder: each turn writes its inputs and its decisions into a ring of memory.
 
-A record has all inputs of one turn, so the turns that follow a known state can be run again, anywhere, and must decide the
-same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words a row, side by side,
-and reads nothing back.
+A record has all inputs of one turn, so the turns after a known state can be replayed anywhere and must
+decide the same: blinkpy/verify/replay does that. Integers only. A turn on the fast path writes a few words
+a row, side by side, and reads nothing back.
 
 Layout, int64 words:
 
@@ -11,15 +11,15 @@ Layout, int64 words:
               step_words); free pages | cached << 32 after the turn; bucket, or -1 where it plans no rows
     inbox     for each pair: heartbeat, claim, completion head, doorbell, as the turn read them
     sampled   a token for each row of the step before
-    notes     what is rare, each with a word in front: kind | words << 8
+    notes     rare events, each after a word: kind | words << 8
                   RECORDED_ENTRY: pair | prompt tokens << 32; words of the automaton that were read | of the token rules << 32;
                       the entry, 32 words; the prompt, two tokens a word; its page hashes; the automaton and the rules, two
                       words a word
                   RECORDED_CANCELS: slots whose cancel word named them, or -1, a word each
     planned   for each row: slot | tokens << 32
 
-A turn that changed nothing but its own number leaves no record: an idle loop turns every few microseconds. The next record's
-number shows how many there were.
+A turn that changed only its own number leaves no record, since an idle loop turns every few microseconds.
+The next record's number shows how many were skipped.
 
 The ring's oldest records are overwritten, so a reader starts at a known position, such as that of a copy of the state
 (blinkpy/recording/recording_memory.py). In another process it reads `progress`, which is written last, before the ring.

@@ -1,4 +1,4 @@
-"""Lists of request slots: dropping those that changed their status, releasing those that ended."""
+"""Lists of request slots: drop requests whose status changed, release requests that ended."""
 
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, device, strided
@@ -26,7 +26,7 @@ def release_slots(limits, state, ended, lane, lanes):
 
 @device
 def keep_with_status(slots, n, status, wanted, lane, lanes):
-    """Drop the requests of slots[0:n] that have another status, keeping the order. Returns how many are left.
+    """Drop the requests of slots[0:n] with another status, keeping the order. Returns the number left.
 
     In place: positions only fall, and a scan separates the reads of a tile from its writes. Ends with a barrier.
     """

@@ -13,8 +13,9 @@ _HALF = 32
 
 @device
 def update_stalls(limits, state, lane, lanes):
-    """Set Requests.stalled. Where a queue has fewer free entries than its pair has running requests, the first ones in `running`
-    get them. Leaves in Pairs.unclaimed_entries the entries that nobody has claimed."""
+    """Set Requests.stalled. If a queue has fewer free entries than its pair has running requests, the first
+    ones in `running` get them. Pairs.unclaimed_entries gets the number of unclaimed entries.
+    """
     requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
     tight = 0
     for pair in strided(lane, limits.pairs, lanes):

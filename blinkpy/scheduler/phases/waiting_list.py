@@ -75,7 +75,7 @@ def make_rank_waiting(policy: Policy) -> Callable[..., None]:
 
 @device
 def count_policy_faults(queues, state, ranked, lane, lanes):
-    """Count the requests without a rank of their own among those that were just ranked, and publish the last one's fault."""
+    """Count policy faults among the requests that were just ranked, and publish the last one."""
     faults, latest = 0, 0
     for i in strided(lane, ranked, lanes):
         fault = state.scratch.breaks[i] >> FAULT_SHIFT
