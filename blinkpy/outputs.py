@@ -14,9 +14,11 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string. logprobs: for each
-    of token_ids the most likely tokens by id, in descending order, and the generated one; None unless asked for. message: of a
-    chat, for the conversation to go on with: role, content, reasoning_content and tool_calls as in OpenAI's API."""
+    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string.
+    logprobs: for each of token_ids the most likely tokens by id, in descending order, and the generated one;
+    None unless asked for. message: of a chat, for the conversation to continue with: role, content,
+    reasoning_content and tool_calls as in OpenAI's API.
+    """
 
     index: int
     text: str

@@ -142,8 +142,8 @@ class Child:
     ) -> dict[str, Any]:
         """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
 
-        Raises ChildError when the child ends, reports an error, or is silent for too long. on_tick is called several times
-        a second, and what it raises ends the wait.
+        Raises ChildError if the child ends, reports an error, or is silent for too long. on_tick is called several
+        times a second, and what it raises ends the wait.
         """
         last = time.monotonic()
         while True:

@@ -72,7 +72,7 @@ class Progress:
             self._write(f"\r\x1b[K{SPINNER[self._turn % 4]} {self._phase}  {share} {seconds:.0f} s")
 
     def say(self, text: str) -> None:
-        """Print a line of its own between phases."""
+        """Print a separate line between phases."""
         self._end_phase()
         self._write(text + "\n")
 

@@ -24,9 +24,10 @@ class BrokenInvariantError(RuntimeError):
 
 
 def fault_code(text: str) -> int:
-    """The code of a fault, above 0. It depends on the text alone, as compiled code that holds it outlives the process.
+    """The code of a fault, above 0. It depends on the text alone, as compiled code that holds it outlives the
+    process.
 
-    text: a clause; {} is where the place goes. Raises ValueError when another text has the same code.
+    text: a clause; {} is where the place goes. Raises ValueError if another text has the same code.
     """
     number = zlib.crc32(text.encode()) or 1
     if FAULT_TEXTS.setdefault(number, text) != text:

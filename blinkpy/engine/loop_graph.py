@@ -134,7 +134,7 @@ class LoopGraph:
         check_cuda(runtime.cudaGraphLaunch(self._executable, self.stream.cuda_stream), "launch the loop")
 
     def running(self) -> bool:
-        """Whether the loop still runs. Raises CudaError when it ended with a fault."""
+        """Whether the loop still runs. Raises CudaError if it ended with a fault."""
         status = runtime.cudaStreamQuery(self.stream.cuda_stream)[0]
         if status == runtime.cudaError_t.cudaErrorNotReady:
             return True
@@ -261,9 +261,10 @@ def graph_words(graph_of: np.ndarray) -> np.ndarray:
 def overlap_anchors(
     chain: Sequence[G.Node], layers: int, ends: bool = True, late: bool = False
 ) -> tuple[list[G.Node], G.Node | None]:
-    """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in a short chain),
-    and the first one of the output. ends, late: of StepGraph; a group of layers before the last one has no output.
-    Raises ValueError where the chain has no layers or no output."""
+    """Of a step's chain, whose first `layers` nodes are its layers: the node that `overlap` follows on (none in
+    a short chain), and the first one of the output. ends, late: of StepGraph; a group of layers before the last
+    one has no output. Raises ValueError if the chain has no layers or no output.
+    """
     if not ends:
         return list((chain if late else chain[:-1])[-1:]), None
     if not 0 < layers < len(chain):

@@ -1,4 +1,4 @@
-"""What stands between the halves of an MLP: silu(gate) * up (SwiGLU) or gelu(gate) * up (GeGLU); and the softcap of logits."""
+"""Activations of an MLP: silu(gate) * up (SwiGLU) or gelu(gate) * up (GeGLU); and the softcap of logits."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from blinkpy.kernels.fp8_rows import ROW_SCALES, Fp8Rows, check_width, row_block
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
 
 GEGLU = tl.constexpr(2)
-"""A value of the kernels' SWIGLU, beside False and True: with gelu, approximated with tanh, in place of silu."""
+"""Third value of the kernels' SWIGLU besides False and True: gelu (tanh approximation) instead of silu."""
 
 
 @triton.jit
@@ -102,8 +102,10 @@ def quantised_swiglu(
 
 
 def swiglu(x: torch.Tensor, counts: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = False) -> None:
-    """out = silu(x[:, :width]) * x[:, width:] of the first counts[TOKENS] rows, or with gelu in place of silu. x: [T, 2 * width];
-    out: [T, width]."""
+    """out = silu(x[:, :width]) * x[:, width:] for the first counts[TOKENS] rows. gelu: use gelu instead of
+    silu.
+    x: [T, 2 * width]; out: [T, width].
+    """
     tokens, width = out.shape
     header = (counts, "counts", *launch.HEADER)
     launch.check_tensors((out, "out", (tokens, width)), (x, "x", (tokens, 2 * width), out.dtype), header)

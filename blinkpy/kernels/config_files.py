@@ -25,7 +25,7 @@ def check_power_of_two(what: str, value: int, least: int) -> None:
 
 
 def power_of_two_at_most(value: int) -> int:
-    """The largest power of two that is not above `value`; 1 where that is smaller."""
+    """The largest power of two up to `value`, at least 1."""
     return 1 << (max(1, value).bit_length() - 1)
 
 
@@ -55,7 +55,7 @@ class ConfigTable(Generic[T]):
 
     @classmethod
     def load(cls, gpu_name: str, folder: Path = FOLDER) -> Self:
-        """The shipped table of a GPU model; an empty one where none is shipped. A damaged table is a ConfigError."""
+        """The shipped table of a GPU model, or an empty one. Raises ConfigError for a damaged table."""
         path = cls.path(gpu_name, folder)
         if not path.exists():
             return cls()
@@ -81,7 +81,7 @@ class ConfigTable(Generic[T]):
         return checked
 
     def save(self, gpu_name: str, measured: dict[str, Any], folder: Path = FOLDER) -> Path:
-        """Write the table; measured: with what (versions, date)."""
+        """Write the table. measured: versions and date of the measurement."""
         path = self.path(gpu_name, folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = {name: self.to_json(entry) for name, entry in sorted(self.entries.items())}

@@ -9,18 +9,18 @@ import torch
 
 LARGEST = 448.0
 BLOCK = 128
-"""Rows and columns that share a scale where a matrix has one for each block; then as many inputs share one."""
+"""Rows and columns of a block that share a scale; the same number of inputs shares a scale."""
 
 
 @dataclass(frozen=True)
 class Fp8Matrix:
     """A weight: values times scales.
 
-    With a scale for each row, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k], where qx is a row x[m] divided
-    by sx[m] and rounded. sx[m] is `input_scale` or else, without one, max |x[m]| / 448. With a scale for each block, x is
-    quantised in groups of 128 columns, each with the scale max |group| / 448, and the sum over k is the sum over the groups of
-    sx[m, g] * scales[n // 128, g] * (sum of the group). x is in its storage dtype before it is quantised; sums are float32.
-    Where max |x| / 448 is 0, the scale is 1.
+    With row scales, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k], where qx is a row x[m]
+    divided by sx[m] and rounded. sx[m] is `input_scale` or else, without one, max |x[m]| / 448. With block
+    scales, x is quantised in groups of 128 columns, each with the scale max |group| / 448, and the sum over k
+    is the sum over the groups of sx[m, g] * scales[n // 128, g] * (sum of the group). x is rounded to its
+    storage dtype before it is quantised; sums are float32. Where max |x| / 448 is 0, the scale is 1.
     """
 
     values: torch.Tensor  # float8_e4m3fn [N, K], or [experts, N, K]
@@ -34,10 +34,10 @@ class Fp8Matrix:
 
 
 def quantised_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers over their scale as FP8, to the nearest, larger ones as the largest; and the scales.
+    """(Values divided by their scale as FP8, rounded to nearest and saturated; the scales).
 
-    x: [..., K], of any float type. scale: of all rows; None: the largest of each row becomes 448, where that is 0, it is 1.
-    Returns float8_e4m3fn [..., K] and float32 [...].
+    x: [..., K], of any float type. scale: of all rows; None: the maximum of each row becomes 448 (scale 1 if it
+    is 0). Returns float8_e4m3fn [..., K] and float32 [...].
     """
     x = x.float()
     if scale is None:

@@ -1,7 +1,7 @@
-"""Rows that are quantised to FP8: inputs of products with an `Fp8Matrix`.
+"""Rows quantised to FP8: inputs of products with an `Fp8Matrix`.
 
-Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; what several programs make (attention, a
-fused SwiGLU) is quantised by a kernel of its own.
+Kernels that make a whole row (the norm, SwiGLU) quantise it with `store_quantised`; rows made by several
+programs (attention, a fused SwiGLU) are quantised by a separate kernel.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ MAX_WIDTH = 65_536
 """Widest row: one program holds a row in registers."""
 
 ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
-"""The kernels' SCALES, beside 0 for none: one for each row of inputs and of weights; or one for each 128 inputs of a row, and for
-128 x 128 weights."""
+"""Values of the kernels' SCALES besides 0 (no scales): one scale per row of inputs and of weights; or one per
+128 inputs of a row and per 128 x 128 weights.
+"""
 GROUP = tl.constexpr(BLOCK)
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(2.0**-100)  # a row's maximum is taken as at least this, so that rows of zeros have a scale
@@ -36,7 +37,9 @@ class Fp8Rows:
 
     @classmethod
     def within(cls, scratch: Self, weight: Fp8Matrix, rows: int) -> Self:
-        """Memory of that number of inputs of a weight, at the begin of a larger one. Raises ValueError where it is too small."""
+        """The memory for `rows` inputs of a weight, at the start of a larger buffer. Raises ValueError if it is too
+        small.
+        """
         k = weight.values.shape[-1]
         groups = -(-k // BLOCK) if weight.blocks else 1
         if scratch.values.numel() < rows * k or scratch.scales.numel() < rows * groups:

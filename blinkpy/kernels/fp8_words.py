@@ -1,9 +1,10 @@
 """Products of one row with FP8 weights in packed float16: eight weights are a 64-bit word.
 
-A row is scaled by a power of two, so that its largest number is from 8 to 16 and no sum of eight products exceeds float16. Four
-products follow each other in each half of a register, then both halves are added; what words give is added in float32. A float16
-has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. With float32 throughout, the code for sm_90 has
-twice as many instructions (5.9 a weight for 2.6, of gate and up of Llama-3-8B), and they cost energy.
+A row is scaled by a power of two, so that its largest number is from 8 to 16 and no sum of eight products
+exceeds float16. Four products are accumulated in each half of a register, then both halves are added; sums
+of words are added in float32. A float16 has 11 bits: the sums lose less than a row of bfloat16 did when it
+was rounded. With float32 throughout, the code for sm_90 has twice as many instructions (5.9 a weight for
+2.6, of gate and up of Llama-3-8B), and they cost energy.
 """
 
 import triton
@@ -59,7 +60,7 @@ def multiply_words(w, low, high):
         return tl.inline_asm_elementwise(_MULTIPLY_WORDS, "=f,l,l,l", [w, low, high], tl.float32, True, 1)
     even = tl.zeros_like(w).to(tl.float16)
     odd = even
-    for i in tl.static_range(0, WORD, 2):  # as the instructions do it, but for the rounding of fused multiply-adds
+    for i in tl.static_range(0, WORD, 2):  # as the instructions do, except the rounding of fused multiply-adds
         inputs = (low if i < 4 else high) >> 16 * (i % 4)
         even += _weight(w >> 8 * i) * _input(inputs)
         odd += _weight(w >> 8 * (i + 1)) * _input(inputs >> 16)

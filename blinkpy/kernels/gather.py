@@ -90,12 +90,13 @@ def last_tokens(
     *,
     pdl: bool = False,
 ) -> None:
-    """out[row] = x[query_starts[row + 1] - 1] of the first counts[ROWS] rows; other rows of out stay as they are. ROWS and TOKENS
-    of out_counts become counts[ROWS]: what follows takes the result for a batch of one token a row.
+    """out[row] = x[query_starts[row + 1] - 1] of the first counts[ROWS] rows; other rows of out stay unchanged.
+    ROWS and TOKENS of out_counts become counts[ROWS]: later kernels treat the result as a batch with one token
+    per row.
 
-    x: [T, hidden]; out: [B, hidden] in x's dtype, not overlapping x; query_starts: int32 [at least B + 1]; counts, out_counts:
-    int64 [8]. The step writes out_counts, so that unlike counts it may not be read before a kernel's wait. Raises ValueError or
-    TypeError where shapes, dtypes or devices do not fit together.
+    x: [T, hidden]; out: [B, hidden] in x's dtype, not overlapping x; query_starts: int32 [at least B + 1];
+    counts, out_counts: int64 [8]. The step writes out_counts, so unlike counts it must not be read before a
+    kernel's wait. Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     rows, hidden = out.shape
     launch.check_tensors(

@@ -1,4 +1,5 @@
-"""What a program of a kernel needs of a multiprocessor, by formula: known before anything is loaded or compiled.
+"""The resources that a kernel's program needs on a multiprocessor, by formula, before anything is loaded or
+compiled.
 
 Shared memory holds the operands of a software pipeline, in as many buffers as Triton 3.6 makes of its stages. Registers are at
 least those of the tensors that live through a kernel's loop. tests/compiled/kernels/test_kernel_needs.py compares the formulas
@@ -20,7 +21,9 @@ MATRIX_UNIT_ROWS = 64  # of the first operand, from which Hopper's matrix unit r
 
 
 class Needs(NamedTuple):
-    """shared: bytes of shared memory. values: 32-bit numbers of all threads together that live through the loop."""
+    """shared: bytes of shared memory.
+    values: 32-bit values of all threads that live through the loop.
+    """
 
     shared: int = 0
     values: int = 0
@@ -31,15 +34,20 @@ class Needs(NamedTuple):
 
 
 def pipeline_bytes(tile: int, stages: int, first_rows: int, warps: int, *, tf32: bool = False) -> int:
-    """Shared memory of a loop over products. tile: bytes of the operands of one step; first_rows: of the first operand; tf32: of
-    float32 operands. What the matrix unit reads from shared memory is in use for one step longer."""
+    """Shared memory of a loop over products. tile: bytes of the operands of one step.
+    first_rows: rows of the first operand.
+    tf32: whether operands are float32.
+
+    Operands that the matrix unit reads from shared memory are in use for one more step.
+    """
     from_shared = first_rows >= MATRIX_UNIT_ROWS and warps % 4 == 0 and not tf32
     return (stages if from_shared else max(1, stages - 1)) * tile + OTHER_SHARED
 
 
 def check_needs(needs: Needs, warps: int, what: str) -> None:
-    """Raise ConfigError where one program with so many warps does not fit a multiprocessor. what: the configuration, for the
-    message."""
+    """Raise ConfigError if one program with this number of warps does not fit a multiprocessor. what: the
+    configuration, for the message.
+    """
     limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], needs.registers(warps)
     if needs.shared > limit:
         raise ConfigError(f"{what} needs {needs.shared:,} bytes of shared memory, and a program has at most {limit:,}")

@@ -1,14 +1,16 @@
-"""What the launchers of the Triton kernels share: checks of tensors, and programmatic dependent launch.
+"""Common parts of the launchers of Triton kernels: checks of tensors, and programmatic dependent launch.
 
-Programmatic dependent launch (PDL). A launcher's `pdl=True` lets its kernel start while the kernel before it still runs;
-the kernel then waits (`gdc_wait`) before it touches anything that an earlier kernel wrote. A kernel lets its own successor
-start (`gdc_launch_dependents`) right away: the successor's programs only get what this kernel's leave free, since it
-starts when all of these have begun. Rules that keep a chain of such kernels right:
+Programmatic dependent launch (PDL). A launcher's `pdl=True` lets its kernel start while the kernel before
+it still runs; the kernel then waits (`gdc_wait`) before it accesses data of an earlier kernel. A kernel
+lets its own successor start (`gdc_launch_dependents`) right away: the successor's programs only use
+resources that this kernel leaves free, since they start after all of its programs. Rules for a correct
+chain of such kernels:
 - every program of a kernel waits before it may leave early, so that "my predecessor is done" includes all before it;
-- before the wait, nothing is written, and only what no kernel of the step writes is read: weights, constants, and the
-  batch. The batch changes between steps: read it past the L1 cache (`cache_modifier=".cg"`). Two exceptions, which their
-  kernels name: expert_gemv.py; and attention of a mixed step, where prefill releases decode after its own wait. Decode has
-  nothing to do with prefill, so it begins at once, and one of its programs waits before it ends.
+- before the wait, a kernel writes nothing, and reads only data that no kernel of the step writes: weights,
+  constants, and the batch. The batch changes between steps: read it past the L1 cache
+  (`cache_modifier=".cg"`). Two exceptions: expert_gemv.py; and attention of a mixed step, where prefill
+  releases decode after its own wait. Decode does not depend on prefill, so it begins immediately, and one
+  of its programs waits before it ends.
 """
 
 from collections.abc import Sequence
@@ -45,9 +47,10 @@ class AtLeast(int):
 def check_tensors(*declared: tuple[Any, ...]) -> None:
     """Raise ValueError or TypeError unless all tensors are as declared, and on one device.
 
-    Each is declared as (tensor, name, shape, dtypes, row_strided); None is left out. shape: sizes, AtLeast, or None
-    for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first dimension may have any stride (a slice
-    of the columns of a wider tensor). Else all is contiguous.
+    Each is declared as (tensor, name, shape, dtypes, row_strided); a tensor of None is skipped. shape: sizes,
+    AtLeast, or None for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first
+    dimension may have any stride (a slice of the columns of a wider tensor). Otherwise the tensor must be
+    contiguous.
     """
     for tensor, *expected in declared:
         if tensor is not None:
@@ -83,7 +86,7 @@ def _is_size(want: int | None, have: int) -> bool:
 
 
 def by_name(*variants: V) -> dict[str, V]:
-    """Variants, ways to compute one operation, by their `name`. Raises ValueError where two have the same."""
+    """Variants, ways to compute one operation, by their `name`. Raises ValueError if two have the same."""
     found = {variant.name: variant for variant in variants}
     if len(found) < len(variants):
         raise ValueError(f"two variants of one name: {', '.join(variant.name for variant in variants)}")

@@ -34,7 +34,7 @@ def _rms_norm(
     STORE: tl.constexpr,  # the norm is stored in out
     SCALES: tl.constexpr,  # it is quantised: ROW_SCALES or BLOCK_SCALES; 0: it is not
     STATIC: tl.constexpr,
-    ADD: tl.constexpr,  # the norm is added to what out holds
+    ADD: tl.constexpr,  # add the norm to out
     LAST_TOKENS: tl.constexpr,  # normalise only the last token of each emitting row, and gather them
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -87,14 +87,19 @@ def rms_norm(
     keep: bool = True,
     pdl: bool = False,
 ) -> None:
-    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x) * weight.
+    """out = norm(x + residual) * weight, and residual = x + residual in place; without residual, out = norm(x)
+    * weight.
 
-    x, out, residual: [T, hidden] in one storage dtype, rows of x and out of any stride, and out may be x; or x: float32 [parts,
-    T, hidden], the parts of a sum that `blinkpy.kernels.linear.linear` left; weight: [hidden] of any storage dtype; counts: int64
-    [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in float32 from the unrounded sum. A row
-    depends on itself alone. last_tokens_of: only the last token of each emitting row of this batch, gathered: out [B, hidden],
-    whose other rows stay as they are. add: out += norm(x) * weight. quantised: where the norm, rounded to out's dtype, goes as
-    FP8, and the scale of all rows, or None; without `keep`, out stays as it is then.
+    x, out, residual: [T, hidden] in one storage dtype, rows of x and out of any stride, and out may be x; or x:
+    float32 [parts, T, hidden], partial sums of `blinkpy.kernels.linear.linear`; weight: [hidden] of any storage
+    dtype; counts: int64 [8]. Only the first counts[TOKENS] rows are read or written. The norm is computed in
+    float32 from the unrounded sum. A row's result depends only on itself.
+
+    last_tokens_of: gather only the last token of each emitting row of this batch: out [B, hidden]; its other
+        rows stay unchanged.
+    add: out += norm(x) * weight.
+    quantised: (FP8 rows for the norm rounded to out's dtype, scale of all rows or None).
+    keep: with quantised: write out as well.
     """
     rows, hidden = out.shape
     if hidden > MAX_HIDDEN:

@@ -1,4 +1,6 @@
-"""Products with tiles of a weight matrix, for kernels that read each weight once, and what follows them."""
+"""Products with tiles of a weight matrix, for kernels that read each weight once, and the operations after
+them.
+"""
 
 import triton
 import triton.language as tl
@@ -50,7 +52,7 @@ def finish_tile(
     SWIGLU: tl.constexpr,  # False, True or GEGLU
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result; the first has the bias
 ):  # fmt: skip
-    """What follows the products of a tile: bias, SwiGLU, the residual addition, and the store."""
+    """Operations after the products of a tile: bias, SwiGLU, the residual addition, and the store."""
     if BIAS:
         y += tl.load(bias_ptr + n, mask=(n < N) & (split == 0 if KEEP_PARTIALS else True), other=0.0).to(tl.float32)[None, :]
     if SWIGLU:
@@ -77,7 +79,7 @@ def finish_row(
     N: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,  # False, True or GEGLU
 ):  # fmt: skip
-    """What follows the products of one row: bias, SwiGLU, the residual addition, and the store."""
+    """Operations after the products of one row: bias, SwiGLU, the residual addition, and the store."""
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     if SWIGLU:

@@ -7,8 +7,8 @@ for them. A request has a slot and a state of its automaton; commit advances the
 sampled token, and the samplers mask the tokens that lead nowhere. The state after a token is a pure
 function of the state before it.
 
-A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
-are scanned when a slot is needed, which is rare.
+A slot is in use while a waiting or running request refers to it. There is not a reference count: the
+requests are scanned when a slot is needed, which is rare.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided

@@ -69,7 +69,7 @@ def _given(layer: Any, number: int) -> list[float | None]:
 
 
 def scales_for(largest: NDArray[np.float32]) -> Scales:
-    """Powers of two. largest: [layers, 2, kv_heads], float32. Raises ConfigError where one is not finite."""
+    """Powers of two. largest: [layers, 2, kv_heads], float32. Raises ConfigError if one is not finite."""
     if not np.isfinite(largest).all():
         layer = int(np.argwhere(~np.isfinite(largest))[0, 0])
         raise ConfigError(f"kv_cache_dtype {FP8}: keys or values of layer {layer} are not finite")

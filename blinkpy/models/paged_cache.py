@@ -19,8 +19,9 @@ A = TypeVar("A")
 
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
-    """Bytes that one page of the pool takes, keys and values of all layers together, but for those with rings. itemsize: of a
-    number. Where all layers have rings, a page is the scheduler's alone: 1 stands for nothing."""
+    """Bytes that one page of the pool takes, keys and values of all layers together, except those with rings.
+    itemsize: of a number. Where all layers have rings, a page is the scheduler's alone: 1 stands for nothing.
+    """
     layers = len(model.layers) - (len(rings.layers) if rings else 0)
     return max(1, layers * 2 * model.kv_size * page_size * itemsize)
 
@@ -42,9 +43,11 @@ def _of_layers(
 
 
 class PagedCache:
-    """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is contiguous. The layers of
-    `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for the others. dtype: of keys and values before
-    they are cached, and in the cache but for one with `scales` (blinkpy.models.cache_scales), which has FP8 numbers."""
+    """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
+    contiguous. The layers of `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for
+    the others. dtype: of keys and values before they are cached, and in the cache except one with `scales`
+    (blinkpy.models.cache_scales), which has FP8 numbers.
+    """
 
     def __init__(
         self,

@@ -53,8 +53,9 @@ class RingSizes:
 
 
 def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
-    """None where all layers keep all tokens. Raises ConfigError where rings are asked for and the model has no windows, or there
-    are too many slots."""
+    """None if all layers keep all tokens. Raises ConfigError if rings are asked for and the model has no
+    windows, or there are too many slots.
+    """
     if config.cache.window_cache == "full":
         return None
     slots, scheduler = config.frontend.workers * config.queue.slots, config.scheduler

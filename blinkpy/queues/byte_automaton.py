@@ -42,8 +42,10 @@ def packed_words(states: int, classes: int) -> int:
 class ByteAutomaton:
     """A deterministic automaton that starts in state 0; every state reaches an accepting one.
 
-    class_of: uint8 [256], the class of each byte. next_state: int16 [states, classes], DEAD where no string goes on.
-    accepting: bool [states]. Raises ValueError where shapes, types or ranges are wrong; `trimmed` makes one of any table.
+    class_of: uint8 [256], the class of each byte. next_state: int16 [states, classes], DEAD where no string
+    continues.
+    accepting: bool [states]. Raises ValueError if shapes, types or ranges are wrong; `trimmed` makes one of any
+        table.
     """
 
     class_of: NDArray[np.uint8]
@@ -68,8 +70,9 @@ class ByteAutomaton:
 
     @classmethod
     def trimmed(cls, class_of: NDArray[np.uint8], next_state: NDArray[np.integer], accepting: NDArray[np.bool_]) -> Self:
-        """The automaton without the states that the start does not reach, or that reach no accepting one; the others keep
-        their order. next_state: integers [states, classes]. Raises ValueError when no string is accepted."""
+        """The automaton without the states that the start does not reach, or that reach no accepting one; the
+        others keep their order. next_state: integers [states, classes]. Raises ValueError if no string is accepted.
+        """
         source, class_ = np.nonzero(next_state >= 0)
         target = next_state[source, class_]
         keep = _closure(source, target, np.arange(len(next_state)) == 0) & _closure(target, source, accepting)

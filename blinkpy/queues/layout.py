@@ -65,7 +65,7 @@ class QueueSizes:
     slots: int  # requests in flight in one pair
     sq_entries: int  # ring sizes, powers of two, sq_entries >= slots
     cq_entries: int
-    prompt_tokens: int  # prompt arena; packed automata and token rules lie in it as well
+    prompt_tokens: int  # prompt arena; packed automata and token rules are in it as well
     hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:

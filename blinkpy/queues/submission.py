@@ -89,8 +89,9 @@ _SEED = [p.name for p in _PARAMETERS].index("seed")
 def pack_entry(
     parameters: RequestParameters, request_id: int, *place: int, grammar: ArenaPlace = NOWHERE, rules: ArenaPlace = NOWHERE
 ) -> bytes:
-    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash offset and count.
-    Raises ValueError when there are more stop ids than an entry holds, or a value overflows."""
+    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash
+    offset and count. Raises ValueError if there are more stop ids than an entry holds, or a value overflows.
+    """
     stops = parameters.stop_ids
     if len(stops) > STOP_IDS:
         raise ValueError(f"at most {STOP_IDS} stop ids fit into a submission entry, not {len(stops)}")

@@ -47,7 +47,7 @@ class TokenRules:
     """Rules for the tokens of a vocabulary.
 
     biases: added to the logits, by token id; -HIGHEST_BIAS to HIGHEST_BIAS. allowed: the only possible tokens; None: all are.
-    banned: sequences of 1 to SEQUENCE_TOKENS token ids. Raises ValueError where a number or an id is out of range.
+    banned: sequences of 1 to SEQUENCE_TOKENS token ids. Raises ValueError if a number or an id is out of range.
     """
 
     vocab_size: int

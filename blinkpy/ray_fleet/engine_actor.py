@@ -84,7 +84,7 @@ class EngineActor:
         return how
 
     def end(self) -> None:
-        """End it in order: what it has may go on for shutdown_s."""
+        """End it in order: what it has may continue for shutdown_s."""
         self._stopping.set()
         waited = self._busy.acquire(timeout=ENGINE_STOP_S)
         if self._kept is not None:

@@ -9,7 +9,7 @@ TTFT, QUANTILE = "time_to_first_token_seconds", 0.9
 
 
 def fleet_gauges(now: Mapping[int, ServerSample], before: Mapping[int, ServerSample]) -> FleetGauges | None:
-    """Of the front ends' looks, by their numbers, and of earlier ones. None where none of them answered.
+    """Of the front ends' looks, by their numbers, and of earlier ones. None if none of them answered.
 
     Every front end tells of all engines, so that the highest value counts; each has a queue and histograms of its own.
     """

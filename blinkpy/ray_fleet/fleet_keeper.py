@@ -116,7 +116,7 @@ class FleetKeeper:
         return sum(engine.phase != ENDING for engine in self.engines)
 
     def turn(self) -> None:
-        """Wait a moment for what happens, and react. Raises ConfigError when something can't start at all."""
+        """Wait a moment for what happens, and react. Raises ConfigError if something can't start at all."""
         now = self._clock()
         for member in self._members():
             if member.phase == PAUSING and now >= member.due:
@@ -136,7 +136,7 @@ class FleetKeeper:
 
     def end(self, hurry: Callable[[], bool]) -> None:
         """End all: front ends finish what they have, then engines end. hurry: whether they get HURRY_S alone."""
-        self._on_ready = None  # what can't start is no matter any more
+        self._on_ready = None  # what can't start is not a matter any more
         for members in (self.front_ends.copy(), self.engines.copy()):
             for member in members:
                 if member.phase in (STARTING, SERVING):

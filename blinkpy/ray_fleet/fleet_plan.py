@@ -75,7 +75,7 @@ class FrontEndsPlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """config: of all front ends, and, but for what engine_config() says, of all engines."""
+    """config: of all front ends, and, except what engine_config() says, of all engines."""
 
     config: Config
     engines: EnginesPlan = field(default_factory=EnginesPlan)
@@ -98,7 +98,7 @@ class FleetPlan:
         return chosen_end(ENDS, self.config).crosses_machines
 
     def engine_config(self) -> Config:
-        """Of each engine, but for its name or address: every worker of every front end has a queue pair."""
+        """Of each engine, except its name or address: every worker of every front end has a queue pair."""
         return self.config.with_options({"workers": self.config.frontend.workers * self.front_ends.number})
 
     def front_end_config(self, number: int) -> Config:
@@ -114,7 +114,9 @@ TABLES: dict[str, type] = {"engines": EnginesPlan, "front_ends": FrontEndsPlan, 
 
 
 def read_plan(path: str) -> FleetPlan:
-    """The plan of a file. Raises ConfigError for what can't be read, is unknown, out of bounds, or does not fit together."""
+    """The plan of a file. Raises ConfigError for what can't be read, is unknown, out of bounds, or does not
+    match.
+    """
     load_choices()
     content = read_toml(path)
     tables = {name: content.pop(name) for name in TABLES if name in content}

@@ -99,7 +99,7 @@ class FrontEndActor:
         return describe_exit(code) + (f" ({reason})" if reason else "")
 
     def end(self) -> None:
-        """End it in order: what it has may go on for shutdown_s."""
+        """End it in order: what it has may continue for shutdown_s."""
         self._stopping.set()
         waited = self._busy.acquire(timeout=END_GRACE_S)
         if self._child is not None:

@@ -1,5 +1,6 @@
-"""A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands here, but for the
-address of a node."""
+"""A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands
+here, except the address of a node.
+"""
 
 import contextlib
 import ipaddress
@@ -117,8 +118,10 @@ class RayCluster:
 
 
 def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
-    """The node of all engines and front ends that share memory: the one with most GPUs among those with the resources that were
-    asked for. nodes: as ray.nodes() gives them. Raises ConfigError where no node has enough for the engines at least."""
+    """The node of all engines and front ends that share memory: the one with most GPUs among those with the
+    resources that were asked for. nodes: as ray.nodes() gives them. Raises ConfigError if no node has enough
+    for the engines at least.
+    """
     wanted = {"GPU": plan.engine_gpus * plan.engines.least, "CPU": plan.engines.cpus * plan.engines.least}
     wanted["CPU"] += plan.front_ends.cpus * plan.front_ends.number
     named = [name for name in (plan.engines.resource, plan.front_ends.resource) if name]
@@ -136,7 +139,7 @@ def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ConfigError where nobody listens."""
+    """Raise ConfigError if nobody listens."""
     host, port = split_address(address, "address")
     try:
         socket.create_connection((host, port), REACH_S).close()

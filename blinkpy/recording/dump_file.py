@@ -25,7 +25,7 @@ CRASHES_KEPT = 10  # the newest dumps in a folder of crashes
 
 
 def write_dump(path: Path, capture: Capture, reason: str) -> None:
-    """Write a dump, whole or not at all. Raises RecordingError when it can't be written."""
+    """Write a dump, whole or not at all. Raises RecordingError if it can't be written."""
     about = {
         **capture.description,
         "format": FORMAT,

@@ -1,9 +1,10 @@
 """The recording of a scheduler that runs on the GPU.
 
-Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it is there when the GPU
-has failed. The copies of the state are made by the loop itself, between two steps: all arrays lie in one piece of GPU memory,
-and a graph of one node copies it, at the memory's speed. The host's process fetches such a copy when it looks after the loop,
-on a stream of its own. When it is stopped for longer than that, copies are missed, and nothing else happens.
+Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it is
+there when the GPU has failed. The copies of the state are made by the loop itself, between two steps: all
+arrays lie in one piece of GPU memory, and a graph of one node copies it, at the memory's speed. The host's
+process fetches such a copy when it looks after the loop, on a separate stream. When it is stopped for
+longer than that, copies are missed, and nothing else happens.
 """
 
 from typing import Any
@@ -21,9 +22,10 @@ CURSOR_BYTES = 64
 
 
 class GpuRecording:
-    """state: the scheduler's on the GPU, its recorder in `recording`'s memory. progress: tensor of Recorder.progress.
+    """state: the scheduler's on the GPU, its recorder in `recording`'s memory. progress: tensor of
+    Recorder.progress.
 
-    state: on the host, as make_state() made it. Raises CudaError where host memory can't be mapped.
+    state: on the host, as make_state() made it. Raises CudaError if host memory can't be mapped.
     """
 
     def __init__(self, recording: RecordingMemory, state: State):

@@ -54,7 +54,7 @@ OPENED_AT = 2  # position of its record
 OPENED_WORDS = 4
 
 # In the record that a reader makes of a turn that does not end.
-OPEN_TURN = -2  # in place of its bucket
+OPEN_TURN = -2  # instead of its bucket
 CANCEL_WORDS = 3  # kind of a note: the cancel words of all slots, as the turn read them
 
 Int64 = NDArray[np.int64]

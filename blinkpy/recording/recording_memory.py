@@ -46,11 +46,11 @@ SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
 class RecordingMemory:
-    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them. copy_every: words between two
-    snapshots.
+    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them. copy_every: words
+    between two snapshots.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. Raises RecordingError when copies
-    of the state would be too large.
+    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. Raises
+    RecordingError if copies of the state would be too large.
     """
 
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""A recording seen from outside: consistent copies, out of memory that the engine may go on writing."""
+"""A recording seen from outside: consistent copies, out of memory that the engine may continue writing."""
 
 import json
 import mmap
@@ -37,7 +37,7 @@ class Capture(NamedTuple):
 
 
 class RecordingReader:
-    """A recording seen from another process, or after the engine's end. Raises RecordingError when there is none."""
+    """A recording seen from another process, or after the engine's end. Raises RecordingError if there is none."""
 
     def __init__(self, name: str):
         path = link_path(name)
@@ -66,7 +66,9 @@ class RecordingReader:
         return int(self._views.progress[S.POSITION])
 
     def capture(self) -> Capture:
-        """Copy what can be replayed. Raises RecordingError when there is no snapshot, or the engine overwrites it too soon."""
+        """Copy what can be replayed. Raises RecordingError if there is no snapshot, or the engine overwrites it too
+        soon.
+        """
         for _ in range(TRIES):
             unended = self._unended_record()
             end = self.position

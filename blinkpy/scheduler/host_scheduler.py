@@ -63,7 +63,7 @@ class Scheduler:
         return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:
-        """Descriptions of what is wrong with the state; empty if it is sound."""
+        """Descriptions of the faults with the state; empty if it is sound."""
         if self.mode == "njit":
             return table_faults(self.state, self._limits, self.state_argument, self._scratch)
         return state_faults(self.limits, self.state)

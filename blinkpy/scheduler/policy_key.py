@@ -98,7 +98,7 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
 
 
 def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]:
-    """A global; of a module that is no library, the attributes that have one of the names."""
+    """A global; of a module that is not a library, the attributes that have one of the names."""
     if not isinstance(value, ModuleType) or _library(value):
         yield from _parts(value, seen)
     elif id(value) in seen:

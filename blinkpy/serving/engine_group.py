@@ -18,8 +18,9 @@ JOIN_S = 5.0  # for a thread that is told to stop: it looks several times a seco
 
 
 def gpus_of(config: Config, engines: int) -> list[str]:
-    """A GPU for each engine, as CUDA_VISIBLE_DEVICES names it; empty for engines without. Raises ConfigError where there are too
-    few."""
+    """A GPU for each engine, as CUDA_VISIBLE_DEVICES names it; empty for engines without. Raises ConfigError if
+    there are too few.
+    """
     if config.engine.device not in ("auto", "cuda"):
         return []
     visible = os.environ.get(VISIBLE)

@@ -1,4 +1,4 @@
-"""The engine of `blinkpy serve`: its process, and with --restart a new one whenever it died, for ever.
+"""The engine of `blinkpy serve`: its process, and with --restart a new one whenever it died, forever.
 
 An engine that died has its recording saved and its segment removed before the next one starts. One whose beat stands still for
 engine_hang_s is ended first. The beat is its loop's, not the process's: with its loop on a GPU, a stopped one serves on.
@@ -35,9 +35,10 @@ Tick = Callable[[], None]  # called several times a second; what it raises ends 
 
 
 class KeptEngine:
-    """See the module. Its processes have the config's segment, one after another. hurry: whether a second signal came. called:
-    in the log; environment: of its processes, beside this one's. flags: what a front end is started with to reach it, once it
-    serves."""
+    """Its processes have the config's segment, one after another. hurry: whether a second signal came. called:
+    in the log; environment: of its processes, beside this one's. flags: what a front end is started with to
+    reach it, once it serves.
+    """
 
     def __init__(
         self,

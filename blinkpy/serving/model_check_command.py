@@ -14,7 +14,7 @@ SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilizat
 
 
 def run_check_model(options: CheckModelOptions) -> int:
-    """Print the page, or JSON; 1 where the model can't be served. Raises ConfigError where there is none."""
+    """Print the page, or JSON; 1 where the model can't be served. Raises ConfigError if there is none."""
     folder = resolve_model(options.model, weights=False, tokenizer=False)
     local = options.model == "demo" or Path(options.model).expanduser().exists()
     given = {name: getattr(options, name) for name in SERVER_OPTIONS}

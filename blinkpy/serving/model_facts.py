@@ -45,7 +45,7 @@ class GpuFit(NamedTuple):
 
 @dataclass
 class ModelFacts:
-    """See the module. problems: why it can't be served, in the words of the refusal. Bytes are those of the dtype that serves."""
+    """problems: why it can't be served, in the words of the refusal. Bytes are those of the dtype that serves."""
 
     model_class: str = "?"
     quantization: str = "none"
@@ -65,8 +65,9 @@ class ModelFacts:
 
 
 def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, int]) -> ModelFacts:
-    """The facts of a model's folder. local: its weights should be there. gpus: bytes of memory by name. Raises ConfigError where
-    config.json can't be read."""
+    """The facts of a model's folder. local: its weights should be there. gpus: bytes of memory by name. Raises
+    ConfigError if config.json can't be read.
+    """
     facts = ModelFacts()
     raw = read_json(folder, "config.json")
     names = raw.get("architectures")

@@ -4,8 +4,9 @@ Order of a start: find the model, start the engine, wait until it is ready, star
 end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone. An
 engine that dies before that is started again (blinkpy.serving.kept_engine).
 
-Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.processes), a segment
-without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have names of their own.
+Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.processes),
+a segment without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have
+their own names.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.transport_kinds import chosen_end
 
 LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # beyond --shutdown-s: then the kernel ends this process, whatever keeps it
-FAULT_GRACE_S = 5.0  # how long front ends go on answering errors after the engine died
+FAULT_GRACE_S = 5.0  # how long front ends continue answering errors after the engine died
 
 
 def serve(config: Config, given: frozenset[str]) -> int:

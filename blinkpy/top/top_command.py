@@ -17,7 +17,7 @@ from blinkpy.top.server_sample import ServerSample, look
 from blinkpy.top.top_options import TopOptions
 
 WINDOW = 6  # looks that rates and waits are taken over
-PIPE_WIDTH = 240  # columns of the table where there is no terminal
+PIPE_WIDTH = 240  # columns of the table if there is no terminal
 LEAVING = ("q", "Q", "\x03", "\x04", "")
 
 

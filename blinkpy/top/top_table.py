@@ -98,7 +98,9 @@ def _table(now: dict[str, ServerSample], before: dict[str, ServerSample], column
 
 
 def tenant_table(now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table | None:
-    """The tenants of all servers, who takes most tokens first, then who has most requests; None where none has a name."""
+    """The tenants of all servers, who takes most tokens first, then who has most requests; None if none has a
+    name.
+    """
     rows = []
     for url, sample in now.items():
         earlier = before.get(url)

@@ -78,8 +78,9 @@ class Segment:
         return engine_views(self.buffer, self.layout)
 
     def lock_pairs(self) -> None:
-        """Keep front ends from attaching by this segment's name: its queue pairs are given out in another way. Raises
-        TransportError when one of them has a front end already."""
+        """Keep front ends from attaching by this segment's name: its queue pairs are given out in another way.
+        Raises TransportError if one of them has a front end already.
+        """
         if not lock_bytes(self._fd, self.layout.front_region(0), 0):
             raise TransportError(f"a front end is attached to the segment {self.name!r}")
 

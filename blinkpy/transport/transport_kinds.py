@@ -58,7 +58,9 @@ def chosen_end(ends: Mapping[str, End], config: Config) -> End:
 
 
 def check_end(ends: Mapping[str, End], config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError when options of the transports don't fit each other. given: names of the options that somebody set."""
+    """Raise ConfigError if options of the transports don't fit each other. given: names of the options that
+    somebody set.
+    """
     chosen = chosen_end(ends, config)
     for end in ends.values():
         if end.options is not None and end.options is not chosen.options:

@@ -12,7 +12,9 @@ class CudaError(RuntimeError):
 
 
 def check_cuda(result: tuple[Any, ...], what: str = "CUDA call") -> Any:
-    """The values of a call without its status: None, one value, or a tuple. Raises CudaError when the status is an error."""
+    """The values of a call without its status: None, one value, or a tuple. Raises CudaError if the status is
+    an error.
+    """
     status, *values = result
     if int(status) != 0:
         raise CudaError(int(status), str(getattr(status, "name", status)), what)

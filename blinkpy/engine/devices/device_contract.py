@@ -109,7 +109,7 @@ class Runner(Protocol):
         """Serve until a control word ends it: STOPPED or DRAINED, or another result after budget_s seconds, if not 0."""
 
     def check(self) -> list[str]:
-        """Descriptions of what is wrong with the scheduler's state; empty if it is sound. Not while it runs."""
+        """Descriptions of the faults with the scheduler's state; empty if it is sound. Not while it runs."""
 
     def close(self) -> None:
         """Free what it has. After run() has returned or raised, or without it."""
@@ -139,7 +139,7 @@ class Device(Protocol):
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
-        """Bytes that there are for the KV cache. Raises ConfigError when the model does not fit."""
+        """Bytes that there are for the KV cache. Raises ConfigError if the model does not fit."""
 
     def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:
         """Raises ConfigError for errors of a start, within the block, that the user can mend."""

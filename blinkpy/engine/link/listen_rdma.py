@@ -86,7 +86,9 @@ class RdmaListener:
         self._lease_s: float
 
     def start(self, segment: Segment, pairs: QueueMemory | None = None) -> None:
-        """See blinkpy.engine.link.listeners.Listener. Raises TransportError where the card can't be let into the pairs."""
+        """See blinkpy.engine.link.listeners.Listener. Raises TransportError if the card can't be let into the
+        pairs.
+        """
         segment.lock_pairs()  # front ends on this machine must not share pairs with others
         self._segment, self._layout = segment, segment.layout
         self._header = bytes(segment.buffer[: HEADER.itemsize])

@@ -1,4 +1,6 @@
-"""What decode and prefill attention share: the positions of a paged cache, and one tile of flash attention."""
+"""Common parts of decode and prefill attention: the positions of a paged cache, and one tile of flash
+attention.
+"""
 
 import math
 
@@ -25,7 +27,9 @@ def first_visible(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
 
 @triton.jit
 def capped_scores(score, SOFTCAP: tl.constexpr):
-    """SOFTCAP * tanh(score / SOFTCAP), to 1e-7 of it, of float32 scores in base 2; 0: as they are."""
+    """SOFTCAP * tanh(score / SOFTCAP), with relative error 1e-7, for float32 scores in base 2. SOFTCAP 0: the
+    scores unchanged.
+    """
     if SOFTCAP > 0:
         LIMIT: tl.constexpr = SOFTCAP * LOG2_E
         score = LIMIT - 2.0 * LIMIT / (1.0 + tl.math.exp2(score * (2.0 / SOFTCAP)))
@@ -75,8 +79,10 @@ def attend_tile_of_bytes(
     D: tl.constexpr,  # of whole words
     BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """`attend_tile` for values of one byte. A matrix unit takes them with positions side by side, and in the cache columns are.
-    Read as words of four columns, whole words go where they belong, and their bytes are taken apart in registers."""
+    """`attend_tile` for values of one byte. A matrix unit needs adjacent positions, but the cache stores
+    adjacent columns. So words of four columns are loaded and arranged as a whole, and their bytes are separated
+    in registers.
+    """
     column, word = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_D // 4)
     k = tl.load(k_ptr + at[:, None] + column[None, :], mask=visible[:, None] & (column < D)[None, :], other=0.0)
     words = (v_ptr + at).to(tl.pointer_type(tl.int32))[:, None] + word[None, :]
@@ -105,8 +111,10 @@ def join_columns(sums_0, sums_1, sums_2, sums_3):
 
 @triton.jit
 def as_half(q, scale):
-    """Queries as float16, and the scale of their scores. FP8 numbers become float16 in one instruction, and bfloat16 in many.
-    Divided by 16 before, to be far from its largest number; what is lost below 2 ** -20 does not count."""
+    """Queries as float16, and the scale of their scores. FP8 numbers become float16 in one instruction, and
+    bfloat16 in many. They are divided by 16 first, to stay far from the largest float16; the loss below 2 **
+    -20 is negligible.
+    """
     return (q.to(tl.float32) * 0.0625).to(tl.float16), scale * 16.0
 
 
@@ -135,6 +143,8 @@ def sink_weight(
     inside,  # [BLOCK] those that exist
     maximum,  # float32 [BLOCK] their largest score, base 2
 ):
-    """What sinks add to their heads' sums of weights, float32 [BLOCK]: infinite where nothing else counts."""
+    """The contribution of sinks to their heads' sums of weights, float32 [BLOCK]; infinite if there is no other
+    weight.
+    """
     sink = tl.load(sinks_ptr + head, mask=inside, other=float("-inf")).to(tl.float32)
     return tl.math.exp2(sink * LOG2_E - maximum)

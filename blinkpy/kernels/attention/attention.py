@@ -16,10 +16,12 @@ MAX_HEAD_DIM = 256
 
 
 def attend(call: AttentionCall, plan: Any) -> None:
-    """Compute what `call` describes by the variant of `plan`: of a plan for prefill chunks the rows [counts[DECODE_ROWS],
-    counts[ROWS]), or all with `every_row`; of one for decode rows those before, or with last_tokens the last token of all rows.
+    """Compute attention with the variant of `plan`.
 
-    Raises ValueError or TypeError where call and plan do not fit together.
+    A plan for prefill chunks covers rows [counts[DECODE_ROWS], counts[ROWS]), or all with `every_row`. A plan
+    for decode rows covers the rows before them, or with last_tokens the last token of all rows.
+
+    Raises ValueError or TypeError if call and plan do not match.
     """
     variant = VARIANTS[plan.variant]
     check_call(call)

@@ -1,4 +1,4 @@
-"""What an attention variant takes and declares; see `AttentionVariant`."""
+"""The interface of attention variants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class NewTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of some rows of a batch of at most `rows` rows, in one layer; other rows of out stay as they are."""
+    """Attention of some rows of a batch of at most `rows` rows, in one layer; other rows of out stay unchanged."""
 
     q: torch.Tensor  # [T, heads, head_dim], rotated; tokens of any stride (a view of the fused projections)
     cache: PagedKV  # holds the new keys and values already
@@ -50,8 +50,8 @@ class AttentionCall:
     sinks: torch.Tensor | None = None  # [heads] score of each head's sink, a share of the softmax without a value
     last_tokens: bool = False  # all rows, prefill chunks too, each with its last token only
     pdl: bool = False
-    softcap: float = 0.0  # c makes c * tanh(score / c) of a score; 0: as it is
-    chunked: bool = False  # a query sees those of its own chunk of `window` tokens, from the chunk's first one to itself
+    softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: unchanged
+    chunked: bool = False  # a query sees only its own chunk of `window` tokens, from the chunk's first token to itself
 
 
 @dataclass(frozen=True)

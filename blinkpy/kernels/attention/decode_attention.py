@@ -1,7 +1,9 @@
-"""Paged attention for the decode rows of a batch: one query token a row, its keys and values split over programs.
+"""Paged attention for the decode rows of a batch: one query token a row, its keys and values split over
+programs.
 
-The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values; the program
-that finishes last adds the splits of its row in their fixed order, so the result does not depend on which one that is.
+The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values;
+the program that finishes last adds the splits of its row in their fixed order, so the result does not
+depend on the order of arrival.
 """
 
 import torch
@@ -69,7 +71,7 @@ def begin_split(
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if FUSED:
-        # The new key is row G, behind the queries of its group: all are loaded and rotated at once.
+        # The new key is row G, after the queries of its group, so that all are loaded and rotated together.
         present = column < D
         v_new = tl.load(token_at + (H + KVH + kv_head) * D + column, mask=present, other=0.0)
         is_query = (group < G)[:, None]
@@ -155,7 +157,9 @@ def store_split(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     ROW_AXIS: tl.constexpr,  # of the grid
 ):  # fmt: skip
-    """The result where there is one split; else this split's share, and from the one that finishes last the result."""
+    """The result if there is one split; else this split's share, and from the one that finishes last the
+    result.
+    """
     G: tl.constexpr = H // KVH
     group = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -205,7 +209,7 @@ def _decode_attention(
     scale, eps,  # floats: softmax scale * log2(e); of the q/k norm
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
-    CHUNKED: tl.constexpr,  # those of its own chunk of WINDOW tokens instead
+    CHUNKED: tl.constexpr,  # only its own chunk of WINDOW tokens
     LAST_TOKENS: tl.constexpr,  # all rows, prefill chunks too, each with its last token
     FUSED: tl.constexpr,  # queries come unrotated, the new keys and values behind them and not yet in the cache
     ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
@@ -218,7 +222,7 @@ def _decode_attention(
     SPLITS_AT_ONCE: tl.constexpr,  # that are added at a time
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of the scores; 0: none
-    EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
+    EARLY_TRIGGER: tl.constexpr,  # the successor may start immediately
     OVERLAP_PREFILL: tl.constexpr,  # the predecessor is prefill attention, which has nothing to do with these rows
     FP8: tl.constexpr,  # the cache has FP8 numbers
     BYTES: tl.constexpr,  # they are read by `attend_tile_of_bytes`

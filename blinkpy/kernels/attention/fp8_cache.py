@@ -1,8 +1,10 @@
-"""Keys and values as FP8 numbers with a scale for each key/value head: E4M3 without infinities, 448 is the largest.
+"""Keys and values as FP8 numbers with a scale for each key/value head: E4M3 without infinities, 448 is the
+largest.
 
-What is cached of x is x / scale, saturated and rounded to nearest, ties to even. x is in its storage dtype before, so that it is
-the same number whichever kernel writes it; the division is a multiplication by the scale's float32 inverse. The arithmetic is on
-bits: the same on a GPU, in the interpreter and in the CPU's decoders (blinkpy/models/cpu/njit_math.py).
+The cached value of x is x / scale, saturated and rounded to nearest, ties to even. x is first rounded to
+its storage dtype, so that all kernels write the same value; the division is a multiplication by the scale's
+float32 inverse. The arithmetic is on bits: the same on a GPU, in the interpreter and in the CPU's decoders
+(blinkpy/models/cpu/njit_math.py).
 """
 
 from typing import Any
@@ -31,7 +33,7 @@ def to_fp8(x):
 
 @triton.jit
 def as_cached(x, scale, cache_ptr, FP8: tl.constexpr):
-    """What the cache keeps of x, which has its storage dtype. scale: float32, of its head (FP8 only)."""
+    """The cached value of x, which has its storage dtype. scale: float32 scale of its head (FP8 only)."""
     if FP8:
         cached = to_fp8(x.to(tl.float32) * tl.math.div_rn(1.0, scale))
     else:
@@ -40,7 +42,7 @@ def as_cached(x, scale, cache_ptr, FP8: tl.constexpr):
 
 
 def scales_of(cache: PagedKV) -> tuple[torch.Tensor, bool]:
-    """What kernels take as `scales_ptr` and `FP8`."""
+    """The kernels' arguments `scales_ptr` and `FP8`."""
     return (cache.keys, False) if cache.scales is None else (cache.scales, True)
 
 

@@ -44,10 +44,11 @@ def plan_prefill(
     overlap_prefill: bool = False,
     every_row: bool = False,
 ) -> PrefillPlan:
-    """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an
-    H200, by the time from the end of the rotary embedding to the begin of the next layer: two small tiles on an SM leave decode
-    attention room beside them, and hide each other's loads. For heads over 128 they are the largest of which two fit, not
-    measured."""
+    """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to
+    8,192 tokens on an H200, by the time from the end of the rotary embedding to the begin of the next layer:
+    two small tiles per SM leave space for decode attention, and hide each other's loads. For heads over 128
+    they are the largest tiles of which two fit (not measured).
+    """
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
     if head_dim > 128:
         sizes = (64, 32, 8, 3) if dtype == torch.bfloat16 else (16, 32, 8, 2)
@@ -106,7 +107,7 @@ def attend_chunk(
     if WINDOW > 0:
         begin = first_visible(first_position, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
         unmasked_end = begin
-    elif EVERY_ROW:  # what tiles without a mask compute may differ in the last bit, and which ones are depends on other queries
+    elif EVERY_ROW:  # tiles without a mask may differ in the last bit, and which tiles have none depends on other queries
         begin = 0
         unmasked_end = 0
     else:
@@ -162,7 +163,7 @@ def _prefill_attention(
     scale,  # float, softmax scale * log2(e)
     H: tl.constexpr, KVH: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees including its own; 0: all
-    CHUNKED: tl.constexpr,  # those of its own chunk of WINDOW tokens instead
+    CHUNKED: tl.constexpr,  # only its own chunk of WINDOW tokens
     SINKS: tl.constexpr,  # the softmax has one more share, without a value
     ROWS: tl.constexpr,  # power of two >= B
     BLOCK_M: tl.constexpr,  # query tokens of a tile * BLOCK_G
@@ -210,8 +211,9 @@ def _prefill_attention(
 
 
 def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
-    """Launch the kernel. The cache holds the chunks' own keys and values already. Leave this launch out of buckets that hold
-    decode rows only. Raises ValueError where the plan does not fit the heads."""
+    """Launch the kernel. The cache holds the chunks' own keys and values already. Leave this launch out of
+    buckets that hold decode rows only. Raises ValueError if the plan does not fit the heads.
+    """
     (keys, values, page_table, _), (scales, fp8), batch = call.cache, scales_of(call.cache), call.batch
     (tokens, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
     block_g, block_m = triton.next_power_of_2(heads // kv_heads), plan.block_m

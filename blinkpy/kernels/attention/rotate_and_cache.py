@@ -16,7 +16,7 @@ def load_rotated(
     at,  # [HEADS, 1] pointers to the heads
     inside,  # [HEADS, BLOCK] elements that exist
     is_query,  # [HEADS, 1] query heads
-    rotates,  # [HEADS, 1] query and key heads; the others are loaded as they are
+    rotates,  # [HEADS, 1] query and key heads; the others are loaded unchanged
     q_weight_ptr, k_weight_ptr,  # [D] norm weights of queries and keys (NORM only)
     cos_ptr, sin_ptr,  # float32 [max_len, ROTARY / 2] by position
     position, eps, D: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, GROWTH: tl.constexpr, PERIOD: tl.constexpr,
@@ -114,9 +114,10 @@ def _rope_and_cache(
 def rope_and_cache(new: NewTokens, cache: PagedKV, batch: BatchView, *, heads: int, pdl: bool = False) -> None:
     """Rotate the queries in place, write the rotated keys and the values to the cache.
 
-    The query part of new.qkv is replaced, the rest stays as it is. The rotary dimension may be less than head_dim (partial rotary
-    embedding), and every scaling of the rotary embedding is in cos and sin. Only the first counts[TOKENS] tokens are touched. A
-    token depends on itself alone. Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
+    The query part of new.qkv is replaced, the rest stays unchanged. The rotary dimension may be less than
+    head_dim (partial rotary embedding), and every scaling of the rotary embedding is in cos and sin. Only the
+    first counts[TOKENS] tokens are touched. A token's result depends only on itself. Raises ValueError or
+    TypeError if shapes, dtypes or devices do not match.
     """
     check_new_tokens(new, cache, batch, heads)
     (qkv, cos, sin, norms, eps, growth, period), (keys, values, _, _), (scales, fp8) = new, cache, scales_of(cache)

@@ -22,8 +22,9 @@ class DecodePlan:
     """Release the dependent launch at the start, not at the end. Not where the programs of the next layer would take the places
     of splits that have yet to start."""
     overlap_prefill: bool = False
-    """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than decode, so the splits
-    of a row lie next to each other in the grid, before all rows that are not there, and share its tiles evenly."""
+    """For mixed steps: runs at the same time as prefill attention. Their buckets have many more rows than
+    decode, so the splits of a row are adjacent in the grid, before all absent rows, and share its tiles evenly.
+    """
     variant: str = "split"  # name of an `AttentionVariant`
 
 
@@ -38,17 +39,21 @@ def plan_decode(
     head_dim: int = 128,
     fp8: bool = False,
 ) -> DecodePlan:
-    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a GPU of
-    `sm_count` SMs. mixed: with prefill chunks.
+    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a
+    GPU of `sm_count` SMs. mixed: with prefill chunks.
 
-    One row: a tile or so for each split, since the time of a split is its loads one after another. Some rows: about two programs
-    an SM, so that long sequences fill the GPU, but a few tiles each, since adding the splits up takes a while too. Many rows fill
-    it by themselves: only long contexts are split, so that one of them does not hold up the step; a split that a row does not use
-    costs its start. Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
-    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over 128 take twice
-    the warps: else their queries and sums do not fit the registers; and over a cache of FP8 numbers half the tile, not measured.
-    FP8 numbers are half as many bytes, so a tile passes sooner: shorter pipelines, fewer tiles for a split, and one warp for half
-    a tile where there is one row, or very many (measured for the kernel alone at 1 to 256 rows).
+    - One row: about one tile per split, since a split's loads are serial.
+    - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each, since
+      adding splits costs time.
+    - Many rows fill the GPU: only long contexts are split, so that none delays the step; an unused split costs
+      its start.
+
+    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
+    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over
+    128 need twice the warps, for the registers of their queries and sums, and half the tile with an FP8 cache
+    (not measured). FP8 halves the bytes, so a tile takes less time: shorter pipelines, fewer tiles for a split,
+    and one warp for half a tile if there is one row, or very many (measured for the kernel alone at 1 to 256
+    rows).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)

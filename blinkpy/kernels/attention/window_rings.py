@@ -1,4 +1,4 @@
-"""Window rings on the GPU: where a step's pages lie in layers with a window, and what its spill pages leave behind.
+"""Window rings on the GPU: the pages of a step in sliding-window layers, and the copy-back of its spill pages.
 
 blinkpy/models/ring_sizes.py explains rings, spill pages and their addresses.
 """
@@ -16,14 +16,17 @@ from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.launch import COUNT_ROWS
 
 LARGEST_TILE = tl.constexpr(256)
-"""Positions of attention's largest tile. The first tile of a window may begin before it: what is loaded there counts for nothing,
-but the page table has it in the sequence's own ring, so that no other sequence's infinity can do harm."""
+"""Positions of attention's largest tile. The first tile of a window may begin before it. Values loaded there
+are masked, but must come from the sequence's own ring, so that no other sequence's infinity does harm.
+"""
 COPIES = 16  # programs of a row that copy pages
 
 
 @dataclass(frozen=True)
 class WindowRings:
-    """What attention of layers with rings reads in place of the scheduler's, for the step that `place_pages` was launched for."""
+    """The page tables of layers with rings, which replace the scheduler's, for the step of the last
+    `place_pages`.
+    """
 
     page_table: torch.Tensor  # int32 [slots, pages of a sequence]
     cache_slots: torch.Tensor  # int32 [T]
@@ -84,7 +87,7 @@ def _place_pages(
 def place_pages(rings: WindowRings, batch: BatchView, *, rows: int, page_size: int, pdl: bool = False) -> None:
     """Write rings.page_table and rings.cache_slots for all rows of a batch of at most `rows`.
 
-    Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
+    Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     _check(rings, batch, rows)
     slots, width = rings.page_table.shape
@@ -115,7 +118,8 @@ def _keep_spilled(
         slot, _, _, context, spilling, spill = find_row(
             row, row_slots_ptr, query_starts_ptr, context_lengths_ptr, slots, WINDOW, R, L, P
         )  # fmt: skip
-        first = tl.maximum(spilling, tl.maximum(context - WINDOW + 1, 0) // P)  # of those that the next step may see
+        # first of the pages that the next step may read
+        first = tl.maximum(spilling, tl.maximum(context - WINDOW + 1, 0) // P)
         for page in range(first + tl.program_id(0), tl.cdiv(context, P), tl.num_programs(0)):
             source = (spill + page - spilling).to(tl.int64) * PAGE
             target = (slot * R + page % R).to(tl.int64) * (L * PAGE)
@@ -127,9 +131,10 @@ def _keep_spilled(
 
 
 def keep_spilled(rings: WindowRings, cache: PagedKV, batch: BatchView, *, rows: int, pdl: bool = False) -> None:
-    """Copy a layer's spill pages that later steps may read to their places, behind the last launch that reads what they replace.
+    """Copy a layer's spill pages that later steps may read to their places, behind the last launch that reads
+    what they replace.
 
-    Raises ValueError or TypeError where shapes, dtypes or devices do not fit together.
+    Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """
     _check(rings, batch, rows)
     page = cache.keys.shape[1:]

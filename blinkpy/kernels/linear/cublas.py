@@ -30,8 +30,10 @@ def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
 
 
 def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.Tensor) -> None:
-    """With scales for rows, float32 [M] and [N]. What is added is a pass of its own: the product takes nothing but a bias."""
-    if call.x.is_meta:  # where kernels are only compiled: here are none of ours
+    """With scales for rows, float32 [M] and [N]. What is added is a separate pass: the product takes nothing
+    but a bias.
+    """
+    if call.x.is_meta:  # when kernels are only compiled; cuBLAS is not compiled here
         return
     out, residual = call.out, call.residual
     product = out if residual is None else call.workspace.rows[: out.numel()].view_as(out)
@@ -58,7 +60,7 @@ def supports(shape: LinearShape) -> bool:
 
 
 def cublas_halves(call: LinearCall, config: LinearConfig) -> None:
-    """Gate and up as a product each, at row counts where cuBLAS chooses badly for both at once."""
+    """Gate and up as separate products, for row counts at which cuBLAS chooses badly for both together."""
     if call.residual is not None or call.out.dtype != call.x.dtype:
         cublas_linear(call, config)
         return

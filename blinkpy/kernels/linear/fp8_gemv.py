@@ -44,7 +44,7 @@ def sum_words(
     w_scale_ptr,  # float32 [ROWS], or [ROWS / 128, GROUPS]
     row,  # [BLOCK_N] of the weight
     word,  # [BLOCK_WORDS]
-    ROWS,  # those of the weight, or fewer: where rows that count end
+    ROWS,  # rows of the weight, or fewer: the end of the valid rows
     K: tl.constexpr, SCALES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_N] products of the tile's rows with the row."""
@@ -148,7 +148,7 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of at most 64 registers of a thread, and as many programs as SMs hold at once, or one for each tile."""
+    """Tiles of at most 64 registers per thread, and as many programs as fit on the SMs, or one per tile."""
     halves = 2 if shape.swiglu else 1
     for block_n, warps in product((1, 2, 4, 8), (2, 4, 8, 16)):
         registers = block_k(shape.k) * block_n * halves // (warps * 32 * 4)
@@ -175,7 +175,7 @@ CASES: tuple[tuple[LinearConfig, tuple[int, int], dict[str, Any]], ...] = (
     (LinearConfig("fp8_gemv", block_n=1, warps=16, tiles=3), (600, 18944), {"norm": True}),
     (LinearConfig("fp8_gemv", block_n=4, warps=8), (300, 4864), {"blocks": True}),
 )
-"""Configuration, outputs and inputs, and what is around the product."""
+"""Configuration, outputs, inputs, and fused operations."""
 
 VARIANT = LinearVariant(
     "fp8_gemv",

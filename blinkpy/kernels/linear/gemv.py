@@ -1,9 +1,10 @@
 """Linear layers of one row, y = x W^T, on the plain arithmetic units: a matrix unit would multiply padding.
 
-Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers before the wait
-for the kernel before, so that under programmatic dependent launch the memory is busy while that one ends; a program is
-small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU and the residual addition are
-fused in: with a single row none of them costs a pass. Of FP8 weights: fp8_gemv.py.
+Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers
+before the wait for the kernel before, so that under programmatic dependent launch the memory is busy while
+that one ends; a program is small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU
+and the residual addition are fused in: with a single row, none of them costs a pass. For FP8 weights see
+fp8_gemv.py.
 """
 
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of 8 to 64 KiB of weights, of which little is beyond the last input; elementwise, of what registers hold."""
+    """Tiles of 8 to 64 KiB of weights with little padding; elementwise tiles must fit into registers."""
     halves = 2 if shape.swiglu else 1
     for block_k, block_n, warps in product((1024, 2048, 4096), (1, 2, 4, 8), (4, 8)):
         if -shape.k % block_k <= shape.k / 8 and block_k * block_n * halves <= warps * 32 * 32:

@@ -25,10 +25,11 @@ VARIANTS: dict[str, LinearVariant] = by_name(
 
 
 def linear(call: LinearCall, config: LinearConfig) -> None:
-    """Compute a linear layer as `config` says, which is from `LinearTable.config`; padding rows give values that nobody reads.
+    """Compute a linear layer with a configuration of `LinearTable.config`. Results of padding rows are
+    undefined.
 
-    A norm or SwiGLU that the variant does not fuse runs as a kernel of its own, in the workspace. Raises ValueError or TypeError
-    where call, configuration and workspace do not fit together.
+    A norm or SwiGLU that the variant does not fuse runs as a separate kernel, in the workspace. Raises
+    ValueError or TypeError if call, configuration and workspace do not match.
     """
     if config.variant not in VARIANTS:
         raise ConfigError(f"linear configuration: unknown variant {config.variant!r}; known variants: {', '.join(VARIANTS)}")

@@ -11,10 +11,10 @@ MOST = {"block_m": 256, "block_n": 512, "block_k": 8192, "split_k": 64, "warps":
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """How one linear layer is computed. What a variant does not use keeps its default.
+    """How one linear layer is computed. Fields that a variant does not use keep their defaults.
 
-    Raises ConfigError for numbers that no variant takes. Whether its own variant takes them for a layer of some shape:
-    `blinkpy.kernels.linear.linear.check_config`.
+    Raises ConfigError for values that no variant supports. `blinkpy.kernels.linear.linear.check_config` checks
+    them for its variant and a shape.
     """
 
     variant: str = "triton"  # name of a `LinearVariant`
@@ -28,8 +28,9 @@ class LinearConfig:
     elementwise: bool = False  # gemv: multiply-adds of single elements, and one reduction at the end
     tiles: int = 1  # fp8_gemv: tiles that a program computes, one after another
     early_trigger: bool = False
-    """Release the dependent launch at the start, not after the products. Good where one program fills an SM; otherwise the
-    programs of the next layer crowd on the few SMs that get free first."""
+    """Release the dependent launch at the start, not after the products. This helps if one program fills an SM;
+    otherwise the programs of the next layer crowd the few SMs that become free first.
+    """
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():

@@ -1,4 +1,5 @@
-"""Which configuration a linear layer runs with, by shape and bucket: a table for each GPU model, and defaults without one.
+"""The configuration of a linear layer by shape and bucket: a table for each GPU model, and defaults without a
+table.
 
 Measured by `python -m benchmarks.tuning.kernel_tuner`.
 """
@@ -16,7 +17,7 @@ from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearShape
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 448, 1024, 2048)
-"""Row counts with entries of their own in a table; others use the next larger one. Above the last: cuBLAS."""
+"""Row counts with entries in a table; others use the next larger one, or cuBLAS above the last."""
 
 JSON_KEYS = {"variant": "kind", "weights_first": "swap", "early_trigger": "early"}
 """Fields of LinearConfig with another name in the files, which users may have written."""
@@ -57,7 +58,7 @@ def _default(shape: LinearShape) -> LinearConfig:
 
 
 def _fp8_default(shape: LinearShape) -> LinearConfig:
-    """The same of FP8 operands: weights first, and in tiles that the matrix unit takes at once."""
+    """The default for FP8 operands: weights first, in tiles of the matrix unit's size."""
     rows, k, halves = shape.rows, shape.k, 2 if shape.swiglu else 1
     if rows > 64 and VARIANTS["cublas"].supports(shape):
         return LinearConfig("cublas")
@@ -117,10 +118,10 @@ class LinearTable(ConfigTable[LinearConfig]):
 
 
 class InvariantLinearTable(LinearTable):
-    """One configuration for all numbers of rows: the sums of a row have one order, whatever is computed beside it."""
+    """One configuration for all numbers of rows, so that the sums of a row always have the same order."""
 
     def config(self, shape: LinearShape) -> LinearConfig:
-        # The default of 64 rows, which are as many as the matrix unit takes at once, with undivided sums.
+        # The default for 64 rows, the matrix unit's size, without split sums.
         config = replace(default_config(shape._replace(rows=64)), split_k=1)
         check_config(config, shape)
         return config

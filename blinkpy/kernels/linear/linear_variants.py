@@ -1,4 +1,4 @@
-"""What a variant of the linear layer declares; see `LinearVariant`."""
+"""The interface of linear-layer variants."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from blinkpy.kernels.linear.linear_config import LinearConfig
 
 
 class LinearShape(NamedTuple):
-    """Sizes of a linear layer, and what is around its product."""
+    """Sizes of a linear layer, and its fused operations."""
 
     rows: int
     n: int  # outputs
@@ -27,7 +27,7 @@ class LinearShape(NamedTuple):
     residual: bool = False
     partials: bool = False  # the result is partial sums
     dtype: torch.dtype = torch.bfloat16  # of the weights
-    result: torch.dtype | None = None  # None: that of x; bfloat16 where that is FP8
+    result: torch.dtype | None = None  # None: the dtype of x, or bfloat16 for FP8
     gelu: bool = False
     blocks: bool = False  # of FP8: a scale for each block, and not each row
     inputs: torch.dtype | None = None  # of x; None: dtype
@@ -66,12 +66,14 @@ class LinearWorkspace:
 
     partial: torch.Tensor  # float32 [elements] partials of split sums
     arrivals: torch.Tensor  # int32 [tiles], zero between launches
-    rows: torch.Tensor  # storage dtype [elements] normalised inputs, and results before SwiGLU, where these are not fused
+    rows: torch.Tensor  # storage dtype [elements] normalised inputs, and results before SwiGLU, if these are not fused
 
     @classmethod
     def allocate(cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1) -> Self:
-        """partial: floats; tiles: counters; rows: at least T * 2 * width where SwiGLU is not fused, and T * K more where a norm
-        is given and not fused."""
+        """partial: number of floats.
+        tiles: number of counters.
+        rows: elements; at least T * 2 * width if SwiGLU is not fused, plus T * K for a norm that is not fused.
+        """
         return cls(
             torch.zeros(partial, dtype=torch.float32, device=device),
             torch.zeros(tiles, dtype=torch.int32, device=device),
@@ -107,8 +109,8 @@ class LinearCall:
     residual: torch.Tensor | None = None  # [M, N] in out's dtype; may be out itself
     swiglu: bool = False
     pdl: bool = False
-    gelu: bool = False  # with swiglu: gelu, approximated with tanh, in place of silu
-    scales: Scales | None = None  # of FP8 weights, and of x where that is FP8 as well; then there is no norm
+    gelu: bool = False  # with swiglu: gelu (tanh approximation) instead of silu
+    scales: Scales | None = None  # of FP8 weights, and of x if it is FP8 too; then there is no norm
 
     @property
     def gate(self) -> int:
@@ -117,7 +119,7 @@ class LinearCall:
 
     @property
     def partials(self) -> bool:
-        """The result is partial sums, which `blinkpy.kernels.norm.rms_norm` takes as they are."""
+        """Whether the result is partial sums, which `blinkpy.kernels.norm.rms_norm` adds up."""
         return self.out.dim() == 3
 
     @property
@@ -135,7 +137,7 @@ class LinearCall:
 
     @property
     def scale_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The kernels' scales of x and weight; something else, which is not read, where there are none."""
+        """The kernels' scales of x and weight; unused placeholders without scales."""
         x, weight = self.scales or (None, None)
         return self.x if x is None else x, self.x if weight is None else weight
 
@@ -146,7 +148,7 @@ def check_block_n(config: LinearConfig, shape: LinearShape, least: int = 16) -> 
 
 
 def check_block_k(config: LinearConfig, shape: LinearShape) -> None:
-    """Raise ConfigError where a step over K would cross from one scale of blocks to the next."""
+    """Raise ConfigError if a step over K would cross a boundary of block scales."""
     if shape.fp8 and shape.blocks and config.block_k > BLOCK:
         raise ConfigError(f"linear configuration: block_k {config.block_k} is over {BLOCK}, the inputs that share a scale")
 
@@ -163,10 +165,11 @@ class LinearVariant:
 
     name: str  # `LinearConfig.variant`; "kind" in configs/*.json
     launch: Callable[[LinearCall, LinearConfig], None]
-    """Launches the kernels. The call is checked, and asks for nothing but what `fuses` has."""
+    """Launches the kernels. The call is checked, and uses only operations in `fuses`."""
     fuses: frozenset[str]
-    """What it does besides the product: "norm" of x before; "bias", "swiglu", "residual" after; "partials": leave the partials of
-    sums that are split over K as the result; "split sums": add them up. `linear` runs norm and SwiGLU apart where they miss."""
+    """Fused operations: "norm" of x before the product; "bias", "swiglu", "residual" after it; "partials":
+    return partial sums over K; "split sums": add them up. `linear` runs missing norm and SwiGLU separately.
+    """
     cases: tuple[LinearCase, ...]  # tests; without them nothing proves a variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
     supports: Callable[[LinearShape], bool] = lambda shape: not shape.fp8
@@ -174,7 +177,7 @@ class LinearVariant:
     check: Callable[[LinearConfig, LinearShape], None] = check_tile
     """Raises ConfigError unless a kernel for a shape that it supports can be built from the configuration."""
     needs: Callable[[LinearConfig, LinearShape], Needs] = lambda config, shape: Needs()
-    """What a program of that kernel needs of a multiprocessor, by formula."""
+    """The resources that a program of that kernel needs on a multiprocessor, by formula."""
     candidates: Callable[[LinearShape, int], Iterator[LinearConfig]] = lambda shape, sm_count: iter(())
     """For the tuner: configurations that may be good for a shape that it supports, on a GPU with this many SMs."""
     quantised_inputs: bool = True

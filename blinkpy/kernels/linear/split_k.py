@@ -1,7 +1,8 @@
-"""Linear layers of a few rows, which are bound by reading the weights once: tiles of the matrix unit, with K split over programs.
+"""Linear layers of a few rows, which are bound by reading the weights once: tiles of the matrix unit, with
+K split over programs.
 
-Each program takes BLOCK_N outputs and a split of K. The partial sums of one tile are added in their fixed order by the program
-that finishes last, or left to the norm that comes next anyway, so two runs agree to the bit.
+Each program takes BLOCK_N outputs and a split of K. The partial sums of one tile are added in a fixed order
+by the program that finishes last, or by the norm that follows, so two runs agree to the bit.
 """
 
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def _linear(
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result
     PRECISION: tl.constexpr,
     SCALES: tl.constexpr,  # see multiply_split
-    EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
+    EARLY_TRIGGER: tl.constexpr,  # the successor may start immediately
     PDL: tl.constexpr,
 ):  # fmt: skip
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
@@ -157,7 +158,7 @@ def _linear(
 
 
 def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: all but the norm fused. Raises ValueError where the workspace is too small."""
+    """Launch the kernel: all but the norm fused. Raises ValueError if the workspace is too small."""
     x, out, rows, n = call.x, call.out, len(call.x), call.out.shape[-1]
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals

@@ -1,9 +1,10 @@
-"""Linear layers of many rows: tiles that come through Hopper's tensor memory accelerator (TMA), and are as wide as suits the GPU.
+"""Linear layers of many rows: tiles loaded by Hopper's tensor memory accelerator (TMA), with widths that suit
+the GPU.
 
-The accelerator spares the programs the addresses of what they load, which pays from 64 rows on. A tile may be as wide as a sum of
-up to three powers of two: 14,336 columns, with gate and up for each, make 128 tiles of 112 = 64 + 32 + 16 columns, one for nearly
-each of 132 SMs; of 64 columns they are 224, so that a third of the GPU has nothing to do in the last wave. The strips
-of a tile are products of their own with the same rows.
+The accelerator computes addresses for the programs, which pays from 64 rows on. A tile may be as wide as a
+sum of up to three powers of two: 14,336 columns, with gate and up for each, make 128 tiles of 112 = 64 + 32
++ 16 columns, one for nearly each of 132 SMs; with 64 columns there are 224 tiles, so that a third of the
+GPU is idle in the last wave. The strips of a tile are separate products with the same rows.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def _product(
     N: tl.constexpr, K: tl.constexpr, HALVES: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """sums + x w^T for one strip of a tile, if it exists; gate and up of SwiGLU lie next to each other."""
+    """sums + x w^T for one strip of a tile, if it exists; gate and up of SwiGLU are adjacent."""
     if WIDTH > 0:
         w = tl.reshape(w_desc.load([0, n, k]), [HALVES * WIDTH, BLOCK_K])
         if SCALES == BLOCK_SCALES:
@@ -62,7 +63,7 @@ def _finish(
     split, M, N: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, KEEP_PARTIALS: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """The gate and the up half of one strip, if it exists, and what follows its products."""
+    """Finish the gate and up halves of one strip, if it exists: operations after the products."""
     if WIDTH > 0:
         n = first + tl.arange(0, WIDTH)
         y = tl.trans(sums) if WEIGHTS_FIRST else sums
@@ -95,7 +96,7 @@ def _linear_tma(
     WEIGHTS_FIRST: tl.constexpr,  # as the first operand of the matrix unit
     KEEP_PARTIALS: tl.constexpr,  # the partials are the result
     SCALES: tl.constexpr,  # 0, ROW_SCALES or BLOCK_SCALES; of blocks, BLOCK_K divides 128
-    EARLY_TRIGGER: tl.constexpr,  # the successor may start at once
+    EARLY_TRIGGER: tl.constexpr,  # the successor may start immediately
     PDL: tl.constexpr,
 ):  # fmt: skip
     SPLIT: tl.constexpr = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
@@ -150,8 +151,9 @@ def _linear_tma(
 
 
 def tile_widths(width: int) -> tuple[int, int, int]:
-    """The powers of two that a tile's width is the sum of, descending, 0 where there are fewer than three. Raises ConfigError
-    where it has more of them, or some below 16, which the matrix unit does not take."""
+    """The powers of two whose sum is a tile's width, descending, padded with 0 to three. Raises ConfigError for
+    more of them, or some below 16, the matrix unit's minimum.
+    """
     powers = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
     if not 1 <= len(powers) <= 3 or powers[-1] < 16 or width > 256:
         raise ConfigError(f"linear configuration: block_n {width} must be a sum of up to three powers of two from 16 to 256")
@@ -173,7 +175,7 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
 
 
 def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:
-    """Launch the kernel: all but the norm fused. Raises ValueError where the accelerator can't address a tensor."""
+    """Launch the kernel: all but the norm fused. Raises ValueError if the accelerator can't address a tensor."""
     x, weight, out, (rows, k), n = call.x, call.weight, call.out, call.x.shape, call.out.shape[-1]
     for tensor, name in ((x, "x"), (weight, "weight")):
         if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
@@ -221,7 +223,7 @@ def supports(shape: LinearShape) -> bool:
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
-    """Tiles of widths that leave few SMs without one in the last wave."""
+    """Tile widths that leave few SMs idle in the last wave."""
     if shape.rows < 64:
         return
     if shape.fp8:

@@ -51,7 +51,7 @@ def loop_code(policy: Policy, kind: Any, words: int, capability: tuple[int, int]
 
 
 def _cached_at(name: str, policy: Policy, kind: Any, words: int, capability: tuple[int, int]) -> Path | None:
-    """File for the code, named by all that it depends on beside the package's sources; None where there is no cache."""
+    """File for the code, named by its dependencies other than the package's sources; None without a cache."""
     folder, digest = cache_folder(), policy_digest(policy)
     if folder is None or digest is None:
         return None
@@ -67,7 +67,7 @@ def _store(path: Path, code: KernelCode) -> None:
 
 
 def _load(path: Path) -> KernelCode:
-    """Raises OSError or ValueError where there is no complete file."""
+    """Raises OSError or ValueError if there is no complete file."""
     head, _, cubin = path.read_bytes().partition(b"\n")
     facts = json.loads(head)
     if len(cubin) != facts["bytes"]:

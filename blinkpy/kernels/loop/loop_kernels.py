@@ -1,8 +1,8 @@
-"""The kernels that the loop on the GPU runs beside and after each step: the parts of a turn.
+"""The kernels that the loop on the GPU runs during and after each step: the parts of a turn.
 
-Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to the step graph, and
-writes times into the trace. `publish` and `overlap` run beside a step: `publish` at its begin, with what `schedule` left,
-`overlap` near its end. See blinkpy.engine.loop_graph.
+Each is one block. `schedule` commits the step, plans the next one, sets the graph's conditional nodes to
+the step graph, and writes times into the trace. `publish` and `overlap` run during a step: `publish` at its
+start, with the results of `schedule`, `overlap` near its end. See blinkpy.engine.loop_graph.
 """
 
 from collections.abc import Callable
@@ -56,8 +56,10 @@ def device_arguments(limits: Limits, queues: EngineViews, state: S.State) -> tup
 
 
 def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
-    """A device function read(table, shared, lane, lanes) for kernels of one block: copies a table (int64, from device_arguments)
-    from global to shared memory, where every access finds it soon, and returns its Arguments. Called by all lanes."""
+    """A device function read(table, shared, lane, lanes) for kernels of one block: copies a table (int64, from
+    device_arguments) from global to shared memory, for fast access, and returns its Arguments. Called by all
+    lanes.
+    """
     read_tree = cuda_table_reader(kind)
 
     @cuda.jit(device=True)
@@ -71,12 +73,13 @@ def table_reader(kind: TableType) -> Callable[[Any, Any, Any, Any], Arguments]:
 
 
 def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table, int64 [words],
-    with what `schedule` has behind it; the loop's words."""
+    """The Python function of `overlap`. kind, words: of its table (see device_arguments). Arguments: the table,
+    int64 [words], with the data of `schedule` after it; the loop's words.
+    """
     read, run, shared_words = table_reader(kind), phases.overlap, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def overlap(table, loop):
-        let_successors_begin()  # the last product of a group of layers, which shall not take this block's place
+        let_successors_begin()  # the last product of a layer group must not take this block's place
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         arguments = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
         clock = cuda.shared.array(1, int64)
@@ -120,12 +123,12 @@ def ask_for_copy(loop, position):
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `schedule`. Its arguments:
 
-    table: int64 [words + 3 * buckets], the table, and behind it the step graph by bucket and by 0 for decode rows alone, 1 with
-    prefill chunks, 2 for a step that is cut into groups of layers. repeat: uint64 [graphs + 1], handles of the WHILE nodes
-    around each graph, the last one for turns without a step. parts: uint64, handles of the IF nodes around the groups of each
-    graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on. loop: the loop's words. trace: int64 [rows,
-    TRACE_COLUMNS]. while_handle, switch_handle: of the loop's WHILE and SWITCH nodes. own: index of the graph that the kernel
-    is a part of, -1 for none.
+    table: int64 [words + 3 * buckets], the table, and after it the step graph by bucket and by 0 for only
+    decode rows, 1 with prefill chunks, 2 for a cut step. repeat: uint64 [graphs + 1], handles of the WHILE
+    nodes around each graph, the last one for turns without a step. parts: uint64, handles of the IF nodes
+    around the groups of each graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on.
+    loop: the loop's words. trace: int64 [rows, TRACE_COLUMNS]. while_handle, switch_handle: of the loop's WHILE
+    and SWITCH nodes. own: index of the graph that contains the kernel, or -1.
     """
     read, schedule, publish, shared_words = (
         table_reader(kind),
@@ -216,8 +219,11 @@ def select_graph(repeat, switch_handle, own, graph):
 
 @cuda.jit(device=True)
 def select_group(parts, first, counts, runs, lane, lanes):
-    """Of a step that is cut, let its graph run the next group of layers alone. first: of its groups in parts. runs: whether it
-    runs at all. A graph that is left in between has no group set behind the one that ran."""
+    """Let the graph of a cut step run only its next layer group.
+
+    first: the first of its groups in parts.
+    runs: whether the step runs at all. After a suspended group, no further group is enabled.
+    """
     for group in strided(lane, counts[S.GROUPS], lanes):
         set_condition(parts[first + group], 1 if runs and group == counts[S.GROUP] else 0)
 
@@ -249,8 +255,10 @@ def stamp_kernel() -> Callable[..., None]:
 
 
 def after_copy_kernel() -> Callable[..., None]:
-    """The Python function of the kernel behind a copy of the state: it goes on with the step that the copy delayed. Arguments:
-    handles as of `schedule`; the loop's words; Recorder.progress; handle of the SWITCH node; index of the graph that it is in."""
+    """The Python function of the kernel after a copy of the state, which continues with the delayed step.
+    Arguments: handles as of `schedule`; the loop's words; Recorder.progress; handle of the SWITCH node; index
+    of the graph that it is in.
+    """
 
     def after_copy(repeat, loop, progress, switch_handle, own):
         select_graph(repeat, switch_handle, own, loop[L.LOOP_DELAYED_GRAPH])

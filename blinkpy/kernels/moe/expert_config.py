@@ -1,7 +1,8 @@
-"""Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults without one.
+"""Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults
+without one.
 
-Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides the order of the sums: it is fixed per bucket,
-and with it every result.
+Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides the order of sums. It is
+fixed per bucket, so results are reproducible.
 """
 
 import re
@@ -91,7 +92,7 @@ def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.d
 
 
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
-    """What a program of the grouped product needs. halves: 2 for gate and up."""
+    """The resources of a program of the grouped product. halves: 2 for gate and up."""
     return Needs()
 
 

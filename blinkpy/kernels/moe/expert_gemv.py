@@ -184,7 +184,7 @@ def expert_gemv(call: ExpertCall, prepared: None) -> None:
     )  # fmt: skip
     _expert_down[(triton.cdiv(shape.hidden, 4), len(call.x))](
         inner, call.down, scales[1], biases[1], call.logits, selection_bias, call.counts, call.out,
-        N=shape.hidden, K=shape.width, BLOCK_K=128 if shape.top_k <= 2 else 64,  # of all experts at once
+        N=shape.hidden, K=shape.width, BLOCK_K=128 if shape.top_k <= 2 else 64,  # over all experts
         num_warps=2, **chosen, **sizes,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a variant of the expert layer takes and declares; see `ExpertVariant`."""
+"""The interface of expert-layer variants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,12 +43,14 @@ SILU = Clamp(0.0, 0.0)
 
 @dataclass(frozen=True)
 class ExpertCall:
-    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first counts[TOKENS] tokens. The
-    top_k experts of a token are those of the largest logits, the lower id first among equals; weights are their softmax, unless
-    the selection has them otherwise. Where it scales inputs, an expert's weight multiplies x for it, and not its result.
+    """out += weighted sum over each token's experts of down(silu(gate(x)) * up(x)), for the first
+    counts[TOKENS] tokens. The top_k experts of a token are those of the largest logits, the lower id first
+    among equals; weights are their softmax, unless the selection says otherwise. If it scales inputs, an
+    expert's weight multiplies its input x instead of its result.
 
     MXFP4 matrices are uint8 and half as long in their last dimension, two weights a byte, the first in its lower half. Their
-    scales belong to 32 weights each, and are powers of two with an offset of 127."""
+    scales belong to 32 weights each, and are powers of two with an offset of 127.
+    """
 
     x: torch.Tensor  # [T, hidden]
     logits: torch.Tensor  # float32 [T, E] of the router
@@ -105,17 +107,17 @@ class ExpertCase(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertVariant:
-    """One way to compute an expert layer. A new one is a file, and its name in VARIANTS of experts.py.
+    """One way to compute an expert layer. To add a variant, add a file, and its name in VARIANTS of experts.py.
 
-    A token's result depends on itself and on what was prepared, never on other tokens.
+    A token's result depends on itself and the prepared configuration, never on other tokens.
     """
 
     name: str
     supports: Callable[[ExpertShape, int], bool]
     """Whether it is for buckets of this many tokens. The first variant that supports a bucket computes it."""
     prepare: Callable[[ExpertShape, int, torch.dtype, str, ExpertTable], Any]
-    """Makes what a bucket of so many tokens needs on a device: configuration and scratch of its own."""
+    """Prepares a bucket of `tokens` tokens on a device: configuration and scratch memory."""
     launch: Callable[[ExpertCall, Any], None]
-    """Launches the kernels. The call is checked; takes it and what was prepared."""
+    """Launches the kernels, given the checked call and the prepared data."""
     cases: tuple[ExpertCase, ...]  # tests; without them nothing proves a variant
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts

@@ -25,13 +25,15 @@ class ExpertPlan(NamedTuple):
 def plan_experts(
     shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable, name: str | None = None
 ) -> ExpertPlan:
-    """The plan of a bucket of so many tokens, with memory on `device`. name: of the variant; None: the first that supports it."""
+    """The plan of a bucket of `tokens` tokens, with memory on `device`. name: of the variant; None: the first
+    that supports it.
+    """
     chosen = name or next(variant.name for variant in VARIANTS.values() if variant.supports(shape, tokens))
     return ExpertPlan(chosen, VARIANTS[chosen].prepare(shape, tokens, dtype, device, table))
 
 
 def experts(call: ExpertCall, plan: ExpertPlan) -> None:
-    """Compute an expert layer. Raises ValueError or TypeError where call and plan do not fit together."""
+    """Compute an expert layer. Raises ValueError or TypeError if call and plan do not match."""
     shape, tokens, dtype, scratch = call.shape, len(call.x), call.x.dtype, call.workspace
     assignments = tokens * shape.top_k
     check_tensors(

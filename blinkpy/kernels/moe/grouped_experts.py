@@ -28,7 +28,7 @@ def _expert_linear(
     bias_ptr,  # [E, N or 2 * N] (BIAS only)
     shares_ptr,  # float32 [T * TOP_K] weights of the experts, by assignment (SCALE_INPUTS only)
     out_ptr,  # [T * TOP_K, N] results by assignment
-    assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
+    assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, or -1
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
     x_stride,  # elements
     N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -141,10 +141,11 @@ def grouped_linear(
 ) -> None:
     """Each assignment's row of x through the linear layer of its expert.
 
-    x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2 * N, K], gate
-    then up; out: [T * top_k, N], of which only the rows of routed assignments are written. bias, scales (of MXFP4), clamp (with
-    swiglu): as in ExpertCall. shares: float32 [T, top_k], of which each assignment's multiplies its row; not with
-    MXFP4. fp8: scales of x and weight, which are FP8 then; of blocks, a step over K is within one.
+    x: [T or T * top_k, K], rows of any stride: by token or by assignment; weight: [E, N, K], with swiglu [E, 2
+    * N, K], gate then up; out: [T * top_k, N], where only rows of routed assignments are written. bias, scales
+    (of MXFP4), clamp (with swiglu): as in ExpertCall. shares: float32 [T, top_k], each multiplies the row of
+    its assignment; not with MXFP4. fp8: scales of x and weight, which are FP8 then; with block scales, a step
+    over K stays within one block.
     """
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
@@ -164,13 +165,15 @@ def grouped_linear(
 
 
 def prepare(shape: ExpertShape, tokens: int, dtype: torch.dtype, device: str, table: ExpertTable) -> tuple[Routing, ExpertConfig]:
-    """What a bucket keeps: memory for its routing, and its configuration."""
+    """Prepare a bucket: memory for its routing, and its configuration."""
     config = table.config(shape, tokens, dtype)
     return Routing.allocate(tokens, shape.experts, shape.top_k, config.block_m, device), config
 
 
 def grouped_experts(call: ExpertCall, prepared: tuple[Routing, ExpertConfig]) -> None:
-    """Launch the kernels: routing, gate and up, down, weighted sum. Raises ValueError where the routing is for other sizes."""
+    """Launch the kernels: routing, gate and up, down, weighted sum. Raises ValueError if the routing is for
+    other sizes.
+    """
     (routing, config), shape, tokens, pdl = prepared, call.shape, len(call.x), call.pdl
     if tuple(routing.ids.shape) != (tokens, shape.top_k) or routing.experts != shape.experts:
         raise ValueError(f"a routing of {list(routing.ids.shape)} does not fit {tokens} tokens of {shape}")

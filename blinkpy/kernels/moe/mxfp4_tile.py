@@ -1,12 +1,13 @@
 """MXFP4 weights (OCP Microscaling Formats, version 1.0) as floating-point numbers, by arithmetic.
 
-E2M1 is a sign, two bits of exponent and one of mantissa. Where a float32 or a bfloat16 has its sign and the lowest bits of its
-exponent they make the number, subnormal ones too, times 2 ** -126. A scale is the exponent of either; 2 ** -127, its smallest,
-counts as 0.
+E2M1 is a sign, two bits of exponent and one of mantissa. Moved to the sign and the lowest exponent bits of
+a float32 or bfloat16, these bits give the number times 2 ** -126, also for subnormals. A scale is the
+exponent of either; 2 ** -127, its smallest, counts as 0.
 
-A word of 32 bits has eight weights of a row. Two of them, which are four apart, become bfloat16 at once: they are at the same
-place in both halves of the word. So a tile is multiplied in four parts, one for each place, and its inputs are taken apart in
-the same way; the order in which a part has its columns is the same on both sides, and does not matter.
+A word of 32 bits has eight weights of a row. Two of them, four apart, have the same position in both halves
+of the word and become bfloat16 in one operation. So a tile is multiplied in four parts, one per position,
+and its inputs are split in the same way. The order of columns in a part is the same on both sides, so it
+does not matter.
 """
 
 import triton
@@ -38,7 +39,7 @@ def _multiply_part(
     x,  # [2 * WORDS, BLOCK_M]
     sums,  # float32 [BLOCK_N, BLOCK_M]
     SIGN_LEFT: tl.constexpr,  # bits by which the sign is moved to the left
-    LEFT: tl.constexpr,  # the same of the other bits; to the right where it is negative
+    LEFT: tl.constexpr,  # the same for the other bits; negative: to the right
     BLOCK_N: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums + w x for the two weights of each word at one place."""

@@ -1,10 +1,11 @@
 """Products of a few rows with MXFP4 weights in packed float16: eight weights are a 32-bit word.
 
-E2M1 is a sign, two bits of exponent and one of mantissa. Where a float16 has its sign and the lowest bits of its exponent, they
-make the number times 2 ** -14, subnormal ones too; so two weights that are four apart, at the same place in both halves of a
-word, are made at once. A row is scaled by a power of two, so that its largest number is from 8,192 to 16,384 and no sum of four
-products exceeds float16. Four products follow each other in each half of a register; what a word gives is added in float32, and
-the sum of four words, a group, is multiplied by its scale.
+E2M1 is a sign, two bits of exponent and one of mantissa. Moved to the sign and the lowest exponent bits of
+a float16, these bits give the number times 2 ** -14, also for subnormals. Two weights that are four apart
+have the same position in both halves of a word, so one operation converts both. A row is scaled by a power
+of two, so that its largest number is from 8,192 to 16,384 and no sum of four products exceeds float16. Four
+products are accumulated in each half of a register; the sum of a word is added in float32, and the sum of
+four words, a group, is multiplied by its scale.
 
 A float16 has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. Rows of float32 are multiplied in
 float32.
@@ -123,7 +124,7 @@ def _multiply(w, low, high):
         return tl.inline_asm_elementwise(_MULTIPLY_WORDS, "=f,r,l,l", [w, low, high], tl.float32, True, 1)
     left = tl.zeros_like(w).to(tl.float16)
     right = left
-    for i in tl.static_range(0, 4):  # as the instructions do it, but for the rounding of fused multiply-adds
+    for i in tl.static_range(0, 4):  # as the instructions do, except the rounding of fused multiply-adds
         inputs = (low if i < 2 else high) >> 32 * (i % 2)
         left += (_weight(w >> 4 * i) * 2.0**-14).to(tl.float16) * _input(inputs)
         right += (_weight(w >> 4 * i + 16) * 2.0**-14).to(tl.float16) * _input(inputs >> 16)

@@ -1,8 +1,9 @@
-"""Expert layers with MXFP4 weights for one or a few tokens: matrix-vector products straight from the packed words.
+"""Expert layers with MXFP4 weights for one or a few tokens: matrix-vector products directly from the packed
+words.
 
-The two kernels of expert_gemv.py for weights of 4 bits, by the plain arithmetic units (mxfp4_words.py). A program of the first
-has one expert of a token and BLOCK_N outputs; one of the second has all of a token's experts, each of which is a warp's where
-there are as many warps.
+The two kernels of expert_gemv.py for 4-bit weights, on the plain arithmetic units (mxfp4_words.py). A
+program of the first kernel computes BLOCK_N outputs of one expert of a token; a program of the second
+computes all of a token's experts, one per warp if there are enough warps.
 """
 
 from typing import Any

@@ -41,7 +41,7 @@ def packed_linear(
     scale_ptr,  # uint8 [E, N or 2 * N, K / 32]
     bias_ptr,  # [E, N or 2 * N] (BIAS only)
     out_ptr,  # [T * TOP_K, N] results by assignment
-    assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, -1 for none
+    assignments_ptr,  # int32 [blocks * BLOCK_M] assignment of each row of a block, or -1
     block_experts_ptr,  # int32 [blocks] expert of each block, -1 for unused blocks
     x_stride,  # elements
     N: tl.constexpr, K: tl.constexpr, DIVIDE: tl.constexpr, SWIGLU: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

@@ -1,8 +1,9 @@
-"""Routing of expert layers: which tokens go to which experts, and the sorting for the grouped products, all on the device.
+"""Routing of expert layers: which tokens go to which experts, and the sorting for the grouped products, all
+on the device.
 
-An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one expert each (the
-form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come from counting, not from atomics, so
-they depend on the inputs alone.
+An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one
+expert each (the form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come
+from counting, not from atomics, so they depend only on the inputs.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from blinkpy.kernels.launch import COUNT_TOKENS
 ASSIGNMENTS_PER_SCAN = tl.constexpr(1024)
 
 OF_TOP_K = tl.constexpr(2)
-"""A value of the kernels' SIGMOID, beside False and True: the choice is by the logits, without a bias and groups."""
+"""Third value of the kernels' SIGMOID besides False and True: choose by the logits, without bias and groups."""
 
 FUSED_ROUTER_TOKENS = 64
 """Most tokens for which norm and router in one kernel are faster than a norm and a matrix product."""
@@ -88,7 +89,7 @@ def _keep_groups(
 @triton.jit
 def pick_experts(
     logits_ptr,  # float32 [E] router logits of a token
-    bias_ptr,  # float32 [E] added to what the choice is made by; of SIGMOID alone
+    bias_ptr,  # float32 [E], added to the scores for the choice; only with SIGMOID
     E: tl.constexpr, TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,  # weights sum to 1
     SIGMOID: tl.constexpr,  # weights are sigmoids, and not a softmax; or OF_TOP_K
@@ -158,7 +159,7 @@ def _route(
 @triton.jit
 def _sort_assignments(
     ids_ptr,  # int32 [T, TOP_K] expert of each assignment
-    assignments_ptr,  # int32 [blocks * BLOCK_M] output: assignment of each row of a block, -1 for none
+    assignments_ptr,  # int32 [blocks * BLOCK_M] output: assignment of each row of a block, or -1
     block_experts_ptr,  # int32 [blocks] output: expert of each block, -1 for unused blocks
     counts_ptr,  # int64 [8] batch header
     assignments, blocks,  # of the bucket
@@ -203,9 +204,12 @@ def _sort_assignments(
 class Selection(NamedTuple):
     """How a router's logits become a token's experts and weights.
 
-    normalize: weights sum to 1. factor: of the weights. bias: float32 [experts]; with it the weights are sigmoids of the logits,
-    and the experts are those whose sum with the bias is largest, from `kept` of `groups` groups; without it they are a softmax,
-    or where `sigmoid` sigmoids. scales_inputs: weights multiply the inputs of the experts, and not their results.
+    normalize: weights sum to 1.
+    factor: multiplies the weights.
+    bias: float32 [experts]. With it, weights are sigmoids of the logits, and the chosen experts have the
+        largest sums with the bias, from `kept` of `groups` groups. Without it, weights are a softmax, or
+        sigmoids if `sigmoid`.
+    scales_inputs: weights multiply the inputs of experts instead of their results.
     """
 
     normalize: bool = False
@@ -222,7 +226,7 @@ class Selection(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the kernels are compiled for."""
+        """Compile-time options of the kernels."""
         sizes = {"GROUPS": self.groups, "KEPT": self.kept, "FACTOR": self.factor}
         sigmoid = OF_TOP_K.value if self.sigmoid else self.bias is not None
         return {"NORMALIZE": self.normalize, "SIGMOID": sigmoid, **sizes}
@@ -230,7 +234,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the assignments of a step go; scratch of the expert layers, for one bucket of `tokens` tokens."""
+    """The routing of a step's assignments: scratch memory of the expert layers for a bucket of `tokens` tokens."""
 
     weights: torch.Tensor  # float32 [T, top_k]
     ids: torch.Tensor  # int32 [T, top_k]
@@ -270,10 +274,11 @@ def router_logits(
     *,
     pdl: bool = False,
 ) -> None:
-    """normed = RMSNorm(hidden), logits = normed router^T + bias, of the first counts[TOKENS] rows, in one kernel.
+    """normed = RMSNorm(hidden), logits = normed router^T + bias, of the first counts[TOKENS] rows, in one
+    kernel.
 
-    For few tokens: each reads all of the router. hidden, normed: [T, hidden size]; norm: weight [hidden size] and eps;
-    router: [E, hidden size]; bias: [E]; logits: float32 [T, E]. A row depends on itself alone.
+    For few tokens: each reads all of the router. hidden, normed: [T, hidden size]; norm: weight [hidden size]
+    and eps; router: [E, hidden size]; bias: [E]; logits: float32 [T, E]. A row's result depends only on itself.
     """
     (tokens, size), experts = hidden.shape, router.shape[0]
     launch.check_tensors(

@@ -1,13 +1,14 @@
-"""Order statistics of one row of logits without sorting it: the parts of the sampling kernels that search.
+"""Order statistics of one row of logits without sorting it: the search in the sampling kernels.
 
 A candidate is a token with its distance d = (maximum - logit) / temperature from the best one; its weight, the
 probability up to a common factor, is exp(-d). Its key is an int64, the bits of d in the upper half and the token id in
 the lower one: non-negative floats order as their bits do, so keys ascend by (probability descending, token id
 ascending) and are unique.
 
-Everything is found by narrowing a bracket of keys: one pass over the row counts and weighs the candidates below several
-thresholds at once; when few enough are left they are collected, sorted and summed. Sums run in a fixed order, so two
-runs agree to the bit. One program works on a row; it reads the row a few times, mostly from the L2 cache.
+Everything is found by narrowing a bracket of keys: one pass over the row counts and weighs the candidates
+below several thresholds at once; when few enough remain, they are collected, sorted and summed. Sums run in
+a fixed order, so two runs agree to the bit. One program works on a row; it reads the row a few times,
+mostly from the L2 cache.
 """
 
 import triton
@@ -103,7 +104,8 @@ def split(low, high):
 
 @triton.jit
 def section_of(short, counts):
-    """The first section that reaches the target, from what is still too little at each threshold (`short`, bool). A target that
-    rounding puts past the last candidate leads to the section of the last one."""
+    """The first section that reaches the target. short: whether each threshold falls short of it. If rounding
+    puts the target past the last candidate, the result is the last section.
+    """
     first = tl.sum(short.to(tl.int32), 0)
     return tl.minimum(first, tl.sum((counts < pick(counts, THRESHOLDS - 1)).to(tl.int32), 0))

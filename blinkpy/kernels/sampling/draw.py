@@ -39,10 +39,10 @@ def draw_from_head(
     sums = tl.cumsum(each, 0)
     head_weight = tl.sum(each, 0)
     complete = top_k <= inside  # all that top_k leaves is in the head
-    known = complete | (top_k == candidates)  # the weight of what top_k leaves is known
+    known = complete | (top_k == candidates)  # the weight of the candidates that top_k keeps is known
     nucleus = top_p * tl.where(complete, head_weight, kept_weight)
     nucleus = tl.where(top_p < 1.0, nucleus, float("inf"))
-    # What is kept ends inside the head if any filter ends there.
+    # The kept candidates end inside the head if any filter ends there.
     ends = complete | (nucleus <= head_weight) | ((min_p > 0.0) & (tl.exp(-head_distance) < min_p))
     kept = in_top_k & ((((sums - each) < nucleus) & (each >= min_p)) | (index == 0))
     total = tl.where(ends, tl.sum(tl.where(kept, each, 0.0), 0), kept_weight)
@@ -66,7 +66,7 @@ def find_in_bracket(
     goal,  # weight
     top_k, limit, kept_weight, stage, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """(key that the stage looks for, limit, kept weight): of a filter, that key is the last one that it leaves."""
+    """(key that the stage searches, limit, kept weight). For a filter, it is the last key that it keeps."""
     index = tl.arange(0, MAX_CANDIDATES)
     sums = weight + tl.cumsum(each, 0)
     short = tl.where(stage == TOP_P, sums < goal, sums <= goal)  # top_p keeps none behind a sum that just reaches it
@@ -111,9 +111,9 @@ def draw(
     nothing = tl.full([], NO_KEY, tl.int64)
     steps = first_distances()
     thresholds = search.distance_key(steps)
-    top_p = tl.maximum(top_p, 1.0e-38)  # the best token has more, where no threshold has any
+    top_p = tl.maximum(top_p, 1.0e-38)  # keep at least the best token
     limit = tl.full([], LAST_FINITE, tl.int64)  # the last key that the filters so far leave
-    low, high = nothing, limit  # the bracket, and what is below it
+    low, high = nothing, limit  # the bracket, and the weight below it
     count, weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)
     candidates, kept_weight = tl.zeros([], tl.int32), tl.zeros([], tl.float32)  # of finite logit; up to `limit`
     token = tl.zeros([], tl.int64)

@@ -1,7 +1,8 @@
 """Grammars on the GPU: tokens that the grammar of a row does not allow next get the logit -inf.
 
-Each token's bytes are run through the automaton from the row's state; blinkpy/kv/grammars.py does the same for one token. Most
-tokens end with their first byte, so a block of them ends where none of its tokens is left.
+Each token's bytes are run through the automaton from the row's state; blinkpy/kv/grammars.py does the same
+for one token. Most tokens end with their first byte, so a block stops as soon as all of its tokens are
+decided.
 """
 
 from typing import Any, NamedTuple, Self
@@ -20,12 +21,14 @@ WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
 STOP_IDS = tl.constexpr(submission.STOP_IDS)
 
 MASK_BLOCK = 512
-"""Tokens that are walked at once: two for each thread."""
+"""Tokens that are processed together: two per thread."""
 BYTES_AT_ONCE = tl.constexpr(4)
 
 
 class GrammarView(NamedTuple):
-    """What the sampler reads of grammars and token rules, G slots of W words, and of S requests: see kv/state.py."""
+    """The grammars and token rules (G slots of W words) and the fields of S requests that the sampler reads
+    (kv/state.py).
+    """
 
     words: torch.Tensor  # int32 [G, W] packed automata and token rules
     token_place: torch.Tensor  # int32 [V, 2] first word and number of bytes of each token

@@ -18,7 +18,9 @@ ENTRIES = tl.constexpr(LOGPROB_ENTRIES)
 WORD_LOGPROBS = tl.constexpr(submission.WORD_LOGPROBS)
 
 PROGRAMS = 128
-"""Most programs. Only one of them fits on an SM: a step where no row asks waits for one wave."""
+"""Maximum number of programs. Only one fits on an SM, so a step without requested log probabilities takes one
+wave.
+"""
 
 
 @triton.jit
@@ -96,7 +98,8 @@ def _write_logprobs(
     program, programs = tl.program_id(0), tl.num_programs(0)
     launch.release_successor(PDL)
     launch.wait_for_predecessor(PDL)
-    # In nearly every step nobody asks, and this is all that is done: three loads at once, then one.
+    # In nearly every step, no row requests them, and this is the whole work: three parallel loads, then
+    # one.
     index = tl.arange(0, EACH)
     own = program + index * programs
     inside = own < rows
@@ -114,11 +117,12 @@ def _write_logprobs(
 
 
 def write_logprobs(call: SamplingCall) -> None:
-    """Log probabilities (before penalties and temperature) for the emitting rows whose entry asks for them; others stay.
+    """Log probabilities (before penalties and temperature) for the emitting rows whose entry requests them;
+    others are unchanged.
 
-    logits are as the model gave them, and sampled has the tokens. records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY,
-    the sampled token's first, then the largest, descending, lower id first among equals; token -1 with -inf where there are
-    fewer tokens of finite logit. Raises ValueError or TypeError where the tensors do not fit together.
+    logits: the model's. sampled: the tokens. records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY, the
+    sampled token's first, then the largest, descending, lower id first among equals; token -1 with -inf if
+    fewer tokens have finite logits. Raises ValueError or TypeError if the tensors do not match.
     """
     logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
     (rows, vocabulary), capacity = logits.shape, scratch.keys.shape[1]

@@ -11,8 +11,9 @@ VARIANTS: dict[str, SamplingVariant] = by_name(sampler.VARIANT)  # the default f
 
 
 def sample_tokens(call: SamplingCall, variant: str = "") -> None:
-    """sampled[row] = the next token of each emitting row. variant: its name; "": the default. Raises ValueError or TypeError
-    where the tensors do not fit together."""
+    """sampled[row] = the next token of each emitting row. variant: its name; "": the default. Raises ValueError
+    or TypeError if the tensors do not match.
+    """
     check_call(call)
     VARIANTS[variant or next(iter(VARIANTS))].launch(call)
 

@@ -1,13 +1,15 @@
 """Sampling by search: penalties, min_tokens, temperature, top-k, top-p, min-p, a seeded uniform.
 
-Two kernels. The first works on chunks of the vocabulary: it masks what a grammar does not allow, applies token rules and
-penalties, masks the stop ids before min_tokens, and finds their maxima. The second takes one row per program: greedy rows end
-there with the best chunk; the others collect the head of the distribution, sort it, filter it and draw. Where the head is not
-enough (a flat distribution without filters), the boundaries are searched in the whole row (candidates.py).
+Two kernels. The first works on chunks of the vocabulary: it masks tokens that a grammar forbids, applies
+token rules and penalties, masks the stop ids before min_tokens, and finds their maxima. The second takes
+one row per program: greedy rows end there with the best chunk; the others collect the head of the
+distribution, sort it, filter it and draw. Where the head is not enough (a flat distribution without
+filters), the boundaries are searched in the whole row (candidates.py).
 
-A row's token depends on its own logits, history, grammar, rules, seed and position alone. Order of the filters: grammar, token
-rules, repetition, presence and frequency penalty, stop ids, temperature, top_k, top_p (of what top_k left), min_p (relative to
-the largest probability). Where rules leave no token, it is -1. A row whose prompt is scored gets the prompt's next token.
+A row's token depends only on its own logits, history, grammar, rules, seed and position. Order of the
+filters: grammar, token rules, repetition, presence and frequency penalty, stop ids, temperature, top_k,
+top_p (of what top_k left), min_p (relative to the largest probability). If the rules allow no token, it is
+-1. A row whose prompt is scored gets the prompt's next token.
 """
 
 import torch
@@ -88,7 +90,7 @@ def output_begin(entry_ptr, prompt_length_ptr, slot):
 
 @triton.jit
 def _adjust(
-    logits_ptr,  # float32 [B, V], rows logits_stride elements apart: -inf is written to what a grammar does not allow
+    logits_ptr,  # float32 [B, V], rows logits_stride elements apart: tokens that a grammar forbids become -inf
     adjusted_ptr,  # float32 [B, V], rows adjusted_stride apart: written for requests whose logits change
     chunk_max_ptr,  # float32 [B, chunks] largest logit of each chunk
     chunk_id_ptr,  # int32 [B, chunks] its lowest token id

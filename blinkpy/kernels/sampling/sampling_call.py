@@ -1,4 +1,4 @@
-"""What sampling takes: logits, requests, and scratch; and what a variant of it declares."""
+"""The inputs of sampling (logits, requests, scratch memory), and the interface of its variants."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +26,12 @@ class SamplingWorkspace:
     def allocate(
         cls, rows: int, vocabulary: int, device: str, *, chunk: int = 2048, capacity: int = 1024, block: int = 1024
     ) -> Self:
-        """chunk: tokens of one program of the first kernel; capacity: candidates that are sorted at once, at least 32;
-        block: tokens of one iteration of the second kernel. All powers of two; smaller ones make tests small."""
+        """chunk: tokens per program of the first kernel.
+        capacity: candidates sorted together, at least 32.
+        block: tokens per iteration of the second kernel.
+
+        All are powers of two; tests use small ones.
+        """
         chunks = triton.cdiv(vocabulary, chunk)
         return cls(
             torch.zeros(rows, vocabulary, dtype=torch.float32, device=device),
@@ -40,7 +44,7 @@ class SamplingWorkspace:
 
 
 class RequestView(NamedTuple):
-    """What sampling reads of the requests, by slot. See `blinkpy.kv.state.Requests`, which has it all."""
+    """The fields of `blinkpy.kv.state.Requests` that sampling reads, by slot."""
 
     entry: torch.Tensor  # int32 [S, words] submission entries
     tokens: torch.Tensor  # int32 [S, L] prompt and output
@@ -54,9 +58,11 @@ class RequestView(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingCall:
-    """The next token of each emitting row, from its logits and its request's parameters; other rows stay as they are."""
+    """The next token of each emitting row, from its logits and its request's parameters; other rows stay
+    unchanged.
+    """
 
-    logits: torch.Tensor  # float32 [B, V], rows of any stride; becomes -inf where a grammar does not allow the token
+    logits: torch.Tensor  # float32 [B, V], rows of any stride; tokens that a grammar forbids become -inf
     requests: RequestView
     grammars: GrammarView
     batch: BatchView  # context_lengths are the positions of the new tokens

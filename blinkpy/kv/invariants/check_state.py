@@ -48,7 +48,7 @@ def compiled_check(kinds: tuple[Any, ...]) -> Callable[..., int]:
 
 
 def state_faults(limits: Limits, state: State) -> list[str]:
-    """Descriptions of what is wrong with the state; empty if it is sound.
+    """Descriptions of the faults with the state; empty if it is sound.
 
     Reports a failed expect of compiled code, or else the first broken invariant with its page, slot, row or
     token. Accepts NumPy arrays or memoryviews.

@@ -75,7 +75,7 @@ class NumpyDecoder:
         return self.passes.norm(x, weight, self.model.norm.eps)
 
     def _pre_norm_layer(self, x: Float32, index: int, layer: ArrayLayer, kept: NDArray[np.int64] | None) -> Float32:
-        """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
+        """One layer. x: [tokens, hidden]. kept: the tokens that continue behind the attention; None: all."""
         attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]

@@ -18,7 +18,7 @@ UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less i
 UNITS = 4  # of a product for each thread, so that none waits long for another
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
-"""OpenBLAS's with vectors of 512 bits. With its others it is no faster than ours."""
+"""OpenBLAS's with vectors of 512 bits. With its others it is not faster than ours."""
 LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024  # from here on it is, with these; it first copies weights into another order
 NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs: rows of a tile of ours then stay in the first-level cache
 DIRECT_TOKENS = 128  # below, it is faster at weight x^T, the result's copy included

@@ -26,7 +26,9 @@ TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 
 
 class RowPasses:
-    """Passes over float32 arrays of a step, norm and SiLU divided among a team's threads where there is enough to do."""
+    """Passes over float32 arrays of a step, norm and SiLU divided among a team's threads if there is enough to
+    do.
+    """
 
     def __init__(self, team: ThreadTeam):
         self._team = team

@@ -1,10 +1,11 @@
-"""Threads that help the caller's: what they run lets go of the interpreter's lock, as NumPy's products and compiled passes do.
+"""Threads that help the caller's: what they run lets go of the interpreter's lock, as NumPy's products and
+compiled passes do.
 
 NumPy's own library for products has threads, too, which turn in circles while they wait; beside others on the same cores a
 product then took twenty times as long. So that library gets one thread (one_thread_products), and products are divided here.
 
-A helper sleeps in a queue of its own. The caller begins at once, and a helper that wakes up late finds less to do; one that has
-not begun when the caller is done is not waited for: its post is taken back.
+A helper sleeps in a separate queue. The caller begins at once, and a helper that wakes up late finds less
+to do; one that has not begun when the caller is done is not waited for: its post is taken back.
 """
 
 import itertools

@@ -107,7 +107,7 @@ def routed_experts(c: HfConfig, size: str, router: RouterKind, *, normalize: boo
 
 
 def strided_experts(c: HfConfig, experts: Experts) -> list[Mlp | Experts]:
-    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, but for mlp_only_layers."""
+    """Experts in each layer whose number, from 1, is a multiple of decoder_sparse_step, except mlp_only_layers."""
     layers, stride, dense = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step"), c.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
         raise ConfigError(f"config.json: mlp_only_layers must be a list of layers below {layers}, not {dense!r:.200}")

@@ -76,7 +76,9 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def read_quantization(c: HfConfig) -> Quantization | None:
-    """The scheme of a model's linear layers; None where there is none. Raises ConfigError for one that is not supported."""
+    """The scheme of a model's linear layers; None if there is none. Raises ConfigError for one that is not
+    supported.
+    """
     values = c.get("quantization_config")
     if values is None:
         return None

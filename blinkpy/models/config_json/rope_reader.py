@@ -24,8 +24,9 @@ KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
 def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
-    """The part of a config.json that describes the rotary embedding, of layers of one type; empty where there is none. inert:
-    keys without an effect."""
+    """The part of a config.json that describes the rotary embedding, of layers of one type; empty if there is
+    none. inert: keys without an effect.
+    """
     parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
     where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
     if not isinstance(values, Mapping):

@@ -205,7 +205,9 @@ def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks
 
 @inlined
 def fetch(page):  # type: ignore[no-untyped-def]
-    """Ask for a head's page, items [P, D]: the processor can't predict where a sequence goes on. Saves a third of the time."""
+    """Ask for a head's page, items [P, D]: the processor can't predict where a sequence continues. Saves a
+    third of the time.
+    """
     for i in range(0, page.shape[0] * page.shape[1], 64 // page.itemsize):  # by cache lines
         prefetch(page, i)
 

@@ -12,8 +12,8 @@ TORCH = "pip install 'blinkpy-serve[torch]'"
 def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
     """The type that torch computes a model in; None: NumPy computes it, in float32.
 
-    requested: value of --dtype. "auto" is the checkpoint's with torch, and float32 without. Raises ConfigError for what needs
-    torch where there is none.
+    requested: value of --dtype. "auto" is the checkpoint's with torch, and float32 without. Raises ConfigError
+    for what needs torch if there is none.
     """
     name, torch_is_there = dtype_name(model, requested, "cpu"), installed("torch")
     if name != "float32":

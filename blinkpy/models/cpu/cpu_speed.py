@@ -31,7 +31,7 @@ def _seconds(multiply: Callable[[int], object], tokens: int) -> float:
 
 
 def work_per_token(model: DecoderDescription) -> int:
-    """Multiply-adds of one token in the products of all layers; of its experts, where there are some."""
+    """Multiply-adds of one token in the products of all layers; of its experts, if there are some."""
     work = 0
     for number, layer in enumerate(model.layers):
         for part in layer_parts(model, number):

@@ -63,13 +63,15 @@ class CpuStep:
             cpu_grammar_mask.warm_up(grammars)
 
     def run(self, batch: Batch, requests: Requests) -> None:
-        """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only read.
+        """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only
+        read.
 
-        Of the requests, page_table, tokens, prompt_length, entry, grammars and rules are used. Keys and values go into the cache,
-        for every token of the batch; batch.sampled gets the new token of each row that emits one, which is the next one of a
-        prompt that is scored, and -1 where token rules leave none; batch.logprobs the record of each of these whose request asks
-        for it, and both stay as they are elsewhere. Of a step that is cut one group of layers is computed (Batch.counts);
-        only the last one gives tokens. Other steps may run between two groups.
+        Of the requests, page_table, tokens, prompt_length, entry, grammars and rules are used. Keys and values go
+        into the cache, for every token of the batch; batch.sampled gets the new token of each row that emits one,
+        which is the next one of a prompt that is scored, and -1 where token rules leave none; batch.logprobs the
+        record of each of these whose request asks for it, and both stay unchanged elsewhere. Of a step that is cut
+        one group of layers is computed (Batch.counts); only the last one gives tokens. Other steps may run between
+        two groups.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)

@@ -43,7 +43,7 @@ class LayerTables:
 
 
 class HostRings:
-    """What the attention of layers with rings reads in place of the scheduler's: see blinkpy.models.ring_sizes.
+    """What the attention of layers with rings reads instead of the scheduler's: see blinkpy.models.ring_sizes.
 
     page_table: int32 [slots, pages of a sequence]. cache_slots: int32 [tokens]. Both are written by `place` for one step.
     """

@@ -9,7 +9,7 @@ FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
 
 
 class StepProgress:
-    """piece: the most multiply-adds between two moves of the word, but for products with FEWEST_TOKENS tokens."""
+    """piece: the most multiply-adds between two moves of the word, except products with FEWEST_TOKENS tokens."""
 
     def __init__(self, piece: int = PIECE):
         self.piece = piece

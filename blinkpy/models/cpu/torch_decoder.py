@@ -90,7 +90,7 @@ class TorchDecoder:
         return x + self._norm(self.progress.linear(inner, weight, bias), norm)
 
     def _layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
-        """One layer. x: [tokens, hidden]. kept: the tokens that go on behind the attention; None: all."""
+        """One layer. x: [tokens, hidden]. kept: the tokens that continue behind the attention; None: all."""
         attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]

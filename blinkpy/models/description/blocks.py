@@ -53,10 +53,10 @@ class Norm(NamedTuple):
 class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
-    window: how many of the last tokens a token sees, itself included (0: all). chunked: those of its own chunk of `window` tokens
-    instead, from the chunk's first one to itself. qk_norm: queries and keys have norms. scale: of the scores; 0 stands for
-    head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as it is. sinks: each head has a score of its own that
-    takes a share of the softmax and has no value.
+    window: how many of the last tokens a token sees, itself included (0: all). chunked: those of its own chunk
+    of `window` tokens instead, from the chunk's first one to itself. qk_norm: queries and keys have norms.
+    scale: of the scores; 0 stands for head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as
+    it is. sinks: each head has a separate score that takes a share of the softmax and has no value.
     """
 
     heads: int

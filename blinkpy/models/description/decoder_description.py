@@ -59,7 +59,7 @@ class DecoderDescription:
     embedding, and in whether they have experts.
 
     name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint,
-    but for FP8 weights, which `quantization` describes.
+    except FP8 weights, which `quantization` describes.
     """
 
     name: str
@@ -89,7 +89,7 @@ class DecoderDescription:
 
     @property
     def attention(self) -> Attention:
-        """Of all layers, but for the window and the rotary embedding."""
+        """Of all layers, except the window and the rotary embedding."""
         return self.layers[0].attention
 
     @property
@@ -129,13 +129,13 @@ class DecoderDescription:
 
     @property
     def mlp_size(self) -> int:
-        """Width of the widest MLP that is dense or shared, 1 where there are none."""
+        """Width of the widest MLP that is dense or shared, 1 if there are none."""
         mlps = {layer.mlp for layer in self.layers}
         return max(1, *(mlp.size if isinstance(mlp, Mlp) else mlp.shared for mlp in mlps))
 
     @property
     def experts(self) -> Experts:
-        """Of the expert layers; of size 0 where there are none."""
+        """Of the expert layers; of size 0 if there are none."""
         return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), Experts(0, 0, 0))
 
     @property

@@ -19,12 +19,13 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Quantization:
-    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_matrix says what is computed.
+    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_matrix says
+    what is computed.
 
-    static: the checkpoint has a scale for the inputs of each matrix; else each input gets its own, or one for 128 columns where
-    weights have one for each block. stored: the checkpoint has FP8 weights; else they are quantised as they are loaded. scale,
-    input_scale: ends of the names of stored scales, any one of them. ignored: regular expressions, and ignored_ends: ends, of
-    the names of matrices that stay as they are.
+    static: the checkpoint has a scale for the inputs of each matrix; else each input gets its own, or one for
+    128 columns where weights have one for each block. stored: the checkpoint has FP8 weights; else they are
+    quantised as they are loaded. scale, input_scale: ends of the names of stored scales, any one of them.
+    ignored: regular expressions, and ignored_ends: ends, of the names of matrices that stay unchanged.
     """
 
     scales: Scales = Scales.ROW
@@ -43,7 +44,7 @@ class Quantization:
         return f"FP8 (E4M3), a scale for each {self.scales.value}, inputs have {inputs}{made}"
 
     def keeps(self, name: str) -> bool:
-        """Whether a matrix stays as it is. name: without ".weight"."""
+        """Whether a matrix stays unchanged. name: without ".weight"."""
         return name.endswith(self.ignored_ends) or (bool(self.ignored) and _compiled(self.ignored).match(name) is not None)
 
 

@@ -39,7 +39,7 @@ class Buffers:
 
 
 def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:
-    """For the quantised inputs of any FP8 matrix that tokens go through; None where a model has none."""
+    """For the quantised inputs of any FP8 matrix that tokens go through; None if a model has none."""
     fields = [getattr(layer, field.name) for layer in weights.layers for field in dataclasses.fields(layer)]
     widths = [matrix.values.shape[-1] for matrix in fields if isinstance(matrix, Fp8Matrix)]
     return Fp8Rows.allocate(tokens, max(widths), str(weights.device)) if widths else None
@@ -66,7 +66,7 @@ class ResidualStream:
 
 
 def fp8_experts(model: DecoderDescription, weights: Weights) -> str:
-    """`ExpertShape.fp8`. Raises ConfigError where only some experts are FP8, or not all in one way."""
+    """`ExpertShape.fp8`. Raises ConfigError if only some experts are FP8, or not all in one way."""
     kinds = set()
     for layer, experts in zip(weights.layers, model.expert_layers, strict=True):
         if experts:

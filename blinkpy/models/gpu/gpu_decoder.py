@@ -112,8 +112,9 @@ class GpuDecoder:
             self.experts = ExpertBuffers(model, weights, rows_of_stream, expert_table or ExpertTable(), invariant=invariant)
 
     def _window_rings(self, tokens: int) -> WindowRings | None:
-        """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError where the cache's rings are
-        not those of as many requests, or too small for the shapes."""
+        """Of the layers that have rings in the cache. tokens: of the largest step. Raises ValueError if the cache's
+        rings are not those of as many requests, or too small for the shapes.
+        """
         sizes, table = self.cache.rings, self.requests.page_table
         if sizes is None:
             return None
@@ -165,7 +166,9 @@ class GpuDecoder:
         return logits
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
-        """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens go on from there."""
+        """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens continue
+        from there.
+        """
         model, pdl = self.model, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
@@ -291,8 +294,9 @@ class GpuDecoder:
         config: LinearConfig,
         norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
-        """x and the matrix as the product of a configuration takes them. norm: of the residual stream, in place of x, where x is
-        quantised."""
+        """x and the matrix as the product of a configuration takes them. norm: of the residual stream, instead of
+        x, where x is quantised.
+        """
         if isinstance(weight, torch.Tensor) or not quantises(config, weight):
             if isinstance(x, Fp8Rows):
                 raise TypeError("quantised rows for a matrix that is not FP8, or a product that takes none")

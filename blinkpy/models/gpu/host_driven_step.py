@@ -77,8 +77,9 @@ class HostDrivenStep:
             step_graph.graph.instantiate()
 
     def run(self, batch: Any, requests: Any) -> None:
-        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError when the GPU fails, RuntimeError for
-        a batch beyond its bucket."""
+        """Compute the batch and write batch.sampled and batch.logprobs. Raises CudaError if the GPU fails,
+        RuntimeError for a batch beyond its bucket.
+        """
         counts = batch.counts
         slots = batch.row_slots[: counts[S.ROWS]]
         mixed = 1 if counts[S.DECODE_ROWS] < counts[S.ROWS] else 0

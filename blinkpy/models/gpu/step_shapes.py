@@ -16,8 +16,10 @@ below it. A mixed step takes as long as its bucket: at two buckets an octave, a 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks. whole: the last
-    layer computes every token. groups: of layers, each in a graph of its own, behind which the step may be suspended."""
+    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks.
+    whole: the last layer computes every token. groups: of layers, each in a separate graph, behind which the
+    step may be suspended.
+    """
 
     tokens: int
     rows: int
@@ -32,7 +34,9 @@ class StepShape:
 
     @property
     def last_tokens_only(self) -> bool:
-        """Whether the last layer, once its keys and values are in the cache, goes on with the rows' last tokens alone."""
+        """Whether the last layer, once its keys and values are in the cache, continues with the rows' last tokens
+        alone.
+        """
         return self.mixed and self.rows < self.tokens and not self.whole
 
 

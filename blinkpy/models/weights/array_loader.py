@@ -39,8 +39,8 @@ def load_arrays(
 ) -> None:
     """Load tensors, given by name and by where they lie, each into a contiguous array of its shape.
 
-    progress: called with the share that is done, for each further percent. piece_items: of one read. Raises ConfigError when a
-    file can't be read to the end, and abandons what is left then.
+    progress: called with the share that is done, for each further percent. piece_items: of one read. Raises
+    ConfigError if a file can't be read to the end, and abandons what is left then.
     """
     with ExitStack() as closing:
         files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}
@@ -63,7 +63,9 @@ def load_arrays(
 
 
 def load_piece(file: FileIO, name: str, dtype: str, offset: int, target: NDArray[np.float32]) -> None:
-    """Fill a contiguous array with as many numbers that lie in a file from `offset` on, stored as a dtype of safetensors."""
+    """Fill a contiguous array with as many numbers that are in a file from `offset` on, stored as a dtype of
+    safetensors.
+    """
     stored = target if dtype == "F32" else np.empty(target.size, STORED_DTYPES[dtype])
     read_into(stored.view(np.uint8).data, file, offset, name)
     if dtype == "BF16":  # the upper half of a float32

@@ -35,13 +35,15 @@ DRAWN = 1 << 24
 
 @dataclass
 class LayerWeights:
-    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate, then up.
+    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate,
+    then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension for the expert;
-    those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has two weights, the first one in its
-    lower half; their last dimension is half as long. A scale is a power of two with an offset of 127. Norms that a model lacks
-    are None; all are float32 where an offset was added to them. k_scale, v_scale: what an FP8 cache's keys and values are
-    multiplied by; None where the checkpoint does not say.
+    An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension
+    for the expert; those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has
+    two weights, the first one in its lower half; their last dimension is half as long. A scale is a power of
+    two with an offset of 127. Norms that a model lacks are None; all are float32 where an offset was added to
+    them. k_scale, v_scale: what an FP8 cache's keys and values are multiplied by; None if the checkpoint does
+    not say.
     """
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -73,7 +75,9 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """All weights of a decoder, of one dtype but for norms, and on one device. Tied embeddings: lm_head is the embedding."""
+    """All weights of a decoder, of one dtype except norms, and on one device. Tied embeddings: lm_head is the
+    embedding.
+    """
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]

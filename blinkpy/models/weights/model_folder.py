@@ -28,7 +28,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_model(config: Config, progress: ProgressCallback, weights: bool = True, tokenizer: bool = True) -> Config:
-    """The config with the model's folder in place of its name, downloaded if need be; the API keeps the name."""
+    """The config with the model's folder instead of its name, downloaded if need be; the API keeps the name."""
     progress(f"finding model {config.model.model}")
     weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
     folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
@@ -39,8 +39,9 @@ def find_model(config: Config, progress: ProgressCallback, weights: bool = True,
 def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = True) -> Path:
     """Folder of a model, downloaded first if the argument is a hub id.
 
-    model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights, tokenizer: False
-    for what the caller does without. Raises ConfigError when there is no such model, or it lacks a needed file.
+    model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights,
+    tokenizer: False for what the caller does without. Raises ConfigError if there is no such model, or it lacks
+    a needed file.
     """
     fetched = False
     if model is None or model == "demo":

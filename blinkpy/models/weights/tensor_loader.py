@@ -91,10 +91,11 @@ def load_tensors(
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and by where they lie, each into a target of as many elements: contiguous, of any float dtype.
+    """Load tensors, given by name and by where they lie, each into a target of as many elements: contiguous, of
+    any float dtype.
 
-    progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy. Raises
-    ConfigError when a file can't be read to the end, and abandons what is left then.
+    progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy.
+    Raises ConfigError if a file can't be read to the end, and abandons what is left then.
     """
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     free: SimpleQueue[Staging] = SimpleQueue()

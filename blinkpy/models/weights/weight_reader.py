@@ -14,8 +14,9 @@ def open_weights(path: Path) -> FileIO:
 
 
 def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
-    """Fill memory, bytes, with what lies in the file from `offset` on. name: of the tensor. Raises ConfigError when the file ends
-    before, or can't be read."""
+    """Fill memory, bytes, with what is in the file from `offset` on. name: of the tensor. Raises ConfigError if
+    the file ends before, or can't be read.
+    """
     while memory:
         try:
             read = os.preadv(file.fileno(), [memory], offset)

@@ -57,7 +57,7 @@ def compare(
 
 
 def _joined(machine: ServerModel, engines: int) -> ServerModel:
-    """One engine in place of several: with the rows, pages and speed of all."""
+    """One engine instead of several: with the rows, pages and speed of all."""
     sizes = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens", "num_pages")
     grown = {name: getattr(machine, name) * engines for name in sizes}
     return dataclasses.replace(machine, **grown, row_us=machine.row_us / engines, token_us=machine.token_us / engines)

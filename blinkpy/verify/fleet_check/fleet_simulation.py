@@ -60,7 +60,7 @@ class FleetSimulation:
         self._door: deque[int] = deque()  # those that arrived when no engine had a slot
 
     def run(self) -> FleetOutcome:
-        """Serve all requests. Raises StuckError when some never end."""
+        """Serve all requests. Raises StuckError if some never end."""
         ended = idle = 0
         while ended < len(self._workload):
             busy = [server for server in self._servers if self._live(server)]

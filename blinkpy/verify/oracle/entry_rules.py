@@ -62,7 +62,9 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
 
 
 def read_grammar(limits: Limits, queues: EngineViews, pair: int, entry: Any, name: str) -> ByteAutomaton | TokenRules | None:
-    """The automaton ("grammar") or the token rules ("rules") of an entry whose places are in range; None where there are none."""
+    """The automaton ("grammar") or the token rules ("rules") of an entry whose places are in range; None if
+    there are none.
+    """
     words = queues.prompt[pair, int(entry[f"{name}_offset"]) :][: int(entry[f"{name}_words"])].copy()
     try:
         return ByteAutomaton.of_words(words) if name == "grammar" else TokenRules.of_words(words, limits.vocab_size)

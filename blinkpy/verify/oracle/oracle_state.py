@@ -15,7 +15,7 @@ from blinkpy.verify.oracle.page_pool import PagePool
 class OracleState:
     """Who waits, runs and ends, what they hold, the step, and what is published.
 
-    queues: the segment. sampled: State.batch.sampled. pieces: the bytes of each token, where there are grammars.
+    queues: the segment. sampled: State.batch.sampled. pieces: the bytes of each token, if there are grammars.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class OracleState:
         pair.cq_tail += 1
 
     def accounts_by_place(self) -> list[tuple[int, int, int, int]]:
-        """(tenant, class, service, expected output) of each; (-1, 1, -1, 0) where there is none."""
+        """(tenant, class, service, expected output) of each; (-1, 1, -1, 0) if there is none."""
         return [(-1, 1, -1, 0) if a is None else (a.tenant, a.best_effort, a.service, a.expected) for a in self.accounts]
 
     def ends_next(self, request: Request) -> bool:

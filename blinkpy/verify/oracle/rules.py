@@ -104,7 +104,7 @@ def plan_step(state: OracleState) -> None:
 
 
 def interrupt(state: OracleState, interrupts: bool) -> None:
-    """R23, R24: a step for others than those in flight; or the suspended one goes on."""
+    """R23, R24: a step for others than those in flight; or the suspended one continues."""
     state.bucket = S.NO_BATCH
     if interrupts:
         plan_step(state)

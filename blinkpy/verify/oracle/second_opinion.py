@@ -31,8 +31,8 @@ GAUGES = slice(W.ENGINE_GAUGES, W.ENGINE_GAUGES + len(W.GAUGE_NAMES))
 class SecondOpinion:
     """An Oracle beside a scheduler from its first turn on.
 
-    state, queues: NumPy arrays over the scheduler's memory. Raises ValueError where hashes collide by design: there the index may
-    miss a page, and which one depends on more than the rules.
+    state, queues: NumPy arrays over the scheduler's memory. Raises ValueError if hashes collide by design:
+    there the index may miss a page, and which one depends on more than the rules.
     """
 
     def __init__(self, limits: Limits, policy: Policy, state: State, queues: EngineViews) -> None:

@@ -1,8 +1,9 @@
-"""What classes mean under a policy: how much later a request of the other class can arrive and still be served first, all else
-equal; and what becomes of a best-effort prompt among latency-sensitive ones that never end.
+"""What classes mean under a policy: how much later a request of the other class can arrive and still be
+served first, all else equal; and what becomes of a best-effort prompt among latency-sensitive ones that
+never end.
 
-The first is searched for as in waiting_bounds, and is no proof either. The second holds for every policy: it is the rule R16 of
-docs/verification.md, shown on the scheduler.
+The first is searched for as in waiting_bounds, and is not a proof either. The second holds for every
+policy: it is the rule R16 of docs/verification.md, shown on the scheduler.
 """
 
 import random

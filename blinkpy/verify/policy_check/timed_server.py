@@ -40,7 +40,7 @@ from blinkpy.verify.policy_check.check_workload import Workload
 
 MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
-IDLE_NS = 1_000_000  # the clock goes on so far when nothing can run and nobody arrives
+IDLE_NS = 1_000_000  # the clock continues so far when nothing can run and nobody arrives
 STOP, OTHER = 1, 0  # tokens
 VOCAB = 1 << 16  # of prompts
 MULTIPLIERS = (1_000_003, 1_000_033)  # of page hashes
@@ -292,7 +292,7 @@ class TimedSimulation:
 
 
 def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> ServerOutcome:
-    """Serve all requests, each submitted when it arrives (open loop). Raises StuckError when some never end."""
+    """Serve all requests, each submitted when it arrives (open loop). Raises StuckError if some never end."""
     return serve(TimedSimulation(policy, machine, requests))
 
 

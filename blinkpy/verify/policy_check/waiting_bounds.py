@@ -1,9 +1,10 @@
 """How long can a policy let a request wait? From its ranks alone, then shown on the scheduler.
 
-A request's rank is fixed while it waits, so under a load that never lets up it is served only when those that arrive have
-greater ranks. The *overtaking window* is the longest time after which a new request can still get a lower rank than one that
-waits: 0 for first come, first served; bounded when ranks grow with arrival or arrival_us; a request may starve when there is no
-bound. It is searched for on ordinary requests and arrivals up to a day apart, so it is evidence, and no proof.
+A request's rank is fixed while it waits, so under a load that never lets up it is served only when those
+that arrive have greater ranks. The *overtaking window* is the longest time after which a new request can
+still get a lower rank than one that waits: 0 for first come, first served; bounded when ranks grow with
+arrival or arrival_us; a request may starve when there is no bound. It is searched for on ordinary requests
+and arrivals up to a day apart, so it is evidence, and no proof.
 """
 
 import random

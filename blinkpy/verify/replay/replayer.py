@@ -58,8 +58,9 @@ class Replay:
         self.failed = False
 
     def run(self) -> Iterator[tuple[Turn, list[str]]]:
-        """Each turn after it was run again, with what differs from the recording, and at the end what is wrong with the state.
-        Ends where a turn raises. One that did not end has the rows that it plans here."""
+        """Each turn after it was run again, with what differs from the recording, and at the end the faults with
+        the state. Ends where a turn raises. One that did not end has the rows that it plans here.
+        """
         for turn in self.turns:
             differences = self.repeat(turn)
             if turn is self.turns[-1] and not self.failed:

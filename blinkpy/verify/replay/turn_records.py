@@ -40,8 +40,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without a new batch.
-    group: of layers, with which a step goes on that is cut into `groups`; 0: it begins. suspended: whether another one is.
+    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without
+    a new batch.
+    group: of layers, with which a step continues that is cut into `groups`; 0: it begins. suspended: whether
+        another one is.
 
     words: int64, its record. cancel_words: int64 [S], or none, of a turn that did not end (`ended`): its decisions are unknown.
     """

@@ -1,8 +1,9 @@
 """Random numbers of the simulator: the same in plain Python and compiled, and independent from event to event.
 
-A linear congruential generator modulo 2**48 (D. E. Knuth, The Art of Computer Programming 2, 3.3.4; the constants of
-drand48), whose upper 32 bits are used. Each actor starts it anew in each turn, from the run's seed, the turn and its own number:
-so an event that is left out of a run changes nothing about the draws of the others.
+A linear congruential generator modulo 2**48 (D. E. Knuth, The Art of Computer Programming 2, 3.3.4; the
+constants of drand48), whose upper 32 bits are used. Each actor starts it again in each turn, from the run's
+seed, the turn and its own number: so an event that is left out of a run changes nothing about the draws of
+the others.
 """
 
 from blinkpy.device.portable import device

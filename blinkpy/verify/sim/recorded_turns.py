@@ -23,9 +23,11 @@ NOT_REPEATED = (S.TURNS, S.FAST_PATH)
 
 
 class RecordedTurns:
-    """A replay of a world's records from its first turn on, by the shipped scheduler, whose recorder is on as well.
+    """A replay of a world's records from its first turn on, by the shipped scheduler, whose recorder is on as
+    well.
 
-    world: as make_world made it, with a recorder. mode: of the replay. Raises ValueError where the recorder is off.
+    world: as make_world made it, with a recorder. mode: of the replay. Raises ValueError if the recorder is
+    off.
     """
 
     def __init__(self, world: World, policy: Policy, mode: Literal["njit", "python"]) -> None:
@@ -66,7 +68,7 @@ class RecordedTurns:
 
 
 def repeated_counts(state: State) -> list[int]:
-    """State.counts, but for NOT_REPEATED."""
+    """State.counts, except NOT_REPEATED."""
     counts: list[int] = state.counts.tolist()
     for index in NOT_REPEATED:
         counts[index] = 0

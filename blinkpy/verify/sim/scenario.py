@@ -40,7 +40,7 @@ class Scenario:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises ConfigError when the file can't be read or is no scenario."""
+        """Raises ConfigError if the file can't be read or is not a scenario."""
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
@@ -87,7 +87,9 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
 
 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
-    """Repeat a scenario; what happens in each turn, line by line, and at the end what is wrong. options: of Simulation."""
+    """Repeat a scenario; what happens in each turn, line by line, and at the end the faults. options: of
+    Simulation.
+    """
     options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes, "hostile": scenario.hostile}
     simulation = Simulation(scenario.seed, scenario.turns, policy, keep=scenario.keep, **options)
     yield f"world of seed {scenario.seed}: {simulation.world.limits}"

@@ -77,14 +77,15 @@ class Simulation:
     """One world, ready to run.
 
     mode: of the scheduler; checks: of front ends, model and checks. keep: the acts that are not left out, None for all.
-    scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python. overlapped: the shipped
-    one in plain Python as on a GPU, where what needs no tokens goes ahead of the model's step. world: of make_world with the same
-    seed and turns, in place of a new one. checked: the compiled scheduler checks what its phases expect, as plain Python always
-    does. oracle: each turn's decisions are compared with those of the rules, where hashes don't collide by design. records: the
-    recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the scheduler, which is plain
-    Python if they are several: they take turns in random order, without a race, and after each turn state and queues must be as
-    one lane leaves them. Not with `world`. hostile: the last front end is; under the oracle it shares no pages, since the oracle
-    trusts hashes.
+    scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python.
+        overlapped: the shipped one in plain Python as on a GPU, where what needs no tokens goes ahead of the
+        model's step. world: of make_world with the same seed and turns, instead of a new one. checked: the
+        compiled scheduler checks what its phases expect, as plain Python always does. oracle: each turn's
+        decisions are compared with those of the rules, where hashes don't collide by design. records: the
+        recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the
+        scheduler, which is plain Python if they are several: they take turns in random order, without a race,
+        and after each turn state and queues must be as one lane leaves them. Not with `world`. hostile: the
+        last front end is; under the oracle it shares no pages, since the oracle trusts hashes.
     """
 
     def __init__(
@@ -248,7 +249,9 @@ class Simulation:
 
 
 def _compared(world: World) -> list[tuple[str, Any]]:
-    """What may not depend on how a turn was executed: the state, but for its scratch memory, and what others see."""
+    """What may not depend on how a turn was executed: the state, except its scratch memory, and what others
+    see.
+    """
     state = [(name, array) for name, array in named_arrays(world.state) if not name.startswith("scratch.")]
     return [*state, ("queues", np.frombuffer(world.segment, np.uint8))]
 
@@ -264,7 +267,7 @@ def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., i
 
 
 def plain_sim(world: World) -> Any:
-    """world.sim with memoryviews in place of arrays; its integers stay."""
+    """world.sim with memoryviews instead of arrays; its integers stay."""
     return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
 
 

@@ -4,8 +4,9 @@ The "keys and values" of a token are one number, made from those before it and w
 hash of all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or
 request gives a wrong token, and a front end knows the right ones from the prompt alone.
 
-Of a step that is cut, the first group writes marks in place of the numbers, and the last one, if they are still there, all else:
-who reads the cache before, or writes there meanwhile, is found out. Each group must see the input that the first one saw.
+Of a step that is cut, the first group writes marks instead of the numbers, and the last one, if they are
+still there, all else: who reads the cache before, or writes there meanwhile, is found out. Each group must
+see the input that the first one saw.
 """
 
 from blinkpy.device.expect import fault_code

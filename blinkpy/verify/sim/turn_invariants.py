@@ -1,7 +1,8 @@
-"""Turn invariants: what is true from one turn to the next, beyond the integrity of the state; checked after each turn.
+"""Turn invariants: what is true from one turn to the next, beyond the integrity of the state; checked after
+each turn.
 
-Statuses change in legal ways only, cancels and leases take effect, what it published is what it remembers, intake keeps to its
-bound, and the request with the lowest rank goes on.
+Statuses change in legal ways only, cancels and leases take effect, what it published is what it remembers,
+intake keeps to its bound, and the request with the lowest rank continues.
 """
 
 from blinkpy.device.expect import fault_code

@@ -61,7 +61,7 @@ class Fronts(NamedTuple):
     """Front ends as they see themselves. A slot's request: [S]; it is free where request_id is 0."""
 
     alive: Int64  # [Q]
-    silent: Int64  # [Q] turns until it goes on
+    silent: Int64  # [Q] turns until it continues
     pace: Int64  # [Q] how fast it reads
     epoch: Int64  # [Q] 0: it has no pair
     claim: Int64  # [Q] epoch that it asked for
@@ -114,8 +114,6 @@ class Observed(NamedTuple):
 
 
 class Sim(NamedTuple):
-    """See the module."""
-
     seed: int
     turns: int  # of the stormy part; after it everybody behaves, and all requests must end
     check_every: int  # turns from one check of the state to the next
@@ -242,10 +240,13 @@ def make_world(
     records: bool = False,
     hostile: int = HONEST,
 ) -> World:
-    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold little more than one
-    prompt, else one for each entry of the ring, as the simulated front ends use them. chosen, odds: sizes, with the default
-    buckets, and odds in place of random ones. checked: see make_state. records: the recorder is on, with the smallest ring.
-    hostile: see Sim; it has one neighbour at least."""
+    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold
+    little more than one prompt, else one for each entry of the ring, as the simulated front ends use them.
+    chosen,
+    odds: sizes, with the default buckets, and odds instead of random ones. checked: see make_state. records:
+    the recorder is on, with the smallest ring.
+    hostile: see Sim; it has one neighbour at least.
+    """
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
     if hostile:

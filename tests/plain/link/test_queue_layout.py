@@ -152,7 +152,7 @@ def test_a_mismatch_names_both_sides(sizes: QueueSizes, field: str, value: objec
 
 
 def test_a_short_segment_is_refused() -> None:
-    with pytest.raises(LayoutError, match="has 10 bytes"):
+    with pytest.raises(LayoutError, match="only 10 bytes"):
         read_header(b"x" * 10)
 
 

@@ -220,7 +220,7 @@ def fill_entry(limits, sim, pair, place, slot):
 
 @device
 def spoil(limits, sim, slot):
-    """Break the good entry in Sim.entry. Returns the kind of what is wrong now."""
+    """Break the good entry in Sim.entry. Returns the kind of the faults now."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
     kind = draw(draws, BAD_KINDS)
     fronts.expected[slot], reason = 0, completion.REJECT_PROMPT
