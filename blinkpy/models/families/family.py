@@ -36,7 +36,7 @@ def family(
 
     def register(describe: Describe) -> Describe:
         if name in _found:
-            raise ValueError(f"two families are called {name}")
+            raise ValueError(f"two families have the name {name}")
         _found[name] = Family(name, models, model_type, describe, defaults or {}, ignores)
         return describe
 

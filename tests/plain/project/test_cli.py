@@ -151,7 +151,7 @@ WRONG = {
     "an empty key": (("serve", "--api-key", ""), "api_key is empty"),
     "no file of keys": (("frontend", "--api-keys", ""), "api_keys is empty"),
     "a key with a line end": (("serve", "--api-key", "secret\n"), "api_key must fit into a header"),
-    "a deep list": (("serve", "--allowed-origins", "[" * 100_000), "allowed_origins is no JSON list"),
+    "a deep list": (("serve", "--allowed-origins", "[" * 100_000), "allowed_origins is not a JSON list"),
     "an engine at no address": (("frontend", "--transport", "rdma", "--engine", "here"), "engine must be HOST:PORT, not 'here'"),
 }
 
