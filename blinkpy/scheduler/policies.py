@@ -126,7 +126,7 @@ def policy_source(name: str) -> bytes:
         return b""
     file, separator, _ = name.rpartition(":")
     if not separator or not file.endswith(".py"):
-        raise ConfigError(f"policy must be {', '.join(SHIPPED)} or FILE.py:FUNCTION, not {name!r}")
+        raise ConfigError(f"policy must be one of {', '.join(SHIPPED)}, or FILE.py:FUNCTION, not {name!r}")
     try:
         with open(file, "rb") as opened:
             source = opened.read(MOST_BYTES + 1)

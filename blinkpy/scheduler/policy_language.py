@@ -399,7 +399,7 @@ class FunctionWriter:
 
     def local_name(self, name: str, node: ast.AST, known: set[str]) -> Value:
         if name not in known:
-            raise self.error(f"{name} may be read before it has a value", node)
+            raise self.error(f"{name} may be read before it is assigned", node)
         return Value(ast.Name(name, ast.Load()), self.kinds[name], *self._bounds.get(name, ()))
 
     def value_of(self, node: ast.expr, known: set[str]) -> Any:
@@ -426,7 +426,7 @@ class FunctionWriter:
                 return Value(ast.Constant(bool(value)), "truth", 0, 1)
             case int() | np.integer():
                 if not G.LOWEST <= value <= G.HIGHEST:
-                    raise self.error(f"{value} needs more than 64 bits", node)
+                    raise self.error(f"{value} does not fit into 64 bits", node)
                 return Value(ast.Constant(int(value)), "integer", int(value), int(value))
             case float() | np.floating():
                 raise self.floating(node)
@@ -439,7 +439,7 @@ class FunctionWriter:
         if field not in fields:
             near = get_close_matches(field, fields, 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise self.error(f"a request has no {field}; {hint}it has {', '.join(fields)}", node)
+            raise self.error(f"a request has no field {field}; {hint}fields: {', '.join(fields)}", node)
         return Value(ast.Attribute(ast.Name(request, ast.Load()), field, ast.Load()), "integer", LEAST.get(field, 0))
 
     def signed(self, node: ast.AST, op: ast.unaryop, value: Value) -> Value:

@@ -137,7 +137,8 @@ class Trial:
         self.require(*within(path, lambda: call_again(function, requests, ranks, "when asked again")))
         if self.policy not in SHIPPED:
             self.require(*call_guarded(function, requests, ranks))
-        self.report(Finding("fine", "calls", f"{len(requests):,} requests: an integer each, the same when asked again"))
+        text = f"{len(requests):,} requests: every rank is an integer, and the same when asked again"
+        self.report(Finding("fine", "calls", text))
         self._send({"digest": policy_digest(function)})
         return function, requests, ranks
 
@@ -155,7 +156,8 @@ def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> A
             return
         while frame is not None and Path(frame.f_code.co_filename) != path:
             frame = frame.f_back
-        text = f"no end, and hardly any computing for {IDLE_S:.0f} s" if waits else f"no end after {most_s:.0f} s of computing"
+        blocked = f"a call blocked for {IDLE_S:.0f} s almost without computing"
+        text = blocked if waits else f"a call did not return within {most_s:.0f} s of computing"
         raise Failed(Finding("error", "calls", text, frame.f_lineno if frame is not None else 0))
 
     timers = ((signal.ITIMER_PROF, signal.SIGPROF, most_s), (signal.ITIMER_REAL, signal.SIGALRM, IDLE_S))
@@ -214,20 +216,20 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
         try:
             rank = counted(request)
         except EndlessCall:
-            problem = f"no end after {MOST_LINES:,} lines"
+            problem = f"a call did not return within {MOST_LINES:,} lines"
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         else:
             if type(rank) is not int:
                 problem = f"returns {rank!r} ({type(rank).__name__}), not an integer,"
             elif rank not in INT64:
-                problem = f"returns {rank}, more than 64 bits hold,"
+                problem = f"returns {rank}, which does not fit into 64 bits,"
         if problem:
             return ranks, [Finding("error", "calls", f"{problem} for {show(request)}", counted.line)]
         longest = max(longest, counted.lines)
         ranks.append(rank)
     if longest > MANY_LINES:
-        text = f"a call runs up to {longest:,} lines; every request that begins to wait holds up the step for so long"
+        text = f"a call runs up to {longest:,} lines, which delays the step whenever a request begins to wait"
         return ranks, [Finding("warning", "calls", text)]
     return ranks, []
 
@@ -257,7 +259,7 @@ def call_guarded(function: Policy, requests: list[RequestFields], ranks: list[in
             text = f"{what} for {show(request)}; it would be served last"
             return [Finding("error", "calls", text, place.line)]
         if own != rank:
-            text = f"Python gives {rank} and the code that serves {own} for {show(request)}: does something exceed 64 bits?"
+            text = f"Python gives {rank}, but compiled code gives {own} for {show(request)}: check for values over 64 bits"
             return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
     return []
 
@@ -267,7 +269,7 @@ def call_again(function: Policy, requests: list[RequestFields], ranks: list[int]
     for request, rank in zip(reversed(requests), reversed(ranks), strict=True):
         again = function(request)
         if again != rank:
-            text = f"{show(request)} has rank {rank} first and {again} {when}: a rank may depend on the request alone"
+            text = f"{show(request)} has rank {rank} first and {again} {when}: a rank may depend only on the request"
             return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
     return []
 

@@ -155,7 +155,7 @@ def test_there_is_nothing_to_read_without_an_engine() -> None:
 
 def test_copies_that_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blinkpy.recording.recording_memory.SNAPSHOT_LIMIT", 4096)
-    with pytest.raises(RecordingError, match="a copy of the scheduler's state has"):
+    with pytest.raises(RecordingError, match="a snapshot of the scheduler's state needs"):
         RecordedCase()
 
 

@@ -155,8 +155,8 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
         ("def rank(request):\n    return 1 << 62 if request else 'a'\n", "line 2.: the request can't be a condition"),
         ("def rank(request):\n    return 'a'\n", "line 2.: rank uses a string"),
         ("T = ((1, 2), (3, 4))\ndef rank(request):\n    return T[0]\n", "line 3.: T is not a row of integers"),
-        ("def rank(request):\n    return 1 << 64 | 99999999999999999999\n", "line 2.: 99999999999999999999 needs more than 64"),
-        ("def rank(request):\n    return {}[request.arrival].lower()\n", "line 2.: .*device code has no form of"),
+        ("def rank(request):\n    return 1 << 64 | 99999999999999999999\n", "line 2.: 99999999999999999999 does not fit into 64"),
+        ("def rank(request):\n    return {}[request.arrival].lower()\n", "line 2.: .*which policies do not support"),
     ],
 )
 def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, message: str) -> None:
