@@ -20,7 +20,7 @@ WORST_RANK = (1 << 63) - 2
 ZERO_DIVISION, OVERFLOW, BAD_INDEX, BAD_SHIFT, BAD_STEP, ENDLESS, BAD_RANK = range(1, 8)
 FAULT_TEXTS = {
     ZERO_DIVISION: "division by zero",
-    OVERFLOW: "the result needs more than 64 bits",
+    OVERFLOW: "the result does not fit into 64 bits",
     BAD_INDEX: "index out of range",
     BAD_SHIFT: "a shift by a negative number, or a power with a negative exponent",
     BAD_STEP: "a range with step 0, or that spans more than 64 bits",

@@ -174,7 +174,7 @@ REFUSED = [  # body; the line, what is said
     ("x: int\n    return 1", 2, "rank uses `x: int`, which policies do not support"),
     ("assert request.pair\n    return 1", 2, "rank uses assert, which policies do not support"),
     ("while True:\n        pass", 1, "rank must return an integer on every path, but may end without `return`"),
-    *((f"return {name}(1)", 2, "calls <lambda>, which is not a function defined with `def` in a source file") for name in ("lambdas", "nameless")),
+    *((f"return {name}(1)", 2, "calls <lambda>, which is not a function defined with `def`") for name in ("lambdas", "nameless")),
     ("return request.pair == 1", 1, "must return an integer, not a truth value"),
     ("return request.pair == 1 and request.tenant == 4", 1, "must return an integer, not a truth value"),
 ]  # fmt: skip
