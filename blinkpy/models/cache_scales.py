@@ -1,8 +1,10 @@
-"""Scales of an FP8 KV cache, for keys and values of each layer and key/value head: those of the checkpoint, or measured ones.
+"""Scales of an FP8 KV cache, for keys and values of each layer and key/value head: those of the checkpoint,
+or measured ones.
 
-They are fixed before anything is served, on tokens that are always the same, and no request changes them: the same request gets
-the same text on any day. A measured scale is a power of two that leaves room for numbers twice as large as any that was seen;
-rounding to a power of two costs a floating-point format nothing, and hides the last bits in which machines differ.
+They are fixed at the start, on constant tokens, and no request changes them, so the same request always
+gets the same text. A measured scale is a power of two that leaves room for numbers twice as large as any
+that was seen; rounding to a power of two costs a floating-point format nothing, and hides the last bits in
+which machines differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,9 +44,14 @@ def cache_itemsize(config: Config, itemsize: int) -> int:
 def choose_scales(
     config: Config, model: DecoderDescription, layers: Sequence[Any], measure: Callable[[], NDArray[np.float32]]
 ) -> Scales | None:
-    """None for a cache of the model's own type. layers: their weights. measure: gives the size of the largest key and value of
-    each head, float32 [layers, 2, kv_heads]; called where the checkpoint lacks a scale. Dummy weights have scales of 1. Raises
-    ConfigError for a scale that is not a positive number."""
+    """The scales of an FP8 cache, or None for a cache of the model's own type. Dummy weights have scales of 1.
+
+    layers: their weights.
+    measure: returns the largest magnitude of keys and values of each head, float32 [layers, 2, kv_heads];
+        called if the checkpoint lacks a scale.
+
+    Raises ConfigError for a scale that is not a positive number.
+    """
     if config.cache.kv_cache_dtype != FP8:
         return None
     if config.model.load_format == "dummy":
@@ -60,7 +67,7 @@ def choose_scales(
 
 
 def _given(layer: Any, number: int) -> list[float | None]:
-    """What a layer's checkpoint has as scales of keys and of values."""
+    """A layer's stored scales of keys and of values."""
     found = [getattr(layer, name, None) for name in ("k_scale", "v_scale")]
     for name, scale in zip(("k_scale", "v_scale"), found, strict=True):
         if scale is not None and not 2.0**-100 <= scale <= 2.0**100:  # nor is it NaN
@@ -69,7 +76,7 @@ def _given(layer: Any, number: int) -> list[float | None]:
 
 
 def scales_for(largest: NDArray[np.float32]) -> Scales:
-    """Powers of two. largest: [layers, 2, kv_heads], float32. Raises ConfigError if one is not finite."""
+    """Power-of-two scales. largest: [layers, 2, kv_heads], float32. Raises ConfigError if one is not finite."""
     if not np.isfinite(largest).all():
         layer = int(np.argwhere(~np.isfinite(largest))[0, 0])
         raise ConfigError(f"kv_cache_dtype {FP8}: keys or values of layer {layer} are not finite")

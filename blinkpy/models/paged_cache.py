@@ -44,9 +44,10 @@ def _of_layers(
 
 class PagedCache:
     """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-    contiguous. The layers of `rings` share memory: see blinkpy.models.ring_sizes. num_pages: of the pool, for
-    the others. dtype: of keys and values before they are cached, and in the cache except one with `scales`
-    (blinkpy.models.cache_scales), which has FP8 numbers.
+    contiguous. The layers of `rings` share memory (blinkpy.models.ring_sizes).
+    num_pages: of the pool, for the other layers.
+    dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
+        (blinkpy.models.cache_scales).
     """
 
     def __init__(

@@ -1,13 +1,15 @@
-"""Window rings: where a layer with a window keeps keys and values when --window-cache is ring.
+"""Window rings: the keys and values of sliding-window layers with --window-cache ring.
 
-Each slot has a ring of a few pages in each such layer, and page k of its sequence has place k % pages there. A page that lies
-behind the window is overwritten by the one that takes its place. In a step with a chunk, early queries may still need a page
-whose place a later page of the chunk takes: that one becomes a spill page, and is copied to its place once the layer's attention
-has run. Layers run one after the other, so they share the memory of spill pages.
+Each slot has a ring of a few pages in each such layer, and page k of its sequence has place k % pages
+there. A page before the window is overwritten by a later page of the same place. In a step with a chunk,
+early queries may still need a page whose place a later page of the chunk takes: that one becomes a spill
+page, and is copied to its place once the layer's attention has run. Layers run one after the other, so they
+share the memory of spill pages.
 
-The pages of all these layers lie in one array: layer by layer at consecutive pages, for each place of each slot; spill pages
-behind them. A layer's cache is a view that begins at its first page, so that one page table, with the layers' number as its
-stride, serves all layers, and the spill pages of each begin one page after those of the layer before.
+The pages of all these layers are in one array: layer by layer at consecutive pages, for each place of each
+slot, then the spill pages. A layer's cache is a view that begins at its first page, so that one page table,
+with the layers' number as its stride, serves all layers, and the spill pages of each layer begin one page
+after those of the layer before.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,11 @@ MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
 
 @dataclass(frozen=True)
 class RingSizes:
-    """layers: those with a window. window: the widest, tokens. pages: of one ring. spill: pages that a step may spill."""
+    """layers: sliding-window layers.
+    window: the widest, tokens.
+    pages: of one ring.
+    spill: maximum pages that a step may spill.
+    """
 
     layers: tuple[int, ...]
     window: int
@@ -37,7 +43,7 @@ class RingSizes:
         if not layers:
             return None
         window = max(model.layers[index].attention.window for index in layers)
-        pages = 1 - (1 - window) // page_size  # the most that a window may lie in
+        pages = 1 - (1 - window) // page_size  # the maximum number of pages that a window spans
         # A row of n tokens spills at most n // page_size + 1: its first token's page still has its place.
         return cls(layers, window, page_size, pages, slots, tokens // page_size + rows)
 
@@ -53,8 +59,8 @@ class RingSizes:
 
 
 def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
-    """None if all layers keep all tokens. Raises ConfigError if rings are asked for and the model has no
-    windows, or there are too many slots.
+    """Sizes of the rings; None if all layers keep all tokens. Raises ConfigError if rings are requested but the
+    model has no windows, or too many slots.
     """
     if config.cache.window_cache == "full":
         return None

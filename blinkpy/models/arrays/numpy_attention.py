@@ -20,12 +20,15 @@ from blinkpy.models.weights.array_weights import ArrayLayer, Float32
 
 QUERIES = 64  # of a prompt attend together: keys behind them all are not looked at
 GATHERED = 4096  # tokens whose keys and values are copied from their pages before prompts attend
-PART_WORK = 1 << 19  # multiply-adds of a part of a prompt's attention, of several key heads where one has less
+PART_WORK = 1 << 19  # multiply-adds per part of a prompt's attention; small key heads share a part
 SHARED_WORK = 1 << 17  # multiply-adds of a pass from which on a second thread is worth its call
 
 
 class NumpyAttention:
-    """max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
+    """
+    max_model_len, max_tokens: largest context and batch, tokens.
+    progress: advances during a step.
+    """
 
     def __init__(
         self,

@@ -21,8 +21,11 @@ from blinkpy.models.weights.array_weights import ArrayLayer, ArrayMatrix, ArrayW
 
 
 class NumpyDecoder:
-    """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work.
-    Its team runs what is compiled, too."""
+    """All layers of one model.
+
+    max_model_len, max_tokens: largest context and batch, tokens.
+    progress: advances during a step; its team also runs the compiled passes.
+    """
 
     def __init__(
         self,
@@ -48,10 +51,12 @@ class NumpyDecoder:
     ) -> Float32:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
-        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
-        residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
+        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all.
+        Returns their residual stream after the last layer, [wanted tokens, hidden]; the last layer drops the others
+        after its attention.
 
-        layers: run these alone; by default all. stream: what the layers before them returned, which may be changed.
+        layers: run only these; by default all.
+        stream: the result of the layers before them; may be modified.
         """
         ids = batch.token_ids[: int(batch.counts[S.TOKENS])]
         self.attention.begin(batch, page_table)
@@ -75,7 +80,7 @@ class NumpyDecoder:
         return self.passes.norm(x, weight, self.model.norm.eps)
 
     def _pre_norm_layer(self, x: Float32, index: int, layer: ArrayLayer, kept: NDArray[np.int64] | None) -> Float32:
-        """One layer. x: [tokens, hidden]. kept: the tokens that continue behind the attention; None: all."""
+        """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all."""
         attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]
@@ -111,7 +116,7 @@ class NumpyDecoder:
         return x
 
     def _gated(self, x: Float32, gate_up: ArrayMatrix, bias: Float32 | None, activation: Activation) -> Float32:
-        """activation(gate) * up, where both come from one product."""
+        """activation(gate) * up, both from one product."""
         return BLOCKS[activation](self.passes, self.progress.linear(x, gate_up, bias))
 
 
@@ -148,4 +153,4 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.SOFTMAX_TOP_K: _softmax_top_k,
     RouterKind.TOP_K_SOFTMAX: _top_k_softmax,
 }
-"""What computes each type of block here. Other types are refused."""
+"""The function for each type of block. Other types are refused."""

@@ -1,5 +1,6 @@
-"""Matrix products on a team's threads, in pieces of bounded time: NumPy's for one token, our own for more, and NumPy's again for
-many where its library is faster. Batch-invariant ones are always our own."""
+"""Matrix products on a team's threads, in pieces of bounded time: NumPy's product for one token, our own for
+more, and NumPy's for many tokens if its library is faster. Batch-invariant products always use our own.
+"""
 
 from functools import cache, partial
 
@@ -19,7 +20,8 @@ UNITS = 4  # of a product for each thread, so that none waits long for another
 TAKEN: int = dict(ARGUMENTS.fields or {})["taken"][1]
 WIDE_KERNELS = {"SkylakeX", "Cooperlake", "SapphireRapids"}
 """OpenBLAS's with vectors of 512 bits. With its others it is not faster than ours."""
-LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024  # from here on it is, with these; it first copies weights into another order
+# minimum sizes for NumPy's product, which first copies the weights into another order
+LIBRARY_TOKENS, LIBRARY_INPUTS = 16, 1024
 NARROW_LIBRARY_TOKENS = 32  # the same for fewer inputs: rows of a tile of ours then stay in the first-level cache
 DIRECT_TOKENS = 128  # below, it is faster at weight x^T, the result's copy included
 
@@ -31,9 +33,10 @@ def has_wide_kernels() -> bool:
 
 
 def multiply(team: ThreadTeam, x: Float32, weight: Float32, out: Float32, *, invariant: bool = False) -> None:
-    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All contiguous; only
-    between the weight's rows there may be others. invariant: a token's results depend on nothing but its row of x and the
-    weight, to the last bit."""
+    """out = x weight^T, divided by outputs. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]. All
+    are contiguous, except that the weight's rows may have a stride. invariant: a token's results depend only on
+    its row of x and the weight, bit for bit.
+    """
     if not (x.flags.c_contiguous and weight.strides[1] == weight.itemsize and out.flags.c_contiguous):
         raise ValueError("the arrays of a product must be contiguous")
     least = LIBRARY_TOKENS if x.shape[1] >= LIBRARY_INPUTS else NARROW_LIBRARY_TOKENS
@@ -81,8 +84,11 @@ def _multiply_by_library(x: Float32, weight: Float32, out: Float32, first: int, 
 
 
 class NumpyProgress(StepProgress):
-    """Products of which none takes more than a piece. team: what computes them; one thread for each core by default. invariant:
-    no sum depends on what else is in the batch."""
+    """Products in bounded pieces.
+
+    team: threads that compute them; by default one per core.
+    invariant: no sum depends on the rest of the batch.
+    """
 
     def __init__(self, piece: int = PIECE, team: ThreadTeam | None = None, *, invariant: bool = False):
         super().__init__(piece)

@@ -1,11 +1,11 @@
-"""Threads that help the caller's: what they run lets go of the interpreter's lock, as NumPy's products and
-compiled passes do.
+"""Helper threads for work that releases the interpreter's lock, such as NumPy's products and compiled passes.
 
-NumPy's own library for products has threads, too, which turn in circles while they wait; beside others on the same cores a
-product then took twenty times as long. So that library gets one thread (one_thread_products), and products are divided here.
+NumPy's own library for products has threads, too, which spin while they wait; with other threads on the
+same cores, a product then took twenty times as long. So that library gets one thread (one_thread_products),
+and products are divided here.
 
-A helper sleeps in a separate queue. The caller begins at once, and a helper that wakes up late finds less
-to do; one that has not begun when the caller is done is not waited for: its post is taken back.
+Each helper waits on its own queue. The caller begins immediately, and a helper that wakes up late finds
+less work. If a helper has not begun when the caller finishes, its job is withdrawn.
 """
 
 import itertools

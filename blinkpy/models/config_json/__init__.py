@@ -1,1 +1,1 @@
-"""What a config.json says: its values, rotary embeddings and blocks, as most families spell them."""
+"""Readers of config.json: values, rotary embeddings and blocks, in the spelling of most families."""

@@ -57,10 +57,11 @@ def no_windows(c: HfConfig) -> tuple[int, ...]:
 
 
 def sliding_windows(c: HfConfig, *, gated: bool = False, typed: bool = False, upper: bool = False) -> tuple[int, ...]:
-    """Of each layer: `sliding_window`, or 0.
+    """The window of each layer: `sliding_window`, or 0.
 
-    gated: only with `use_sliding_window`. typed: as `layer_types` says, if it is there. upper: or else only in the layers from
-    `max_window_layers` on.
+    gated: only if `use_sliding_window` is set.
+    typed: according to `layer_types`, if present.
+    upper: otherwise only in layers from `max_window_layers` on.
     """
     window, gate = c.get("sliding_window"), not gated or c.flag("use_sliding_window")
     if window is None or not gate:
@@ -125,7 +126,11 @@ def pre_norm_decoder(
     ropes: Sequence[Rope] = (),
     factors: Factors = NO_FACTORS,
 ) -> DecoderDescription:
-    """A decoder with norms before attention and MLP. mlp: of all layers, or of each. windows, ropes: of each layer."""
+    """A decoder with norms before attention and MLP.
+
+    mlp: of all layers, or a list with one per layer.
+    windows, ropes: of each layer.
+    """
     windows = windows or no_windows(c)
     ropes = ropes or [attention.rope] * len(windows)
     dtype = str(c.get("dtype") or c.get("torch_dtype") or "float32").removeprefix("torch.")

@@ -1,6 +1,7 @@
 """Typed look-ups in a Hugging Face config.json, with errors that name the key.
 
-It remembers which keys were looked up. Of the others those that change the computation are refused, and unknown ones warned of.
+It records which keys were read. Of the others, keys that change the computation are refused, and unknown
+ones give a warning.
 """
 
 import logging
@@ -18,7 +19,7 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
 }
-"""What missing keys mean in most families."""
+"""Values of missing keys in most families."""
 
 MOST = {
     "hidden_size": 1 << 20,
@@ -44,7 +45,7 @@ _UNSUPPORTED: list[tuple[tuple[Any, ...], str]] = [
     ((None, []), "no_rope_layers"),
 ]
 NEUTRAL: dict[str, tuple[Any, ...]] = {key: values for values, keys in _UNSUPPORTED for key in keys.split()}
-"""Options that change the computation. Where a family does not read one, all values but these are refused."""
+"""Options that change the computation. If a family does not read one of them, all other values are refused."""
 
 _INERT = """
     architectures model_type auto_map torch_dtype dtype transformers_version use_cache initializer_range attention_dropout
@@ -63,7 +64,11 @@ _warned: set[str] = set()
 
 
 class HfConfig(Mapping[str, Any]):
-    """A config.json, or a section of it, called `where` in errors. name: the model class. defaults: what missing keys mean."""
+    """A config.json, or one of its sections, called `where` in errors.
+
+    name: the model class.
+    defaults: values of missing keys.
+    """
 
     def __init__(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json"):
         self.name, self.where, self._values, self._defaults = name, where, values, defaults
@@ -105,7 +110,7 @@ class HfConfig(Mapping[str, Any]):
         return float(value)
 
     def flag(self, name: str) -> bool:
-        """A truth value, False where it is missing or null."""
+        """A boolean; False if it is missing or null."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{self.where}: {name} must be true or false, not {value!r:.80}")
@@ -122,7 +127,7 @@ class HfConfig(Mapping[str, Any]):
         return section
 
     def check_rest(self, ignores: tuple[str, ...]) -> None:
-        """Raise ConfigError for a key that nobody looked up and that changes the computation; warn of unknown keys, of each once.
+        """Raise ConfigError for an unread key that changes the computation; warn once of each unknown key.
 
         ignores: keys without an effect in this family.
         """

@@ -17,7 +17,7 @@ FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: 8 bit
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"  # of a module's name
 NONE_AT_ALL: tuple[Any, ...] = (None, False, [], {}, "")
 WEIGHT_STRATEGIES = {"tensor": Scales.MATRIX, "channel": Scales.ROW, "block": Scales.BLOCK}
-# What compressed-tensors says of numbers, and the only values that are supported; other keys are refused unless they are empty.
+# Keys of compressed-tensors for numbers, with their only supported values; other keys must be empty.
 FP8_NUMBERS: dict[str, tuple[Any, ...]] = {
     "num_bits": (8,),
     "type": ("float",),
@@ -41,7 +41,7 @@ class _Section:
         return self.values.get(key, default)
 
     def one_of(self, key: str, *supported: Any) -> Any:
-        """A value that must be one of these; null where it is missing."""
+        """The value of a key, which must be one of those supported; None if it is missing."""
         value = self.get(key)
         if not any(value == some and type(value) is type(some) for some in supported):
             listed = ", ".join("nothing" if some is None else str(some) for some in supported)
@@ -76,9 +76,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def read_quantization(c: HfConfig) -> Quantization | None:
-    """The scheme of a model's linear layers; None if there is none. Raises ConfigError for one that is not
-    supported.
-    """
+    """The quantization of a model's linear layers, or None. Raises ConfigError for one that is not supported."""
     values = c.get("quantization_config")
     if values is None:
         return None
@@ -182,7 +180,7 @@ def _group_scheme(group: _Section) -> tuple[Scales, bool]:
 
 
 def _numbers(group: _Section, key: str) -> _Section:
-    """What a group says of weights or inputs, 8-bit floats."""
+    """A group's description of 8-bit floats, for weights or inputs."""
     found = _Section(group.get(key), f"{group.where}: {key}")
     for name, supported in FP8_NUMBERS.items():
         found.one_of(name, *supported)

@@ -1,5 +1,6 @@
-"""The rotary embedding of a config.json, in the classic spelling (rope_theta, rope_scaling) or that of transformers 5
-(rope_parameters). What the parameters mean: blinkpy.models.description.rope_tables, with the sources.
+"""The rotary embedding of a config.json, in the classic spelling (rope_theta, rope_scaling) or that of
+transformers 5 (rope_parameters). blinkpy.models.description.rope_tables explains the parameters, with
+sources.
 """
 
 import math
@@ -17,15 +18,16 @@ KNOWN_PARAMETERS = {
     *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
     *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
 }
-MAX_CONTEXT = 1 << 31  # of what a config.json may state
+MAX_CONTEXT = 1 << 31  # limit of values in a config.json
 INERT_PARAMETERS = {"finetuned"}  # how the weights were made
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 
 
 def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
-    """The part of a config.json that describes the rotary embedding, of layers of one type; empty if there is
-    none. inert: keys without an effect.
+    """The part of a config.json that describes the rotary embedding, for layers of one type, or an empty
+    section.
+    inert: keys without effect.
     """
     parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
     where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
@@ -60,10 +62,13 @@ def read_rope(
 ) -> Rope:
     """The rotary embedding that a config.json describes.
 
-    partial: the family can rotate a part of each head. original_default: original context of a family whose configs may
-    leave it out (0: the model's own maximum). aliases: older names of rope types in this family. inert: parameters that have no
-    effect in it. layer_type: of a family with an embedding for each: a single section is that of full attention. theta_key: of
-    config.json, where the section has none.
+    partial: the family can rotate a part of each head.
+    original_default: original context, if configs of the family may omit it (0: the model's maximum).
+    aliases: older names of rope types in this family.
+    inert: parameters without effect in this family.
+    layer_type: for a family with an embedding per layer type; a single section is that of full attention.
+    theta_key: of config.json, if the section has none.
+
     Raises ConfigError for anything that is unknown, missing or out of range.
     """
     section, max_position = _section(c, layer_type, inert), c.integer("max_position_embeddings")
@@ -79,7 +84,7 @@ def read_rope(
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")
     rope = Rope(kind, theta, rotary_dim)
-    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, where no sequence gets here
+    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which no sequence reaches
         return replace(rope, kind="default")
     if kind == "linear":
         return replace(rope, factor=section.number("factor"))
@@ -96,7 +101,9 @@ def read_rope(
 
 
 def context_of(c: HfConfig, rope: Rope) -> int:
-    """The longest context that a config.json means, tokens: of scaling by a factor it may state what there was before it."""
+    """The longest context of a config.json, tokens. With scaling by a factor, the config may state the context
+    before scaling.
+    """
     stated = c.integer("max_position_embeddings")
     before = {"linear": stated, "yarn": rope.original_max_position}.get(rope.kind, 0)
     return max(stated, min(int(rope.factor * before), MAX_CONTEXT))

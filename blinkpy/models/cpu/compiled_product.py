@@ -1,9 +1,9 @@
 """Matrix products of the decoder that works on NumPy arrays, compiled by Numba. float32.
 
-One is for two tokens and more: four tokens and four outputs at a time, whose sixteen sums stay in registers, and each number that
-is loaded is used four times. The batch-invariant one has one token and four outputs at a time: every token passes the same
-instructions, whatever is beside it. The weights are read as they lie; a library's product first copies them into another order,
-which few tokens do not pay for.
+One product is for two or more tokens: four tokens and four outputs at a time, whose sixteen sums stay in
+registers, so each loaded number is used four times. The batch-invariant one computes one token and four
+outputs at a time, so every token passes the same instructions. The weights are read in their stored order;
+a library's product first copies them, which does not pay for few tokens.
 """
 
 import functools
@@ -19,8 +19,11 @@ ARGUMENTS = np.dtype(
     [(name, np.int64) for name in ("x", "weight", "out", "begun", "taken", "tokens", "inputs", "outputs", "pitch", "size")],
     align=True,
 )
-"""x, weight, out: addresses of float32 [tokens, inputs], [outputs, inputs], [tokens, outputs], contiguous; the weight's
-rows are `pitch` elements apart. begun: address of `taken`, units that have begun, 0 before. size: outputs of a unit."""
+"""x, weight, out: addresses of float32 [tokens, inputs], [outputs, inputs], [tokens, outputs], contiguous; the
+weight's rows are `pitch` elements apart. begun: address of `taken`, the number of started units, initially
+0.
+size: outputs of a unit.
+"""
 TOKEN_BLOCK_ITEMS = 1 << 16  # of x, which stay in the second-level cache while weights pass
 
 

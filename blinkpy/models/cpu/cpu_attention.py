@@ -1,8 +1,9 @@
 """Attention over the paged cache on the CPU, of all rows of a batch.
 
-Norms, rotation, the write into the cache and the attention of decode rows are one compiled pass, straight over the pages and
-on torch's threads (cpu_attention_pass.py): gathering pages into a dense batch for torch costs as much as the attention itself,
-because both are bound by memory. Prefill chunks, which have work for a matrix product, attend through torch.
+Norms, rotation, the write into the cache and the attention of decode rows are one compiled pass, directly
+over the pages and on torch's threads (cpu_attention_pass.py): gathering pages into a dense batch for torch
+costs as much as the attention itself, because both are bound by memory. Prefill chunks, which have work for
+a matrix product, attend through torch.
 """
 
 import numpy as np
@@ -25,7 +26,10 @@ from blinkpy.models.weights.decoder_weights import LayerWeights
 
 
 class CpuAttention:
-    """max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
+    """
+    max_model_len, max_tokens: largest context and batch, tokens.
+    progress: advances during a step.
+    """
 
     def __init__(
         self,
@@ -182,8 +186,9 @@ def attend(
 def _attend_capped(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float
 ) -> torch.Tensor:
-    """Attention with a softcap. q: [tokens, heads, head_dim]. k, v: [kv_heads, keys, head_dim]. mask: bool [tokens, keys]; None:
-    as many keys as tokens, and causal."""
+    """Attention with a softcap. q: [tokens, heads, head_dim]. k, v: [kv_heads, keys, head_dim]. mask: bool
+    [tokens, keys]; None: causal, with equal numbers of keys and tokens.
+    """
     tokens, heads, _ = q.shape
     shared = q.transpose(0, 1).unflatten(0, (len(k), heads // len(k))).float()  # [kv_heads, group, tokens, head_dim]
     scores = (shared @ k[:, None].mT.float()).mul_(scale / softcap).tanh_().mul_(softcap)
@@ -195,8 +200,10 @@ def _attend_capped(
 def with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys, values and mask with one more dimension, in which queries are their head's sink and keys are 0, and one more
-    key that all queries see: 1 there, else 0, and without a value. So its score is the sink.
+    """Queries, keys, values and mask extended so that attention includes the sinks.
+
+    One more dimension holds the head's sink in queries, and 0 in keys. One more key, visible to all queries, is
+    1 there, else 0, and has value 0. So its score is the sink.
 
     q: [tokens, heads, head_dim]. k, v: [1, kv_heads, tokens, head_dim]. mask: [queries, keys]. sinks: [heads], over the scale.
     """

@@ -35,9 +35,9 @@ _ADDRESSES = (
     "qkv",  # items [tokens, heads + 2 * kv_heads, D]; the queries of prefill tokens are replaced by prepared ones
     "out",  # items [tokens, heads, D]; the rows of decode tokens are written
     *("keys", "values"),  # items or FP8 [num_pages, kv_heads, P, D], the layer's cache
-    "scales",  # float32 [4, kv_heads] of cached keys and values, then their inverses; 1 where these are items
-    *("q_norm", "k_norm"),  # float32 [D]; 0 where the model has none
-    "sinks",  # float32 [heads], scores of the sinks; those of heads without one are -inf
+    "scales",  # float32 [4, kv_heads] of cached keys and values, then their inverses; 1 if the cache holds items
+    *("q_norm", "k_norm"),  # float32 [D]; 0 if the model has none
+    "sinks",  # float32 [heads], scores of the sinks; -inf for heads without a sink
     *("cos", "sin"),  # float32 [max_positions, half]
     *("positions", "cache_slots"),  # int32 [tokens]
     *("row_slots", "contexts"),  # int32 [rows]
@@ -45,20 +45,20 @@ _ADDRESSES = (
     *("queries", "sums"),  # float32 [threads, heads, D], scratch
     "scores",  # float32 [threads, heads, room], scratch
     "begun",  # int64 [2], how many threads and units of work have begun: 0 before each pass
-    "progress",  # int64, counts units of work for who watches
+    "progress",  # int64, counts units of work, for the watchdog
 )
 _SIZES = (
     *("tokens", "rows", "decode_rows"),  # decode rows come first, and are one token each
     *("threads", "heads", "kv_heads", "num_pages", "max_positions", "half", "slots", "table_width"),
     "room",  # tokens of the largest context, in whole pages
     "window",  # how many of the last tokens a token sees, itself included; 0: all
-    "chunked",  # 1: those of its own chunk of `window` tokens instead
+    "chunked",  # 1: only its own chunk of `window` tokens
 )
 ARGUMENTS = np.dtype(
     [*((name, np.int64) for name in (*_ADDRESSES, *_SIZES)), *((name, np.float32) for name in ("eps", "scale", "softcap"))],
     align=True,
 )
-"""What the pass is told about one layer of one step."""
+"""The arguments of the pass for one layer of one step."""
 
 LOG2_E = np.float32(1.44269504)
 
@@ -205,8 +205,8 @@ def attend(q, keys, values, scales, pages, context, start, scale, softcap, sinks
 
 @inlined
 def fetch(page):  # type: ignore[no-untyped-def]
-    """Ask for a head's page, items [P, D]: the processor can't predict where a sequence continues. Saves a
-    third of the time.
+    """Prefetch a head's page, items [P, D], since the processor can't predict a sequence's next page. This
+    saves a third of the time.
     """
     for i in range(0, page.shape[0] * page.shape[1], 64 // page.itemsize):  # by cache lines
         prefetch(page, i)
@@ -244,7 +244,7 @@ def cap_scores(x, start, end, cap):  # type: ignore[no-untyped-def]
 
 @inlined
 def softmax(x, start, end, sink):  # type: ignore[no-untyped-def]
-    """Softmax of x[start:end] beside the score of a sink, in place; x[:start] = 0. float32."""
+    """Softmax of x[start:end] and a sink's score, in place; x[:start] = 0. float32."""
     seen = x[start:end]
     largest, total = exponentials(seen, sink, LOG2_E)
     # Without a sink this is 2 ** -126, which vanishes in the sum: the largest score adds 1.
@@ -256,7 +256,7 @@ def softmax(x, start, end, sink):  # type: ignore[no-untyped-def]
 
 @inlined
 def add_page(weights, base, page, valid, sums):  # type: ignore[no-untyped-def]
-    """sums += weights[base + t] * page[t], summed over the first `valid` tokens; what lies behind them is never read.
+    """sums += weights[base + t] * page[t], summed over the first `valid` tokens; the rest is never read.
 
     weights: float32 [room]; page: items [P, D]; sums: float32 [D].
     """
@@ -274,14 +274,14 @@ def add_page(weights, base, page, valid, sums):  # type: ignore[no-untyped-def]
 
 @inlined
 def store(source, target):  # type: ignore[no-untyped-def]
-    """target = source, rounded to items where it is not made of them. source: float32 or items [D]; target: items [D]."""
+    """target = source, rounded to items if it is float32. source: float32 or items [D]; target: items [D]."""
     for d in range(len(target)):
         target[d] = rounded(source[d], target)
 
 
 @inlined
 def keep(source, target, inverse, like):  # type: ignore[no-untyped-def]
-    """target = source, rounded to items as those of the array `like`, then to what the cache has: items or FP8.
+    """target = source, rounded to items as those of the array `like`, then to the cache's type: items or FP8.
 
     source: float32 or items [D]; target: [D] of the cache. inverse: of the scale.
     """
@@ -295,7 +295,7 @@ def load(item):  # type: ignore[no-untyped-def]
 
 
 def rounded(x, target):  # type: ignore[no-untyped-def]
-    """A float32 as an item of the array `target`, rounded to nearest, ties to even; an item as it is."""
+    """A float32 as an item of the array `target`, rounded to nearest, ties to even; an item is unchanged."""
     raise NotImplementedError("for compiled code only")
 
 

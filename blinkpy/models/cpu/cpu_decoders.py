@@ -1,4 +1,4 @@
-"""Which decoder computes a model on the CPU: NumPy's in float32, or torch's where that is installed."""
+"""The choice of the decoder on the CPU: NumPy's in float32, or torch's if it is installed."""
 
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
@@ -10,10 +10,11 @@ TORCH = "pip install 'blinkpy-serve[torch]'"
 
 
 def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
-    """The type that torch computes a model in; None: NumPy computes it, in float32.
+    """The dtype in which torch computes a model; None: NumPy computes it in float32.
 
-    requested: value of --dtype. "auto" is the checkpoint's with torch, and float32 without. Raises ConfigError
-    for what needs torch if there is none.
+    requested: value of --dtype; "auto": the checkpoint's with torch, float32 without.
+
+    Raises ConfigError if the model needs torch and it is not installed.
     """
     name, torch_is_there = dtype_name(model, requested, "cpu"), installed("torch")
     if name != "float32":
@@ -30,7 +31,7 @@ def torch_dtype_name(model: DecoderDescription, requested: str) -> str | None:
 
 
 def lacking_without_torch(model: DecoderDescription) -> list[str]:
-    """What NumPy's decoder lacks of a model's blocks and weights."""
+    """The blocks and weights of a model that NumPy's decoder does not support."""
     from blinkpy.models.arrays.numpy_decoder import BLOCKS
 
     return model.lacking_blocks(BLOCKS) or unknown_parts(model)

@@ -36,8 +36,9 @@ def _mask_row(logits, grammars, slot, state, stop_ids):  # type: ignore[no-untyp
 
 
 def mask_illegal(logits: np.ndarray, grammars: Grammars, slot: int, state: int, stop_ids: Int32) -> None:
-    """Mask one row in place. logits: float32 [vocab]. slot, state: of its automaton. stop_ids: int32 [STOP_IDS], legal where the
-    output may end; -1 for none."""
+    """Mask one row in place. logits: float32 [vocab]. slot, state: of its automaton. stop_ids: int32
+    [STOP_IDS], legal if the output may end; padded with -1.
+    """
     _mask_row(logits, grammars, slot, state, stop_ids)
 
 

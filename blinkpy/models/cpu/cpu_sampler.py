@@ -1,16 +1,19 @@
 """The sampler of the CPU engine: from logits to one token for each row, compiled by Numba.
 
-The result of a row depends on its logits and its request alone, not on what else is in the batch. Random numbers are
-those of triton.language.rand: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-keyed by the request's seed and the new token's position, so that a recomputed token comes out the same.
+The result of a row depends only on its logits and its request, not on the rest of the batch. Random numbers
+are those of triton.language.rand: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC 2011), keyed by the request's seed and the new token's position, so that a recomputed token is the
+same.
 
-Order of the filters: penalties, temperature, top_k, top_p, min_p. Candidates are ordered by logit, highest first, and
-by token id among equals. top_k keeps the first k of them; top_p, of these, each before which the mass is below p;
-min_p those with at least min_p times the highest probability. The first one always stays. One uniform number picks among
-the kept candidates by their cumulative probability in that order. Temperature 0 takes the first one.
+Order of the filters: penalties, temperature, top_k, top_p, min_p. Candidates are ordered by logit, highest
+first, and by token id among equals. top_k keeps the first k of them; top_p keeps those before which the
+mass is below p; min_p keeps those with at least min_p times the highest probability. The first candidate is
+always kept. One uniform number picks among the kept candidates by their cumulative probability in that
+order. Temperature 0 takes the first one.
 
-No row is sorted as a whole. A candidate's weight, exp((logit - highest) / temperature), falls into one of 16 buckets per
-power of two; masses of buckets tell in which one a cut or the pick lies, and only that one is sorted.
+No row is sorted as a whole. A candidate's weight, exp((logit - highest) / temperature), falls into one of
+16 buckets per power of two; masses of buckets determine the bucket with a cut or the pick, and only that
+one is sorted.
 """
 
 from functools import partial
@@ -110,10 +113,10 @@ def _members(logits, weights, bucket, count):  # type: ignore[no-untyped-def]
 
 @njit
 def _walk(logits, weights, mass, counts, most, goal, least):  # type: ignore[no-untyped-def]
-    """Keep candidates in their order: the first, and each further one while there are fewer than `most`, their mass is below
-    `goal`, and its weight is not below `least`.
+    """Keep candidates in order: the first, and further ones while fewer than `most` are kept, their mass is
+    below `goal`, and the weight is at least `least`.
 
-    mass, counts: of the buckets. Returns (how many are kept, their mass, the last one or -1).
+    mass, counts: of the buckets. Returns (number of kept ones, their mass, the last one or -1).
     """
     kept, total, token = 0, 0.0, -1
     for bucket in range(_BUCKETS):
@@ -144,7 +147,8 @@ def _draw(logits, weights, number, top_k, top_p, min_p):  # type: ignore[no-unty
     if top_p < 1:  # a share of the mass of the first top_k candidates
         goal = top_p * _walk(logits, weights, mass, counts, most, goal, none)[1]
     kept, total, _ = _walk(logits, weights, mass, counts, most, goal, min_p)
-    # The first kept one whose cumulative mass exceeds this share; should rounding leave none, the last of its bucket.
+    # The first kept candidate whose cumulative mass exceeds this share; with rounding errors, the last of
+    # its bucket.
     goal = np.nextafter(number * total, np.inf)
     return _walk(logits, weights, mass, counts, kept, goal, none)[2]
 
@@ -185,7 +189,7 @@ def sample_rows(logits: Float32, parameters: SamplingParameters, positions: Int3
     # Contiguous, because Numba would compile once more for columns of entries.
     p = SamplingParameters(*map(np.ascontiguousarray, parameters))
     if not (p.temperature > 0).any():
-        # The first of equal maxima; a NaN is none, as beside rows that draw.
+        # The first of equal maxima; NaN is ignored, as in rows that draw.
         return np.fmax(logits, np.float32(-np.inf)).argmax(axis=1).astype(np.int32)
     result = np.empty(len(logits), np.int32)
     _draw_rows(logits, p, positions, result)
@@ -200,7 +204,7 @@ def warm_up() -> None:
 
 
 def mask_stop_ids(logits: Float32, entries: NDArray[np.void], generated: Int32) -> None:
-    """Make the stop ids of requests that have not reached min_tokens impossible, in place.
+    """Mask the stop ids of requests that have not reached min_tokens, in place.
 
     logits: [rows, vocab], penalties applied. entries: SQ_ENTRY [rows]. generated: tokens of the output so far, [rows].
     """

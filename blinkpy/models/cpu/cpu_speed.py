@@ -15,8 +15,9 @@ ENOUGH_S = 1.0  # a trial that would take longer is left out
 
 
 def measured_speed(multiply: Callable[[int], object]) -> float:
-    """Multiply-adds per second of a product of [TOKENS, INPUTS] and [OUTPUTS, INPUTS]. multiply: computes the first tokens of it,
-    as many as it is told."""
+    """Multiply-adds per second of a product of [TOKENS, INPUTS] and [OUTPUTS, INPUTS]. multiply: computes a
+    given number of its first tokens.
+    """
     few_s = _seconds(multiply, FEW)
     if few_s * TOKENS / FEW > ENOUGH_S:
         return FEW * INPUTS * OUTPUTS / few_s

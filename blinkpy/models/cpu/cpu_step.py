@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class CpuStep:
-    """A model with its KV cache, ready to run batches: by NumPy or by torch, as its weights are.
+    """A model with its KV cache, ready to run batches, by NumPy or torch according to its weights.
 
-    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch, tokens. grammars: of
-    the scheduler's state, if requests may have some. progress: moves with the work, NumpyProgress or
-    TorchProgress. rings: of the layers with a window, if they have some. scales: of an FP8 KV cache.
+    num_pages, page_size: of the KV cache. max_model_len: largest context, tokens. max_tokens: largest batch,
+    tokens. grammars: of the scheduler's state, if requests may have some. progress: advances during the work,
+    NumpyProgress or TorchProgress. rings: of the layers with a window, if they have some. scales: of an FP8 KV
+    cache.
     """
 
     def __init__(
@@ -66,12 +67,11 @@ class CpuStep:
         """Compute a batch and write batch.sampled. Both are the scheduler's state (blinkpy.kv.state), which is only
         read.
 
-        Of the requests, page_table, tokens, prompt_length, entry, grammars and rules are used. Keys and values go
-        into the cache, for every token of the batch; batch.sampled gets the new token of each row that emits one,
-        which is the next one of a prompt that is scored, and -1 where token rules leave none; batch.logprobs the
-        record of each of these whose request asks for it, and both stay unchanged elsewhere. Of a step that is cut
-        one group of layers is computed (Batch.counts); only the last one gives tokens. Other steps may run between
-        two groups.
+        It reads page_table, tokens, prompt_length, entry, grammars and rules of the requests, and writes keys and
+        values of every token to the cache. For each emitting row, batch.sampled gets the new token: the prompt's
+        next token if it is scored, -1 if token rules allow none. batch.logprobs gets its record if requested. Other
+        rows are unchanged. Of a cut step, one layer group is computed (Batch.counts), and only the last gives
+        tokens. Other steps may run between two groups.
         """
         group, groups = int(batch.counts[S.GROUP]), max(1, int(batch.counts[S.GROUPS]))
         layers = range(self._layers * group // groups, self._layers * (group + 1) // groups)

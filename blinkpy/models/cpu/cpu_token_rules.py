@@ -8,8 +8,9 @@ from blinkpy.queues.token_rules import ANY_TOKEN, BIASES_WORD, FIRST_WORD, SEQUE
 
 
 def apply_rules(logits: NDArray[np.float32], words: Int32, output: Int32) -> None:
-    """Change the logits of one row, float32 [vocab], in place. words: a slot with packed rules, int32 [W]; the engine has checked
-    them. output: int32 [n], the tokens that were generated."""
+    """Change the logits of one row, float32 [vocab], in place. words: a slot with packed rules, int32 [W],
+    validated by the engine. output: int32 [n], the generated tokens.
+    """
     biases, sequences, mask = words[BIASES_WORD:FIRST_WORD].tolist()
     lengths = (biases, biases, SEQUENCE_TOKENS * sequences, mask)
     ids, values, banned, bits, _ = np.split(words[FIRST_WORD:], np.cumsum(lengths))

@@ -43,7 +43,7 @@ class LayerTables:
 
 
 class HostRings:
-    """What the attention of layers with rings reads instead of the scheduler's: see blinkpy.models.ring_sizes.
+    """Page tables of layers with rings, which replace the scheduler's (blinkpy.models.ring_sizes).
 
     page_table: int32 [slots, pages of a sequence]. cache_slots: int32 [tokens]. Both are written by `place` for one step.
     """
@@ -62,7 +62,7 @@ class HostRings:
         starts, contexts = batch.query_starts[: rows + 1].astype(np.int64), batch.context_lengths[:rows].astype(np.int64)
         slots, counts = batch.row_slots[:rows].astype(np.int64), np.diff(starts)
         oldest = self._first_seen(contexts - counts)
-        spilling = oldest + sizes.pages  # from this page on, a page's place has one that the step still reads
+        spilling = oldest + sizes.pages  # from this page on, a page's place is occupied by a page that the step still reads
         spill = len(sizes.layers) * sizes.slots * sizes.pages + starts[:-1] // sizes.page_size + np.arange(rows)
 
         def ring_place(row: NDArray[np.int64], page: NDArray[np.int64]) -> NDArray[np.int64]:

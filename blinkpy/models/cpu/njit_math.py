@@ -107,9 +107,9 @@ def float_of_fp8(number):  # type: ignore[no-untyped-def]
 def exp2(x):  # type: ignore[no-untyped-def]
     """2**x for a float32 x in [-126, 127], to a relative error of 1e-7; exactly 1 at 0.
 
-    Split into 2**floor(x), put together as bits, and a polynomial on [0, 1): plain arithmetic that becomes vector
-    instructions, where a call of exp2 would not. The polynomial is the degree-6 minimax fit of the relative error that is
-    exact at 0.
+    It is split into 2**floor(x), built from bits, and a polynomial on [0, 1): plain arithmetic compiles to
+    vector instructions, unlike a call of exp2. The polynomial is the degree-6 minimax fit of the relative error
+    that is exact at 0.
     """
     whole = np.floor(x)
     f = x - whole

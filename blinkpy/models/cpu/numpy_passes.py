@@ -18,7 +18,10 @@ ARGUMENTS = np.dtype(
     + [("scalar", np.float32)],
     align=True,
 )
-"""x, other, out: float32, as each pass says. begun: address of `taken`, units that have begun, 0 before. rows, width: of x."""
+"""x, other, out: float32; see each pass.
+begun: address of `taken`, the number of started units, initially 0.
+rows, width: of x.
+"""
 
 inlined = njit(inline="always")
 
@@ -66,8 +69,10 @@ def _silu_rows(arguments):  # type: ignore[no-untyped-def]
 
 
 def _softmax_rows(arguments):  # type: ignore[no-untyped-def]
-    """Causal softmax of scalar * x, in place. x: [rows, width], scores of `width` keys in a row; row r belongs to token
-    r % tokens, which sees keys up to its own, number first + r % tokens, and of these the last `window`; 0: all."""
+    """Causal softmax of scalar * x, in place. x: [rows, width], scores of `width` keys per row. Row r belongs
+    to token r % tokens, which sees keys up to number first + r % tokens, and of these the last `window` (0:
+    all).
+    """
     a = carray(arguments, (1,), ARGUMENTS)[0]
     x = carray(pointer_to(a.x), (a.rows, a.width), np.float32)
     factor = a.scalar * np.float32(1.44269504)

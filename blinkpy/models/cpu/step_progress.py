@@ -1,4 +1,6 @@
-"""A step in pieces, each of which takes a fraction of a second: a word that moves after each tells "computing" from "dead"."""
+"""A step in pieces of a fraction of a second: a word advances after each, which distinguishes "computing" from
+"dead".
+"""
 
 from collections.abc import Iterator
 
@@ -9,11 +11,13 @@ FEWEST_TOKENS = 16  # of a piece: each reads the whole weight
 
 
 class StepProgress:
-    """piece: the most multiply-adds between two moves of the word, except products with FEWEST_TOKENS tokens."""
+    """piece: maximum multiply-adds between two updates of the word, except in products with FEWEST_TOKENS
+    tokens.
+    """
 
     def __init__(self, piece: int = PIECE):
         self.piece = piece
-        self.word = np.zeros(1, np.int64)  # what front ends see, once the engine has attached
+        self.word = np.zeros(1, np.int64)  # the word that front ends read, once the engine has attached
 
     def pieces(self, tokens: int, work: int) -> Iterator[slice]:
         """Slices of `tokens` tokens, each of which takes `work` multiply-adds. The word moves when one is done."""

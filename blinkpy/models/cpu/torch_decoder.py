@@ -24,7 +24,11 @@ SMALLEST_SUM = 1e-20  # added to the sum of a token's sigmoids, which may round 
 
 
 class TorchDecoder:
-    """All layers of one model. max_model_len, max_tokens: largest context and batch (tokens). progress: moves with the work."""
+    """All layers of one model.
+
+    max_model_len, max_tokens: largest context and batch, tokens.
+    progress: advances during a step.
+    """
 
     def __init__(
         self,
@@ -50,10 +54,12 @@ class TorchDecoder:
     ) -> torch.Tensor:
         """Run a batch (blinkpy.kv.state.Batch); writes keys and values of all its tokens into the cache.
 
-        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all. Returns their
-        residual stream behind the last layer, [wanted tokens, hidden]; behind its attention the last layer leaves the others out.
+        page_table: int32 [slots, pages of a sequence]. wanted: tokens of the batch, ascending; by default all.
+        Returns their residual stream after the last layer, [wanted tokens, hidden]; the last layer drops the others
+        after its attention.
 
-        layers: run these alone; by default all. stream: what the layers before them returned, which may be changed.
+        layers: run only these; by default all.
+        stream: the result of the layers before them; may be modified.
         """
         ids = torch.from_numpy(batch.token_ids[: int(batch.counts[S.TOKENS])])
         self.attention.begin(batch, page_table)
@@ -78,19 +84,19 @@ class TorchDecoder:
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """The norm of x, [tokens, width]; x where the model has none here."""
+        """The norm of x, [tokens, width], or x if the model has no norm here."""
         return x if weight is None else norm(x, weight, self.model.norm.eps)
 
     def _add(
         self, x: torch.Tensor, inner: torch.Tensor, weight: Matrix, bias: torch.Tensor | None, norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """x + norm(inner weight^T + bias), or without a norm. x: [tokens, out]. inner: [tokens, in]."""
+        """x + norm(inner weight^T + bias); norm may be absent. x: [tokens, out]. inner: [tokens, in]."""
         if norm is None:
             return self.progress.add_linear(x, inner, weight, bias)
         return x + self._norm(self.progress.linear(inner, weight, bias), norm)
 
     def _layer(self, x: torch.Tensor, index: int, layer: LayerWeights, kept: torch.Tensor | None) -> torch.Tensor:
-        """One layer. x: [tokens, hidden]. kept: the tokens that continue behind the attention; None: all."""
+        """One layer. x: [tokens, hidden]. kept: the tokens to keep after the attention; None: all."""
         attended = self.attention.run(index, self.progress.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias))
         if kept is not None:
             x, attended = x[kept], attended[kept]
@@ -158,7 +164,7 @@ class TorchDecoder:
         activation: Activation,
         clamp: Clamp | None = None,
     ) -> torch.Tensor:
-        """activation(gate) * up, where both come from one product."""
+        """activation(gate) * up, both from one product."""
         gate, up = self.progress.linear(x, gate_up, bias).chunk(2, dim=-1)
         return BLOCKS[activation](gate).mul_(up) if clamp is None else BLOCKS[activation](gate, up, clamp)
 
@@ -170,8 +176,11 @@ def _clamped_swish(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.
 
 
 def _softmax_top_k(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares, float32, and numbers of each token's experts, [tokens, top_k] each. scores: [tokens, number]. bias: [number], of
-    routers that choose by another number than the share."""
+    """(Shares, float32; numbers of each token's experts), [tokens, top_k] each.
+
+    scores: [tokens, number].
+    bias: [number], for routers that choose by biased scores.
+    """
     shares, chosen = scores.softmax(dim=-1, dtype=torch.float32).topk(experts.top_k, dim=-1)
     return (shares / shares.sum(dim=-1, keepdim=True) if experts.normalize else shares), chosen
 
@@ -203,7 +212,7 @@ def _top_k_sigmoid(scores: torch.Tensor, experts: Experts, bias: torch.Tensor | 
 
 
 BLOCKS: dict[BlockType, Any] = {
-    **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights have the norms that there are
+    **dict.fromkeys(NormPlacement, TorchDecoder._layer),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # cpu_attention.py
     Mlp: TorchDecoder._mlp,
     Experts: TorchDecoder._experts,
@@ -215,4 +224,4 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.SIGMOID_TOP_K: _sigmoid_top_k,
     RouterKind.TOP_K_SIGMOID: _top_k_sigmoid,
 }
-"""What computes each type of block here. Other types are refused."""
+"""The function for each type of block. Other types are refused."""

@@ -11,8 +11,9 @@ from blinkpy.models.weights.decoder_weights import Matrix
 
 
 class TorchProgress(StepProgress):
-    """Products of which none takes more than a piece. invariant: a piece is one token, so that no sum depends on what else is in
-    the batch."""
+    """Products in bounded pieces. invariant: a piece is one token, so that no sum depends on the rest of the
+    batch.
+    """
 
     def __init__(self, piece: int = PIECE, *, invariant: bool = False):
         super().__init__(piece)

@@ -1,1 +1,1 @@
-"""What a model computes, as data."""
+"""Descriptions of models, as data."""

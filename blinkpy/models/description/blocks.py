@@ -11,7 +11,7 @@ from blinkpy.models.description.rope_tables import Rope
 
 
 class NormPlacement(Enum):
-    """Where the norms of a layer stand."""
+    """The positions of a layer's norms."""
 
     PRE = "norms before attention and MLP"
     POST = "norms after attention and MLP"
@@ -19,7 +19,7 @@ class NormPlacement(Enum):
 
 
 class QkNorm(Enum):
-    """What the norms of queries and keys are over."""
+    """The dimensions over which queries and keys are normalised."""
 
     HEAD = "each head by itself"
     WIDTH = "all heads of a token together"
@@ -27,7 +27,7 @@ class QkNorm(Enum):
 
 
 class Activation(Enum):
-    """What a gated MLP makes of its gate; up is multiplied with the result."""
+    """The activation of a gated MLP's gate; the result is multiplied with up."""
 
     SILU = "silu"
     GELU_TANH = "gelu, approximated with tanh"
@@ -44,7 +44,11 @@ class RouterKind(Enum):
 
 
 class Norm(NamedTuple):
-    """An RMSNorm. eps: added to the mean square. offset: added to the stored weights, of all norms of the model."""
+    """An RMSNorm.
+
+    eps: added to the mean square.
+    offset: added to the stored weights of all norms of the model.
+    """
 
     eps: float
     offset: float = 0.0
@@ -74,14 +78,19 @@ class Attention(NamedTuple):
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
+        """The factor of scores before the softmax."""
         return self.scale or float(self.head_dim**-0.5)
 
 
 class Factors(NamedTuple):
-    """Constants of a family. embedding: what a token's embedding is multiplied by. residual: what attention and MLP add to the
-    residual stream. logits: the logits. rounded: the embedding's factor is one of the weights' dtype. softcap: of the logits, as
-    that of Attention."""
+    """Constants of a family.
+
+    embedding: factor of token embeddings.
+    residual: factor of the results of attention and MLP.
+    logits: factor of the logits.
+    rounded: the embedding's factor is rounded to the weights' dtype.
+    softcap: of the logits, as in Attention.
+    """
 
     embedding: float = 1.0
     residual: float = 1.0
@@ -109,13 +118,16 @@ class Clamp(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """`number` gated MLPs of width `size`, `top_k` of which a token visits. normalize: a token's shares are scaled to a sum of 1,
-    which those of TOP_K_SOFTMAX have anyway; they are then multiplied by `factor`. scales_inputs: the shares multiply what the
-    experts get, and not what they give.
+    """`number` gated MLPs of width `size`; a token visits `top_k` of them.
 
-    groups, kept_groups: of SIGMOID_TOP_K, the experts in equal groups, in their order; a token visits experts of the groups alone
-    whose best two sum to the most. shared: width of a further MLP that all tokens visit (0: none); its result is multiplied by a
-    sigmoid of the token's product with a vector where it is shared_gated.
+    normalize: a token's shares are scaled to a sum of 1, as they are with TOP_K_SOFTMAX anyway.
+    factor: then multiplies the shares.
+    scales_inputs: the shares multiply the experts' inputs instead of their results.
+
+    groups, kept_groups: with SIGMOID_TOP_K, consecutive equal groups of experts; a token visits only experts of
+    the groups with the largest sums of their best two scores.
+    shared: width of an additional MLP that all tokens visit (0: none).
+    shared_gated: its result is multiplied by a sigmoid of the token's product with a vector.
 
     bias: of router and experts. clamp: of CLAMPED_SWISH. mxfp4: the experts' matrices stay in memory as MXFP4 (OCP Microscaling
     Formats, version 1.0): 4 bits each, 8 a scale of 32.

@@ -1,4 +1,4 @@
-"""A decoder as data: what its blocks are, and what its weights are called. No torch: it works in the base install."""
+"""A decoder as data: its blocks, and the names of its weights. It works without torch."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -11,12 +11,16 @@ from blinkpy.models.description.rope_tables import Rope
 
 
 class TensorNames(NamedTuple):
-    """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is its number.
+    """A checkpoint's names, without ".weight" and ".bias". Names of layers follow `layer`, in which {layer} is
+    its number.
 
-    Of several names the tensors are stacked along their first dimension. {expert}: number of the expert; names of experts
-    without it are whole names, of one tensor for all experts, as gpt-oss has them; its rows of gate and up are in turns, or where
-    gate_first all of gate stand before those of up. renamed: beginnings that names may have instead, each with what stands for
-    it here. spare: beginnings of names in parts that are left out.
+    Tensors of several names are stacked along their first dimension.
+
+    {expert}: number of the expert. Expert names without it stand for one tensor with all experts, as in
+    gpt-oss; its rows of gate and up alternate.
+    gate_first: all rows of gate come before those of up.
+    renamed: (alternative prefix, our prefix) of names.
+    spare: prefixes of parts that are ignored.
     """
 
     embedding: str = "model.embed_tokens"
@@ -46,7 +50,7 @@ class TensorNames(NamedTuple):
     spare: tuple[str, ...] = ()
 
     def spellings(self, name: str) -> list[str]:
-        """A name, and what a checkpoint may have instead."""
+        """A name, and its alternatives in a checkpoint."""
         return [name] + [old + name[len(new) :] for old, new in self.renamed if name.startswith(new)]
 
 
@@ -55,8 +59,8 @@ HF_NAMES = TensorNames()
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """What both decoders interpret: the torch decoder and the GPU's. Layers differ in windows, in their rotary
-    embedding, and in whether they have experts.
+    """The description that the CPU's and the GPU's decoders interpret. Layers differ in windows, rotary
+    embedding, and presence of experts.
 
     name: the model class. max_position: longest context that it was made for, tokens. dtype: of the checkpoint,
     except FP8 weights, which `quantization` describes.
@@ -89,7 +93,7 @@ class DecoderDescription:
 
     @property
     def attention(self) -> Attention:
-        """Of all layers, except the window and the rotary embedding."""
+        """The attention of all layers, except window and rotary embedding."""
         return self.layers[0].attention
 
     @property
@@ -129,13 +133,13 @@ class DecoderDescription:
 
     @property
     def mlp_size(self) -> int:
-        """Width of the widest MLP that is dense or shared, 1 if there are none."""
+        """Width of the widest dense or shared MLP, or 1."""
         mlps = {layer.mlp for layer in self.layers}
         return max(1, *(mlp.size if isinstance(mlp, Mlp) else mlp.shared for mlp in mlps))
 
     @property
     def experts(self) -> Experts:
-        """Of the expert layers; of size 0 if there are none."""
+        """The experts of expert layers; size 0 without them."""
         return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), Experts(0, 0, 0))
 
     @property

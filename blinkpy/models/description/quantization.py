@@ -1,4 +1,6 @@
-"""FP8 weights of a model's linear layers: where their scales are, how inputs get theirs, and which layers have them. No torch."""
+"""FP8 weights of a model's linear layers: their scales, the scales of inputs, and the layers that have them.
+No torch.
+"""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ BLOCK = 128
 
 
 class Scales(Enum):
-    """What shares a scale of a stored weight."""
+    """The numbers that share a scale of a stored weight."""
 
     MATRIX = "matrix"
     ROW = "row"
@@ -19,8 +21,8 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Quantization:
-    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_matrix says
-    what is computed.
+    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_matrix
+    defines the arithmetic.
 
     static: the checkpoint has a scale for the inputs of each matrix; else each input gets its own, or one for
     128 columns where weights have one for each block. stored: the checkpoint has FP8 weights; else they are
@@ -44,12 +46,12 @@ class Quantization:
         return f"FP8 (E4M3), a scale for each {self.scales.value}, inputs have {inputs}{made}"
 
     def keeps(self, name: str) -> bool:
-        """Whether a matrix stays unchanged. name: without ".weight"."""
+        """Whether a matrix is not quantised. name: without ".weight"."""
         return name.endswith(self.ignored_ends) or (bool(self.ignored) and _compiled(self.ignored).match(name) is not None)
 
 
 QUANTISED_ON_LOADING = Quantization(stored=False)
-"""What `--quantization fp8` makes of other weights."""
+"""The quantization of `--quantization fp8`."""
 
 
 def joined(patterns: tuple[str, ...]) -> str:

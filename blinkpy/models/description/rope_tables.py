@@ -94,7 +94,7 @@ class Rope:
         return interpolated * ramp + np.float32(1) / period * (1 - ramp)
 
     def query_factors(self, max_model_len: int) -> NDArray[np.float32] | None:
-        """float32 [max_model_len], what queries are multiplied by, for each position; None if they are not."""
+        """float32 [max_model_len], the factor of queries at each position, or None."""
         if not self.query_period:
             return None
         periods = (np.arange(max_model_len) + 1) // self.query_period

@@ -51,7 +51,7 @@ def families() -> dict[str, Family]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of the model class that a config.json names. Raises ConfigError for one that is not supported."""
+    """The family of a config.json's model class. Raises ConfigError if it is not supported."""
     known = families()
     names = config.get("architectures")
     if names is None:

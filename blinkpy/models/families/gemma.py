@@ -31,7 +31,7 @@ IMAGES = ("vision_config", "mm_tokens_per_image", "image_token_index", "boi_toke
 def _decoder(
     c: HfConfig, period: int, *, qk_norm: bool = False, softcap: float = 0.0, local_rope: bool = False
 ) -> DecoderDescription:
-    """period: of layers without a window. local_rope: layers with one have another rotary embedding."""
+    """period: of layers without a window. local_rope: sliding-window layers have another rotary embedding."""
     name, bias = c["hidden_activation"], c.flag("attention_bias")
     if name not in (None, "gelu_pytorch_tanh"):
         raise ConfigError(f"config.json: hidden_activation {name!r} is not supported (supported: gelu_pytorch_tanh)")

@@ -23,7 +23,7 @@ DEFAULTS = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense
 def glm4_moe(c: HfConfig) -> DecoderDescription:
     attention = grouped_attention(c, partial=True, qk_norm=c.flag("use_qk_norm"), qkv_bias=c.flag("attention_bias"))
     layers, dense = c.integer("num_hidden_layers"), c.integer("first_k_dense_replace", low=0)
-    experts = _experts(c)  # read where no layer has them, too
+    experts = _experts(c)  # read even if no layer has experts
     mlps = [gated_mlp(c) if layer < dense else experts for layer in range(layers)]
     return pre_norm_decoder(c, attention, mlps)
 

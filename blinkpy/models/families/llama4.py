@@ -69,7 +69,7 @@ def llama4_nested(c: HfConfig) -> DecoderDescription:
 
 
 def _decoder(c: HfConfig) -> DecoderDescription:
-    """But for the names of its weights."""
+    """The decoder without the names of its weights."""
     layers = c.integer("num_hidden_layers")
     rotated, attention = rotated_layers(c, layers), _attention(c)
     ropes = [attention.rope if here else _unrotated(c, attention.rope) for here in rotated]

@@ -1,4 +1,6 @@
-"""Qwen2 and 2.5, and with experts Qwen1.5-MoE and Qwen2-57B-A14B: beside them each token visits a gated MLP that all share."""
+"""Qwen2 and 2.5, and, with experts, Qwen1.5-MoE and Qwen2-57B-A14B, whose tokens also visit a shared gated
+MLP.
+"""
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.block_readers import (

@@ -19,8 +19,9 @@ def config_of(
 ) -> LinearConfig:
     """The configuration of a product of `rows` rows with a matrix [outputs, inputs], which passes its check.
 
-    table: measured configurations. dtype: of activations, in which the results of an FP8 matrix are. swiglu: half of the
-    matrix's rows are gate, half up.
+    table: measured configurations.
+    dtype: of activations, and of the results of an FP8 matrix.
+    swiglu: half of the matrix's rows are gate, half up.
     """
     if isinstance(weight, Fp8Matrix):
         outputs, inputs = weight.values.shape
@@ -32,5 +33,7 @@ def config_of(
 
 
 def quantises(config: LinearConfig, weight: torch.Tensor | Fp8Matrix) -> bool:
-    """Whether inputs of the matrix are quantised: where it is FP8, and the configuration's variant takes them so."""
+    """Whether inputs of the matrix are quantised: it is FP8, and the configuration's variant needs quantised
+    inputs.
+    """
     return isinstance(weight, Fp8Matrix) and VARIANTS[config.variant].quantised_inputs

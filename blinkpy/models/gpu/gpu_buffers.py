@@ -17,8 +17,9 @@ from blinkpy.models.weights.decoder_weights import Weights
 
 
 class Buffers:
-    """Activations of the largest step, shared by all steps. tokens, rows: of that step. cut_tokens: of the largest one that is
-    cut into groups of layers; 0 if none is."""
+    """Activations of the largest step, shared by all steps. tokens, rows: of that step. cut_tokens: tokens of
+    the largest cut step; 0: steps are not cut.
+    """
 
     def __init__(self, model: DecoderDescription, tokens: int, rows: int, dtype: torch.dtype, device: str, cut_tokens: int = 0):
         def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
@@ -32,7 +33,8 @@ class Buffers:
         self.qkv = zeros(tokens, model.q_size + 2 * model.kv_size)
         self.attended = zeros(tokens, model.q_size)
         self.inner = zeros(tokens, model.mlp_size)  # between the halves of the MLP
-        self.last_hidden = zeros(rows, model.hidden_size)  # residual stream of each row's last token, where no other is read
+        # residual stream of each row's last token, if no other token is needed
+        self.last_hidden = zeros(rows, model.hidden_size)
         self.last_counts = zeros(8, kind=torch.int64)  # batch header of those
         self.last = zeros(rows, model.hidden_size)  # normed last token of each row
         self.logits = zeros(rows, model.vocab_size, kind=torch.float32)
@@ -52,7 +54,7 @@ class ResidualStream:
 
     hidden: torch.Tensor  # [M, hidden]
     counts: torch.Tensor  # int64 [8] batch header, whose TOKENS is how many of the rows there are
-    partials: torch.Tensor | None = None  # what hidden still lacks: float32 [parts, M, hidden] to be added up, or [M, hidden]
+    partials: torch.Tensor | None = None  # still to be added to hidden: float32 [parts, M, hidden], or [M, hidden]
 
     @property
     def rows(self) -> int:
@@ -84,8 +86,12 @@ def expert_shape(model: DecoderDescription, fp8: str) -> ExpertShape:
 
 
 class ExpertBuffers:
-    """What expert layers need besides. rows: all numbers of rows that the residual stream can have. table: measured
-    configurations. invariant: all have the same order of sums, and no measured configuration."""
+    """Additional memory of expert layers.
+
+    rows: all possible numbers of rows of the residual stream.
+    table: measured configurations.
+    invariant: all use the same order of sums, and no measured configuration.
+    """
 
     def __init__(self, model: DecoderDescription, weights: Weights, rows: set[int], table: ExpertTable, *, invariant: bool):
         dtype, device, variant = weights.dtype, str(weights.device), None

@@ -1,10 +1,12 @@
-"""The decoder on the GPU: every step of a bucket as a fixed sequence of launches over fixed memory, so that it can be captured.
+"""The decoder on the GPU: each bucket's step is a fixed sequence of launches over fixed memory, so that it can
+be captured.
 
-All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the requests' page tables,
-parameters and tokens. Grids are those of the bucket; kernels read the counts and leave early. Nothing is allocated by a
-launch. The order of the sums in a linear layer depends on the bucket, so a result can differ in its last bits between
-buckets; within one bucket a row depends on itself alone. A batch-invariant decoder has one order in all buckets, and one kernel
-for the attention of decode rows and chunks.
+All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the
+requests' page tables, parameters and tokens. Grids are those of the bucket; kernels read the counts and
+leave early. Nothing is allocated by a launch. The order of the sums in a linear layer depends on the
+bucket, so a result can differ in its last bits between buckets; within one bucket, a row's result depends
+only on itself. A batch-invariant decoder has one order in all buckets, and one kernel for the attention of
+decode rows and chunks.
 """
 
 from dataclasses import replace
@@ -46,10 +48,12 @@ from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, embedd
 class GpuDecoder:
     """One model with its cache on the GPU, launching whole forward passes: `layers`, then `output`.
 
-    batch, requests: the scheduler's state as tensors on the GPU. shapes: the steps that will be launched; memory is sized for
-    them. max_model_len: largest context, tokens. table, expert_table: measured configurations of linear layers and of experts;
-    without the latter these have defaults. pdl: chain kernels by programmatic dependent launch. invariant: a token depends on
-    those before it alone, to the last bit; then the shapes must be whole.
+    batch, requests: the scheduler's state as tensors on the GPU.
+    shapes: the steps to launch; memory is sized for them.
+    max_model_len: largest context, tokens.
+    table, expert_table: measured configurations of linear layers and of experts.
+    pdl: chain kernels by programmatic dependent launch.
+    invariant: a token depends only on those before it, bit for bit; the shapes must be whole then.
     """
 
     def __init__(
@@ -100,8 +104,8 @@ class GpuDecoder:
         )
         sizes = [(rows, plan) for (rows, _), plan in self.plans.items()]
         self.attention_workspace = DecodeWorkspace.allocate(sizes, model.heads, model.kv_heads, model.head_dim, device)
-        # Norms are fused or taken into `normed`, so what cuBLAS needs scratch for is gate and up before SwiGLU joins them.
-        # Of FP8 it also needs some for what is added to a product.
+        # Norms are fused or stored in `normed`, so cuBLAS needs scratch memory for gate and up before
+        # SwiGLU. With FP8 it also needs some for sums with a residual.
         self.fp8 = fp8_scratch(weights, tokens)
         scratch = 2 * model.mlp_size if self.fp8 is None else max(2 * model.mlp_size, model.hidden_size)
         self.linear_workspace = LinearWorkspace.allocate(device, dtype, rows=tokens * scratch)
@@ -153,8 +157,7 @@ class GpuDecoder:
             raise RuntimeError("a layer group must not leave partial sums for the next group")
 
     def output(self, shape: StepShape) -> torch.Tensor:
-        """Launch what follows the layers: the last norm and the product with the vocabulary's matrix. Returns float32 [rows of
-        the shape, vocab]."""
+        """Launch the last norm and the LM head. Returns float32 [rows of the shape, vocab]."""
         counts, norm, eps = self.stream.counts, self.weights.final_norm, self.model.norm.eps
         last, logits = self.buffers.last[: shape.rows], self.buffers.logits[: shape.rows]
         source, residual = self.stream.take()
@@ -166,9 +169,7 @@ class GpuDecoder:
         return logits
 
     def _attention(self, shape: StepShape, layer: LayerWeights, index: int, *, last_tokens_only: bool) -> None:
-        """last_tokens_only: keys and values of all tokens enter the cache, but only the rows' last tokens continue
-        from there.
-        """
+        """last_tokens_only: cache keys and values of all tokens, but continue only with each row's last token."""
         model, pdl = self.model, self.pdl
         qkv = self.buffers.qkv[: shape.tokens]
         self._linear(self.stream.hidden, layer.qkv, qkv, norm=layer.input_norm, bias=layer.qkv_bias)
@@ -220,7 +221,7 @@ class GpuDecoder:
         self._add_linear(call.out, layer.o, layer.o_bias, layer.attention_out_norm, norm_follows=dense and not self._ends_group)
 
     def _keep_last_tokens(self, shape: StepShape) -> None:
-        """Go on with the residual stream of the rows' last tokens. Nothing may be left to add to it."""
+        """Keep only the residual stream of each row's last token. It must be complete."""
         whole, buffers = self.stream, self.buffers
         self.stream = ResidualStream(buffers.last_hidden[: shape.rows], buffers.last_counts)
         starts, counts = self.batch.query_starts, self.batch.counts
@@ -275,14 +276,16 @@ class GpuDecoder:
             self._add_linear(inner, layer.shared_down, None, None, norm_follows=not self._ends_group)
 
     def _norm(self, weight: torch.Tensor, quantised: tuple[Fp8Rows, float | None] | None = None) -> torch.Tensor:
-        """The norm of the residual stream, completed first, for what does not take it fused. quantised: it goes there instead."""
+        """Complete the residual stream and compute its norm, for consumers that do not fuse it. quantised: write it
+        there instead.
+        """
         normed, counts = self.buffers.normed[: self.stream.rows], self.stream.counts
         (source, residual), eps = self.stream.take(), self.model.norm.eps
         rms_norm(source, weight, eps, counts, normed, residual, quantised=quantised, keep=quantised is None, pdl=self.pdl)
         return normed
 
     def _rows_of(self, weight: Fp8Matrix, rows: int) -> Fp8Rows:
-        """Where inputs of a matrix are quantised. One is read before the next one is written."""
+        """The buffer for a matrix's quantised inputs. It is read before the next one is written."""
         if self.fp8 is None:
             raise ValueError("an FP8 matrix needs a buffer for its quantised inputs")
         return Fp8Rows.within(self.fp8, weight, rows)
@@ -294,8 +297,8 @@ class GpuDecoder:
         config: LinearConfig,
         norm: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Scales | None]:
-        """x and the matrix as the product of a configuration takes them. norm: of the residual stream, instead of
-        x, where x is quantised.
+        """x and the matrix in the form that a configuration's product needs. norm: of the residual stream, instead
+        of x, if x is quantised.
         """
         if isinstance(weight, torch.Tensor) or not quantises(config, weight):
             if isinstance(x, Fp8Rows):
@@ -350,9 +353,11 @@ class GpuDecoder:
         *,
         norm_follows: bool,
     ) -> None:
-        """Add norm(x weight^T + bias) to the residual stream, or that without a norm. Where a norm of it or of the stream
-        follows, the partials of split sums are left to that: it reads all of the rows anyway, and here the programs would have to
-        wait for each other."""
+        """Add norm(x weight^T + bias), or the product without a norm, to the residual stream.
+
+        If a norm follows, it adds up the partial sums: it reads all rows anyway, and the programs of the product
+        need not wait for each other.
+        """
         workspace, hidden, counts = self.linear_workspace, self.stream.hidden, self.stream.counts
         config = self._config(weight, len(hidden))
         operands = self._operands(x, weight, config)
@@ -368,7 +373,7 @@ class GpuDecoder:
             # Torch's product would need a pass to add it; the norm adds it anyway.
             self.stream.partials = self.buffers.normed[: self.stream.rows]
             call = replace(call, out=self.stream.partials, residual=None)
-        elif leaves_partials(config):  # nobody would add them up
+        elif leaves_partials(config):  # no kernel would add them up
             config = LinearConfig("cublas") if call.scales is None else replace(config, split_k=1)
         linear(call, config)
         if norm is not None:
@@ -381,10 +386,10 @@ def _both(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[torc
 
 
 BIASED_LOGITS = LinearConfig(block_m=64, block_n=32, block_k=64, stages=3)
-"""Of a router with a bias: cuBLAS has no bias where its result is of another dtype."""
+"""For a router with a bias: cuBLAS supports no bias if the result has another dtype."""
 
 BLOCKS: dict[BlockType, Any] = {
-    **dict.fromkeys(NormPlacement),  # the weights have the norms that there are
+    **dict.fromkeys(NormPlacement),  # the weights contain the norms
     **dict.fromkeys(QkNorm),  # _attention
     Mlp: GpuDecoder._mlp,
     Experts: GpuDecoder._experts,
@@ -397,4 +402,4 @@ BLOCKS: dict[BlockType, Any] = {
     RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),
     RouterKind.TOP_K_SIGMOID: lambda block, bias: Selection(block.normalize, sigmoid=True),
 }
-"""What computes each type of block here. Other types are refused."""
+"""The function for each type of block. Other types are refused."""

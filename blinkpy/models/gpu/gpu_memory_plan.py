@@ -1,4 +1,4 @@
-"""What an engine on a GPU needs of its memory, by part, before anything is loaded. Pure arithmetic."""
+"""The memory that an engine needs on a GPU, by part, computed before anything is loaded."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def activation_bytes(model: DecoderDescription, tokens: int, rows: int, max_mode
     width = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.mlp_size + expert_width
     quantised = 0 if model.quantization is None else tokens * (width + width // 32)  # inputs as FP8, with their scales
     last = 2 * rows * model.hidden_size  # of each row: residual stream and its norm
-    logits = 3 * rows * model.vocab_size * 4  # and what the sampler keeps of them
+    logits = 3 * rows * model.vocab_size * 4  # and the sampler's copies
     decode = rows * model.heads * DECODE_SPLITS * (model.head_dim + 2) * 4
     rope = 8 * max_model_len * sum(rope.rotary_dim // 2 for rope in model.ropes)
     return (tokens * width + last) * itemsize + quantised + logits + min(decode, 1 << 30) + rope + (64 << 20)

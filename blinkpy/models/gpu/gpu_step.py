@@ -45,10 +45,10 @@ class GpuStep:
         write_logprobs(call)
 
     def capture(self, stream: torch.cuda.Stream, progress: Callable[[float], None] = lambda share: None) -> list[StepGraph]:
-        """Compile and load every kernel, then capture one graph per shape, or per group of one that is cut. The batch must be
-        empty (counts all 0). Returns the graphs of shapes that are not cut.
+        """Compile and load every kernel, then capture one graph per shape, or per layer group of a cut shape. The
+        batch must be empty (counts all 0). Returns the graphs of uncut shapes.
 
-        progress: called with the share that is done.
+        progress: called with the completed fraction.
         """
         with torch.cuda.stream(stream):
             for index, shape in enumerate(self.shapes):
@@ -69,7 +69,7 @@ class GpuStep:
         return self.graphs
 
     def _capture_group(self, shape: StepShape, group: int, pool: Any, stream: torch.cuda.Stream) -> StepGraph:
-        """Capture a group of a step's layers, and behind the last one the output. pool: of what the graphs allocate."""
+        """Capture a layer group of a step, and after the last group the output. pool: memory pool of the graphs."""
         graph, ends = torch.cuda.CUDAGraph(keep_graph=True), group + 1 == shape.groups
         graph.capture_begin(pool=pool, capture_error_mode="relaxed")
         try:

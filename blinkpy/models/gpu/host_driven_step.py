@@ -1,7 +1,8 @@
-"""A step on the GPU for a scheduler on the host: copy the batch over, launch its step graph, wait, copy the tokens back.
+"""A step on the GPU for a scheduler on the host: copy the batch over, launch its step graph, wait, copy the
+tokens back.
 
-The step graphs are those of the loop on the GPU. What differs is what this module adds to each step: copies, a launch and
-a wait by the host. It is for debugging, and the baseline that shows what taking the host out of the loop is worth.
+The step graphs are those of the loop on the GPU. This module adds copies, a launch and a wait by the host
+to each step. It is for debugging, and a baseline that shows the benefit of a loop without the host.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,9 @@ READ_IN_PLACE = (
 
 
 def pin_state(state: State) -> State:
-    """The state with what the GPU reads or copies in pinned memory: the batch, and parts of the requests."""
+    """The state with the data that the GPU reads or copies in pinned memory: the batch, and parts of the
+    requests.
+    """
     requests = state.requests._replace(**{name: pinned(getattr(state.requests, name)) for name in (*READ_IN_PLACE, "page_table")})
     grammars = state.grammars._replace(words=pinned(state.grammars.words))
     return state._replace(batch=map_arrays(pinned, state.batch), requests=requests, grammars=grammars)
@@ -46,8 +49,12 @@ def require_fit(shape: StepShape, counts: np.ndarray) -> None:
 
 
 class HostDrivenStep:
-    """Runs the graph of a batch and waits for it. state: pinned (`pin_state`). make_step: gives the captured step graphs for
-    tensors of batch, requests and grammars on the GPU. graph_of: see `step_shapes`."""
+    """Runs the graph of a batch and waits for it.
+
+    state: pinned (`pin_state`).
+    make_step: returns the captured step graphs for tensors of batch, requests and grammars on the GPU.
+    graph_of: the table of `step_shapes`.
+    """
 
     def __init__(
         self,

@@ -25,8 +25,9 @@ class KernelTables:
 
     @classmethod
     def load(cls, gpu: str, folder: Path = FOLDER) -> Self:
-        """The shipped tables; empty ones where none is shipped. Raises ConfigError, which names file and entry, for one that does
-        not pass its check."""
+        """The shipped tables, or empty ones. Raises ConfigError, naming file and entry, for an invalid
+        configuration.
+        """
         return cls(gpu, LinearTable.load(gpu, folder), ExpertTable.load(gpu, folder))
 
     def measured(self, model: DecoderDescription, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
@@ -40,7 +41,7 @@ class KernelTables:
         return found
 
     def describe(self, model: DecoderDescription, dtype: torch.dtype, *, invariant: bool = False) -> str:
-        """For people: where the configurations of a model's kernels are from."""
+        """A description of where the configurations of a model's kernels come from."""
         if invariant:
             return "configurations of kernels: defaults for linear layers and experts, as --batch-invariant has it"
         words = []
@@ -51,7 +52,7 @@ class KernelTables:
 
 
 def linear_shapes(model: DecoderDescription, dtype: torch.dtype) -> list[LinearShape]:
-    """The shapes of a model's products, each once and without rows; those of experts have tables of their own."""
+    """The shapes of a model's products, each once and without rows; experts have separate tables."""
     found = dict[LinearShape, None]()
     layers = dict(zip(model.layers, range(len(model.layers)), strict=True)).values()
     parts = [*outer_parts(model), *(part for layer in layers for part in layer_parts(model, layer))]

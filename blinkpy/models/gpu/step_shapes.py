@@ -34,9 +34,7 @@ class StepShape:
 
     @property
     def last_tokens_only(self) -> bool:
-        """Whether the last layer, once its keys and values are in the cache, continues with the rows' last tokens
-        alone.
-        """
+        """Whether the last layer, after caching keys and values, continues only with each row's last token."""
         return self.mixed and self.rows < self.tokens and not self.whole
 
 
@@ -55,8 +53,9 @@ def most_groups(layers: int) -> int:
 
 
 def blocks_of_group(layers: int, groups: int, group: int) -> range:
-    """What a group of a step computes. Block 2 i is layer i's attention, 2 i + 1 its MLP; the last layer's two are one, as what
-    lies between them may be in memory that all steps share."""
+    """The blocks of a step's layer group. Block 2 i is layer i's attention, 2 i + 1 its MLP. The last layer's
+    two blocks are one, as their intermediate result may be in memory that all steps share.
+    """
     blocks = most_groups(layers)
     return range(blocks * group // groups, blocks * (group + 1) // groups)
 
@@ -69,9 +68,10 @@ def mlp_follows(layers: int, groups: int, group: int) -> bool:
 def step_shapes(
     buckets: list[tuple[int, int]], *, whole: bool = False, groups: int = 1, cut_tokens: int = 0
 ) -> tuple[list[StepShape], NDArray[np.int32]]:
-    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index of one. whole: of
-    all of them. groups, cut_tokens: of Limits; with several groups the table has a third column, for batches that are cut, whose
-    graphs come behind all others.
+    """The step graphs that the buckets need, and the table int32 [buckets, 2] from (bucket, mixed) to the index
+    of one. whole: of all of them.
+    groups, cut_tokens: of Limits. With several groups, the table has a third column for cut batches, whose
+        graphs come after all others.
 
     A batch of decode rows has as many tokens as rows, so it never needs more tokens than the largest number of rows.
     """
@@ -94,7 +94,7 @@ def step_shapes(
     cut = np.zeros((len(buckets), 1), np.int32)
     for index, (tokens, _) in enumerate(buckets):
         own = groups_of_step(groups, tokens, buckets[-1][0])
-        if tokens > cut_tokens and own > 1:  # the scheduler cuts a batch by its bucket, also where a larger graph runs it
+        if tokens > cut_tokens and own > 1:  # the scheduler cuts a batch by its bucket, even if a larger graph runs it
             shapes.append(StepShape(*buckets[max(index, wanted[0])], mixed=True, whole=whole, groups=own))
             cut[index] = len(shapes) - 1
     return shapes, np.hstack([table, cut])

@@ -20,7 +20,7 @@ STORED_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16"
 
 
 def _fp8_numbers() -> NDArray[np.float32]:
-    """float32 [256]: what each byte stands for as E4M3 without infinities (OCP 8-bit Floating Point, version 1.0)."""
+    """float32 [256]: the value of each byte as E4M3 without infinities (OCP 8-bit Floating Point, version 1.0)."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     numbers = np.ldexp(np.where(exponent == 0, fraction, 8 + fraction), np.maximum(exponent, 1) - 10)
@@ -37,10 +37,12 @@ def load_arrays(
     threads: int = THREADS,
     piece_items: int = PIECE_ITEMS,
 ) -> None:
-    """Load tensors, given by name and by where they lie, each into a contiguous array of its shape.
+    """Load tensors, given by name and place, each into a contiguous array of its shape.
 
-    progress: called with the share that is done, for each further percent. piece_items: of one read. Raises
-    ConfigError if a file can't be read to the end, and abandons what is left then.
+    progress: called with the completed fraction, at each percent.
+    piece_items: of one read.
+
+    Raises ConfigError, and stops, if a file can't be read to the end.
     """
     with ExitStack() as closing:
         files = {path: closing.enter_context(open_weights(path)) for path in {stored.path for _, stored, _ in places}}

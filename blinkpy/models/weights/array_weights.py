@@ -1,4 +1,6 @@
-"""A decoder's weights as NumPy arrays, float32: those of decoder_weights.py without torch, and what keeps a model from them."""
+"""A decoder's weights as NumPy arrays, float32: the counterpart of decoder_weights.py without torch, with the
+reasons why a model is not supported.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
@@ -104,7 +106,7 @@ def _set_fields(block: Any) -> Iterator[str]:
 
 
 def unknown_parts(model: DecoderDescription) -> list[str]:
-    """What a model has and these weights, or the decoder over them, have not; sorted."""
+    """The parts of a model that these weights or their decoder do not support, sorted."""
     parts = [part for layer in range(len(model.layers)) for part in layer_parts(model, layer)]
     own = {field.name for field in fields(ArrayLayer)}
     found = {f"weights {part.field}" for part in parts if part.field not in own}

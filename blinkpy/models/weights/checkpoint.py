@@ -1,4 +1,4 @@
-"""A model's checkpoint: its tensors, after a check that they are just those that the model needs."""
+"""A model's checkpoint: its tensors, after a check that they are exactly those that the model needs."""
 
 import logging
 import math
@@ -19,8 +19,9 @@ logger = logging.getLogger("blinkpy.engine")
 
 
 def _spare(name: str, model: DecoderDescription) -> bool:
-    """Whether a tensor changes nothing that the model computes with this config.json: a value head, layers that predict further
-    tokens, a part for other things than text, or a bias that is switched off."""
+    """Whether a tensor has no effect with this config.json: a value head, layers that predict further tokens, a
+    part for other inputs than text, or a disabled bias.
+    """
     layers, stem = model.tensors.layer.split("{layer}")[0], name.removesuffix(".bias")
     number = name.removeprefix(layers).split(".")[0]
     beyond = name.startswith(layers) and number.isdecimal() and int(number) >= len(model.layers)
@@ -30,7 +31,9 @@ def _spare(name: str, model: DecoderDescription) -> bool:
 
 
 def _stored_tensors(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All that the files hold, by the names of a model with its head: a checkpoint without one may lack their first part."""
+    """All tensors of the files, by the names of a model with its head; a checkpoint without a head may omit the
+    first part of names.
+    """
     found: dict[str, StoredTensor] = {}
     for path in weight_files(Path(folder)):
         for stored, tensor in read_header(path):
@@ -60,8 +63,9 @@ def _same_data(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDescription:
-    """The description; without tied embeddings where the checkpoint has another head beside them, whatever config.json says.
-    Raises ConfigError."""
+    """The description, without tied embeddings if the checkpoint has a different head, regardless of
+    config.json. Raises ConfigError.
+    """
     found = _stored_tensors(model, folder) if model.tied_embeddings else {}
     head, embedding = (found.get(f"{name}.weight") for name in (model.tensors.lm_head, model.tensors.embedding))
     if head is None or embedding is None or _same_data(head, embedding):
@@ -73,10 +77,10 @@ def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDe
 
 
 def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name, after checking that they are just those that the model needs.
+    """All tensors of a checkpoint by name, after checking that they are exactly those that the model needs.
 
-    Scales have the first of the names that they may have. Reads headers alone. Raises ConfigError that says which tensor is
-    missing, surplus, misshapen or of another type, and which file is truncated or malformed.
+    Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
+    that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.
     """
     found, parts, expected = _stored_tensors(model, folder), all_parts(model), expected_tensors(model)
     silent = {f"{model.tensors.lm_head}.weight"} if model.tied_embeddings else set()  # a copy: see with_stored_head
@@ -94,7 +98,8 @@ def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, 
         )
     known = expected.keys() | silent | set(scales.values())
     surplus = [name for name in found if name not in known and not name.endswith(FREQUENCIES)]
-    foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]  # an empty one says nothing
+    # empty tensors are ignored
+    foreign = [name for name in surplus if not _spare(name, model) and 0 not in found[name].shape]
     if foreign:
         raise ConfigError(
             f"{folder}: the checkpoint has {listed(foreign)}, which {model.name} does not use with this config.json"
@@ -119,8 +124,9 @@ def _stored_dtypes(part: Part) -> tuple[str, ...]:
 
 
 def _find_scales(model: DecoderDescription, parts: list[Part], found: dict[str, StoredTensor]) -> dict[str, str]:
-    """The first of a scale's names -> the one that it is stored under, "" where it is missing; of a cache's those that are there.
-    Raises ConfigError for a wrong shape or type."""
+    """The first possible name of each scale -> its stored name, "" if it is missing; missing scales of the
+    cache are left out. Raises ConfigError for a wrong shape or type.
+    """
     needed = [tensor for part in parts for tensor in (*part.stored_scales, *part.stored_input_scales)]
     of_cache = [tensor for _, _, tensor in cache_scales(model)]
     result = {}

@@ -1,12 +1,13 @@
-"""What a decode step has to read of the weights: the least that it can take."""
+"""The bytes of weights that a decode step must read, a lower bound of its time."""
 
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.weight_parts import MXFP4_BLOCK, weight_bytes
 
 
 def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> int:
-    """Bytes that a step of random tokens reads: of the experts those that any of the rows is expected to visit. The embedding is
-    a gather and counts as nothing. itemsize: of weights that are neither FP8 nor packed."""
+    """Bytes that a step of random tokens reads, with the expected number of visited experts. The embedding, a
+    gather, is ignored. itemsize: of weights that are neither FP8 nor packed.
+    """
     read = weight_bytes(model, itemsize) - (0 if model.tied_embeddings else itemsize * model.vocab_size * model.hidden_size)
     if any(model.expert_layers):
         experts = model.experts

@@ -99,7 +99,7 @@ def choose_dtype(model: DecoderDescription, requested: str, device: str) -> torc
 
 
 def embedding_factor(model: DecoderDescription, dtype: torch.dtype) -> float:
-    """What embeddings of a dtype are multiplied by."""
+    """The factor of embeddings of a dtype."""
     factor = model.factors.embedding
     return float(torch.tensor(factor).to(dtype)) if model.factors.rounded else factor
 

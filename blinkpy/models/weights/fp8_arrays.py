@@ -16,8 +16,9 @@ def round_to_fp8(x: Float32) -> Float32:
 
 
 def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Float32]:
-    """Numbers over their scale, rounded; and the scales, float32 [...]. x: [..., K]. scale: of all rows; None: the largest of
-    each row becomes 448, and where that is 0, it is 1."""
+    """(Values divided by their scale, rounded; the scales, float32 [...]). x: [..., K]. scale: of all rows;
+    None: the maximum of each row becomes 448 (scale 1 if it is 0).
+    """
     if scale is None:
         scales = np.abs(x).max(axis=-1) / np.float32(LARGEST)
         scales[scales == 0] = 1

@@ -15,7 +15,7 @@ PATTERNS = [
     *("special_tokens_map.json", "chat_template.json", "additional_chat_templates/*.jinja"),
     *("model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
 ]
-# Files of a checkpoint in another form, by the file that it lacks, and what to do.
+# Files of checkpoints in other formats, by the missing file, with a hint.
 OTHER_FORMS = {
     "config.json": {"params.json": "params.json is of Mistral's own form: the checkpoint is needed as transformers has it"},
     "tokenizer.json": {
@@ -28,7 +28,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_model(config: Config, progress: ProgressCallback, weights: bool = True, tokenizer: bool = True) -> Config:
-    """The config with the model's folder instead of its name, downloaded if need be; the API keeps the name."""
+    """The config with the model's folder instead of its name, downloaded if necessary; the API keeps the name."""
     progress(f"finding model {config.model.model}")
     weights = weights and config.engine.device != "null" and config.model.load_format != "dummy"
     folder = resolve_model(config.model.model, weights=weights, tokenizer=tokenizer)
@@ -40,8 +40,9 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
     """Folder of a model, downloaded first if the argument is a hub id.
 
     model: None or "demo" for the built-in model, a folder, or a hub id such as "Qwen/Qwen3-0.6B". weights,
-    tokenizer: False for what the caller does without. Raises ConfigError if there is no such model, or it lacks
-    a needed file.
+    tokenizer: False if not needed.
+
+    Raises ConfigError if the model does not exist, or lacks a needed file.
     """
     fetched = False
     if model is None or model == "demo":
@@ -64,7 +65,7 @@ def resolve_model(model: str | None, *, weights: bool = True, tokenizer: bool = 
 
 
 def _hint(name: str, folder: Path, fetched: bool) -> str:
-    """What to do about a file that is not there. fetched: from the hub, where files of other forms were left."""
+    """A hint about a missing file. fetched: the folder was downloaded without files of other formats."""
     hints = [hint for other, hint in OTHER_FORMS[name].items() if has_file(folder, other)]
     if not hints and fetched:
         hints = [f"another format of it on the hub ({', '.join(OTHER_FORMS[name])}) must be converted first (docs/models.md)"]

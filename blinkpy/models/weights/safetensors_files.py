@@ -1,4 +1,4 @@
-"""A model's safetensors files: which there are, and where their tensors lie.
+"""A model's safetensors files and the places of their tensors.
 
 The file format: 8 bytes, little endian, with the length of a JSON header; the header, which maps a tensor's name to its
 dtype, shape and byte range; the data. Headers are read and checked in full before anything is allocated.
@@ -24,7 +24,7 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies. dtype: safetensors' name. offset: bytes from the start of the file."""
+    """The place of a tensor. dtype: safetensors' name. offset: bytes from the start of the file."""
 
     path: Path
     dtype: str
@@ -33,7 +33,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """Name and place of each tensor of a file. Raises ConfigError for one that is truncated or malformed."""
+    """Name and place of each tensor of a file. Raises ConfigError for a truncated or malformed file."""
     try:
         with open_file(path.parent, path.name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -62,7 +62,7 @@ def read_header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _whole(number: object) -> int:
-    """An integer as JSON has it; a float, 1e999 too, is none. Raises TypeError."""
+    """Return a JSON integer. Raises TypeError for other values, also floats such as 1e999."""
     if type(number) is not int:
         raise TypeError(f"{number!r} is not an integer")
     return number

@@ -20,14 +20,18 @@ Float32 = NDArray[np.float32]
 
 
 class PartScales(NamedTuple):
-    """Of one FP8 matrix. weights: float32 [scale_shape of the part]. inputs: of all its inputs, if stored."""
+    """Scales of one FP8 matrix. weights: float32 [scale_shape of the part]. inputs: of all its inputs, if
+    stored.
+    """
 
     weights: Float32
     inputs: float | None
 
 
 class StoredScales(NamedTuple):
-    """of_parts: by the name of a part's first source. of_cache: for each layer, the fields of LayerWeights that are stored."""
+    """of_parts: by the name of a part's first source.
+    of_cache: for each layer, the stored fields of LayerWeights.
+    """
 
     of_parts: dict[str, PartScales]
     of_cache: list[dict[str, float]]

@@ -57,7 +57,7 @@ def _numel(target: Target) -> int:
 
 
 class Staging:
-    """One buffer between files and a device. Whoever holds it fills it, copies from it, and hands it on."""
+    """One buffer between files and a device. Its holder fills it, copies from it, and releases it."""
 
     def __init__(self, nbytes: int, stream: torch.cuda.Stream | None):
         self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=stream is not None)
@@ -91,11 +91,13 @@ def load_tensors(
     threads: int = THREADS,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Load tensors, given by name and by where they lie, each into a target of as many elements: contiguous, of
-    any float dtype.
+    """Load tensors, given by name and place, each into a target of as many elements: contiguous, of any float
+    dtype.
 
-    progress: called with the share that is done, for each further percent. piece_bytes: of one read and copy.
-    Raises ConfigError if a file can't be read to the end, and abandons what is left then.
+    progress: called with the completed fraction, at each percent.
+    piece_bytes: of one read and copy.
+
+    Raises ConfigError, and stops, if a file can't be read to the end.
     """
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     free: SimpleQueue[Staging] = SimpleQueue()

@@ -33,7 +33,7 @@ class ScaleTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One of our weights, and the checkpoint's tensors that it consists of.
+    """A weight of the decoder, and the checkpoint's tensors that it consists of.
 
     field: name in LayerWeights or Weights. shape: of our weight. sources: (checkpoint name, expected shape, expert or -1,
     first row) of each tensor; its rows go to [expert, first row:] of a stacked weight, or to [first row:]. factor, offset: our
@@ -80,7 +80,7 @@ class Part:
 
     @property
     def stored_input_scales(self) -> list[ScaleTensor]:
-        """For each source the one of its inputs, if these are stored."""
+        """The input scale of each source, if stored."""
         kind = self.quantization
         if kind is None or not kind.static:
             return []
@@ -88,7 +88,7 @@ class Part:
 
     @property
     def parameters(self) -> int:
-        """How many it has. Scales are none of their own."""
+        """The number of parameters; scales do not count."""
         return 0 if not self.sources or self.field.endswith("_scales") else math.prod(self.shape) * (2 if self.packed else 1)
 
     def nbytes(self, itemsize: int) -> int:
@@ -99,7 +99,7 @@ class Part:
 
 
 def _beside(weight: str, ends: Sequence[str]) -> tuple[str, ...]:
-    """Names of what belongs to a weight."""
+    """Names of tensors that belong to a weight."""
     return tuple(weight.removesuffix("weight") + end for end in ends)
 
 
@@ -141,7 +141,7 @@ def _of_all_experts(field: str, name: str, mlp: Experts, rows: int, width: int, 
 
 
 def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
-    """The weights of one layer. What the residual stream's factor applies to is multiplied by it here, and not in each step."""
+    """The weights of one layer. The residual stream's factor is applied here instead of in each step."""
     factor, added = model.factors.residual, ("o", "o_bias", "down", "down_bias", "shared_down")
     parts = _plain_layer_parts(model, layer)
     parts = [_with_offset(p, model.norm.offset) if p.field.endswith("norm") else p for p in parts]
@@ -151,7 +151,7 @@ def layer_parts(model: DecoderDescription, layer: int) -> list[Part]:
 
 
 def _as_fp8(part: Part, model: DecoderDescription, kind: Quantization) -> Part:
-    """A matrix of an FP8 model, which keeps some as they are. Raises ConfigError for one that can't be FP8."""
+    """The FP8 form of a matrix, unless the model keeps it unquantised. Raises ConfigError if it can't be FP8."""
     names = [name.removesuffix(".weight") for name, _, _, _ in part.sources]
     kept = [name for name in names if any(kind.keeps(spelling) for spelling in model.tensors.spellings(name))]
     if len(kept) == len(names):
@@ -266,5 +266,5 @@ def weight_elements(model: DecoderDescription) -> int:
 
 
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
-    """Memory of all weights, of which those that are neither FP8, packed nor wide have `itemsize` bytes."""
+    """Memory of all weights, in bytes. itemsize: of weights that are neither FP8, packed nor wide."""
     return sum(part.nbytes(itemsize) for part in all_parts(model))

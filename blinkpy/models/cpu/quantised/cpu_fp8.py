@@ -34,7 +34,7 @@ class Fp8Inputs:
         return blocks.repeat_interleave(BLOCK, dim=1)[:, : len(matrix.values[rows])]
 
     def _multiply_rows(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """The sum over the groups, each scaled. values: float32 [rows, K]. scales: [groups, rows]."""
+        """The sum of the scaled groups. values: float32 [rows, K]. scales: [groups, rows]."""
         out, column = torch.zeros(len(self.groups[0][0]), len(values)), 0
         for (inputs, input_scales), of_group in zip(self.groups, scales, strict=True):
             part = F.linear(inputs, values[:, column : column + inputs.shape[1]])

@@ -11,8 +11,9 @@ WORK = 256  # multiply-adds that take as long as to unpack one weight, at the mo
 
 
 def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, progress: StepProgress) -> torch.Tensor:
-    """[rows, columns] of a dtype, exact except what it can't hold. blocks: uint8 [rows, columns / 2], the first
-    weight of a byte in its lower half. scales: uint8 [rows, columns / 32]. progress: moves with the work.
+    """MXFP4 weights as [rows, columns] of a dtype, exact within its range. blocks: uint8 [rows, columns / 2],
+    the first weight of a byte in its lower half. scales: uint8 [rows, columns / 32]. progress: advances during
+    the work.
     """
     (rows, half), groups = blocks.shape, scales.shape[1]
     out = torch.empty(rows, groups, 2 * half // groups, dtype=dtype)
