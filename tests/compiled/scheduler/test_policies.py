@@ -132,7 +132,7 @@ def test_a_policy_may_call_functions_of_its_file(tmp_path: Path) -> None:
             "line 2.: rank uses a float; a policy computes with integers: scale it",
         ),
         ("def rank(request):\n    pass\n", "must return an integer"),
-        ("def rank(request):\n    return request.colour\n", "line 2.: a request has no colour; it has arrival, .*, pair"),
+        ("def rank(request):\n    return request.colour\n", "line 2.: a request has no field colour; fields: arrival, .*, pair"),
         ("def rank(request):\n    return request.promt_length\n", "line 2.*did you mean prompt_length?"),
         ("def rank(request):\n    x = 1\n    return unknown(x)\n", "line 3.: unknown is not defined"),
         (

@@ -132,7 +132,7 @@ REFUSED = [  # body; the line, what is said
     ("return starred(1)", 12, "starred has arguments other than plain positional ones"),
     ("return named(x=1)", 16, "named has arguments other than plain positional ones"),
     ("return keyed(1)", 20, "keyed has arguments other than plain positional ones"),
-    ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are taken"),
+    ("_blinkpy_x = 1\n    return _blinkpy_x", 1, "names that begin with _blinkpy_ are reserved"),
     ("return math.sqrt(4)", 2, "rank calls `math.sqrt(4)`; a policy can call min, max,"),
     ("return statistics.mean(4)", 2, "rank calls `statistics.mean(4)`; a policy can call min, max,"),
     ("return math.nothing", 2, "rank uses `math.nothing`, which policies do not support"),
