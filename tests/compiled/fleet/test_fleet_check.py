@@ -108,7 +108,7 @@ def test_a_placement_that_fails_is_an_error(
         (["--fleet", "65"], "fleet must be 0 to 64"),
         (["--fleet", "2", "--placement", "/nowhere/x.py"], "does not exist"),
         (["--fleet", "2", "--placement", "nothing"], "must be prefix"),
-        (["nothing", "--fleet", "2"], "policy must be fair, fcfs"),
+        (["nothing", "--fleet", "2"], "policy must be one of fair, fcfs"),
         (["--fleet", "2", "--workload", "x.csv"], "workload can't be used with --fleet"),
         (["--fleet", "2", "--plot", "x.png"], "plot can't be used with --fleet"),
         (["--fleet", "2", "--rate", "0"], "rate must be above 0"),

@@ -170,7 +170,10 @@ def test_what_is_wrong_with_a_policy_is_told(tmp_path: Path, source: str, messag
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, rf"policy must be {NAMES} or FILE\.py:FUNCTION") for name in ("fastest", "mine.py", "mine:rank", "", ":rank")),
+        *(
+            (name, rf"policy must be one of {NAMES}, or FILE\.py:FUNCTION")
+            for name in ("fastest", "mine.py", "mine:rank", "", ":rank")
+        ),
         ("/nowhere/none.py:rank", "does not exist"),
     ],
 )

@@ -293,7 +293,7 @@ def test_an_error_gives_exit_code_1_and_its_line(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "policy must be fair, fcfs"),
+        (["nothing"], "policy must be one of fair, fcfs"),
         (["/nowhere/x.py:rank"], "does not exist"),
         (["fcfs", "--plot", "x.gif"], "plot must end in"),
         (["fcfs", "--json", "/nowhere/x.json"], "folder /nowhere does not exist"),
