@@ -1,6 +1,8 @@
 """The tables of fields: whole, by the official client's types; the same in check and schema; values that ask for nothing."""
 
 import json
+import random
+import re
 from typing import Any, get_args
 
 import openai.types.chat.completion_create_params as openai_chat
@@ -389,6 +391,34 @@ def test_an_unknown_field_is_refused_wherever_it_stands(endpoint: str) -> None:
                 read(body)
             assert caught.value.code == "unsupported_parameter" and "unheard_of" in caught.value.message, place
         del place["unheard_of"]
+
+
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, 0, 2**63, 1e300, "", "text", "a` - at `$.messages[9]", [], {}, [None], {"type": "nope"}, {"a` - at `$.b": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", TABLES)
+def test_any_part_of_a_request_may_be_wrong(endpoint: str, seed: int) -> None:
+    """Whatever stands in a place, the request is read, or refused with a code, and with a field that it has or lacks."""
+    draw = random.Random(seed)
+    for _ in range(300):
+        body = orjson.loads(orjson.dumps(_PLACES[endpoint]))
+        place = draw.choice(_objects(body))
+        name = draw.choice([*place, "extra", "type"])
+        if draw.random() < 0.2:
+            place.pop(name, None)
+        else:
+            place[name] = draw.choice(ODD_VALUES)
+        error: ApiError | None = None
+        try:
+            PARSERS[endpoint](orjson.dumps(body), DEFAULTS)
+        except ApiError as refusal:
+            error = refusal
+        if error is not None:
+            assert (error.status, error.code is None) == (400, False), body
+            assert re.split(r"[.\[]", error.param or "")[0] in {*TABLES[endpoint], *body}, (error.param, body)
+            assert not error.message.startswith(("Expected", "Object", "Invalid")), error.message
 
 
 def test_parts_of_reasoning_are_texts() -> None:

@@ -237,6 +237,7 @@ def test_fields_that_do_not_fit_others(fields, param) -> None:
         (".role", [{"content": "x"}, {"role": "function", "content": "x"}, {"role": ["user"], "content": "x"}]),
         (".content", [{"role": "user"}, {"role": "user", "content": 5}, {"role": "user", "content": "a\0b"}]),
         (".content[0]", [{"role": "user", "content": [{"type": kind}]} for kind in ("text", "image_url")]),
+        (".content[0]", [{"role": "user", "content": [{"text": "x"}]}, {"role": "tool", "tool_call_id": "c", "content": [5]}]),
         (".content[0].text", [{"role": "user", "content": [{"type": "text", "text": 1}]}]),
         (".tool_calls", [{"role": "user", "content": "x", "tool_calls": [1]}]),
         (".tool_call_id", [{"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": 5}]),

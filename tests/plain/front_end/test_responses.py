@@ -171,6 +171,7 @@ def test_errors_in_and_before_a_stream(server, engine) -> None:
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),
         ({"input": "x", "tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
+        ({"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{"name": "f"}]}]}, "tools[0].tools[0].type"),
         ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),  # its template takes none
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function"),

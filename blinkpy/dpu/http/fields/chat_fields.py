@@ -1,6 +1,6 @@
 """Requests of /v1/chat/completions, from a body to a Request; `LLM.chat` makes its requests from the same model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -56,8 +56,7 @@ class RefusalPart(Part, tag_field="type", tag="refusal"):
     prompt_cache_breakpoint: Any = None
 
 
-Content = str | list[TextPart]
-SaidContent = str | list[TextPart | RefusalPart]
+Content = str | list[TextPart | RefusalPart]
 
 
 class _Given(SentBack, tag_field="role"):
@@ -66,6 +65,8 @@ class _Given(SentBack, tag_field="role"):
 
     def message(self, where: str) -> Message:
         """The message for chat templates. Raises ApiError."""
+        if not isinstance(self.content, str):
+            refuse_refusals(f"{where}.content", self.content)
         message = {"role": self.__struct_config__.tag, "content": content(self.content)}
         if self.name is not None:
             message["name"] = self.name
@@ -97,7 +98,7 @@ class ToolMessage(_Given, kw_only=True, tag="tool"):
 class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
     """A message of the model, with its reasoning and calls."""
 
-    content: SaidContent | None = None
+    content: Content | None = None
     name: str | None = None
     refusal: str | None = None  # instead of content
     tool_calls: Annotated[list[Call], Meta(max_length=MAX_TOOLS), rule(f"at most {MAX_TOOLS} calls")] | None = None
@@ -120,6 +121,14 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant"):
         if self.name is not None:
             message["name"] = self.name
         return message
+
+
+def refuse_refusals(where: str, parts: Sequence[Any]) -> None:
+    """Raise ApiError for a refusal among the parts of a message."""
+    for i, part in enumerate(parts):
+        if isinstance(part, RefusalPart):
+            message = f"'{where}[{i}].type' must be 'text': only an assistant's message can hold a refusal."
+            raise bad_request(message, f"{where}[{i}]", "unsupported_content")
 
 
 def content(given: str | list[Any]) -> str | list[dict[str, str]]:

@@ -247,7 +247,7 @@ def _broken_rule(node: Any, value: Any, where: str) -> tuple[str, str] | None:
     huge = type(value) is float and abs(value) >= 2.0**63  # orjson's value for an integer beyond 64 bits
     fitting = [one for one in options if type(value) in _TYPES.get(type(one), ()) or (huge and isinstance(one, inspect.IntType))]
     if not fitting:
-        kinds = list(dict.fromkeys(KINDS[_TYPES[type(one)][0]] for one in options if type(one) in _TYPES))
+        kinds = list(dict.fromkeys(_kind(one) for one in options if type(one) in _TYPES))
         integer = kinds == ["an integer"] and type(value) in (int, float)
         error = _wrong_kind(where, extra.get("kind") or _listed(kinds), value, repr(value) if integer else "")
         return error.message, str(error.code)
@@ -256,7 +256,7 @@ def _broken_rule(node: Any, value: Any, where: str) -> tuple[str, str] | None:
     if isinstance(one, inspect.LiteralType):
         hint = extra.get("hints", {}).get(value, "")
         return (
-            f"'{where}' must be {_listed([repr(word) for word in one.values])}, not {shown}{hint and f': {hint}'}.",
+            f"'{where}' must be {_kind(one)}, not {shown}{hint and f': {hint}'}.",
             "invalid_value",
         )
     if isinstance(one, (inspect.IntType, inspect.FloatType)):
@@ -269,6 +269,13 @@ def _broken_rule(node: Any, value: Any, where: str) -> tuple[str, str] | None:
     if isinstance(one, (inspect.ListType, inspect.DictType)):
         return f"'{where}' must hold {text or f'{_bounds(one)} entries'}, not {len(value)}.", "invalid_value"
     return None
+
+
+def _kind(node: Any) -> str:
+    """A declared type for people: its words, or its kind of JSON."""
+    if isinstance(node, inspect.LiteralType):
+        return _listed([repr(word) for word in node.values])
+    return KINDS[_TYPES[type(node)][0]]
 
 
 def _wrong_kind(where: str, kinds: str, value: Any, shown: str = "") -> ApiError:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart
+from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart, refuse_refusals
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, FlatFormat, TextFormat, format_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import Body, SentBack, doc, hints, load, only, read, refuse_unsupported, rule
@@ -52,10 +52,8 @@ class MessageItem(SentBack, tag_field="type", tag="message"):
         """The item as a message. Raises ApiError for a refusal of anybody but an assistant."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
-        for i, part in enumerate(self.content):
-            if isinstance(part, RefusalPart) and self.role != "assistant":
-                place = f"{where}.content[{i}]"
-                raise bad_request(f"'{place}.type' can be 'refusal' for an assistant only.", place, "unsupported_content")
+        if self.role != "assistant":
+            refuse_refusals(f"{where}.content", self.content)
         texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in self.content]
         return {"role": self.role, "content": "\n".join(texts)}
 

@@ -119,12 +119,20 @@ class FlatTool(Function, tag_field="type", tag="function"):
     allowed_callers: _Callers = None
 
 
+class NamespaceFunction(Function, kw_only=True):
+    """A function of a namespace."""
+
+    type: Literal["function"]
+    defer_loading: _Defer = None
+    allowed_callers: _Callers = None
+
+
 class NamespaceTool(Body, tag_field="type", tag="namespace"):
     """Functions of one namespace."""
 
     name: Name
     description: str | None = None
-    tools: list[FlatTool] | None = None
+    tools: list[NamespaceFunction] | None = None
 
 
 class WebSearch(Struct, tag_field="type", tag="web_search"):
