@@ -102,7 +102,7 @@ class App:
             logger.exception("a request failed")
             exchange.refuse(internal_error())
         if exchange.complete and exchange.logged:
-            self._access_log.ended(exchange)
+            self._access_log.ended(exchange, exchange.asker.stranger and exchange.status >= 400)
 
     async def _serve(self, handler: Handler, exchange: Exchange) -> None:
         self.running += 1

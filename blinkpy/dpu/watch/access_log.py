@@ -13,6 +13,7 @@ from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
 from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
 
 SHOWN_PATH = 200  # characters
+MOST_STRANGERS, SPAN_S = 600, 60.0  # lines for refused clients without a key, within a time
 
 logger = logging.getLogger(ACCESS)
 
@@ -43,9 +44,10 @@ class AccessLog:
 
     def __init__(self, metrics: Metrics, enabled: bool, tracer: Tracer | None = None):
         self._metrics, self._enabled, self._tracer = metrics, enabled, tracer
+        self._span = (0.0, 0)  # since when lines for strangers are counted, s, and how many there were
 
-    def ended(self, request: EndedRequest) -> None:
-        """Note a request that has just ended."""
+    def ended(self, request: EndedRequest, stranger: bool = False) -> None:
+        """Note a request that has just ended. stranger: it had no key, and was refused."""
         now = time.monotonic()
         phases = [phases_of(generation) for generation in request.generations]
         for generation, spent in zip(request.generations, phases, strict=True):
@@ -53,7 +55,7 @@ class AccessLog:
         if self._tracer is not None and request.generations:
             self._tracer.request(request, now)
         level = logging.DEBUG if request.method in ("GET", "HEAD") and request.status < 400 else logging.INFO
-        if self._enabled and logger.isEnabledFor(level):
+        if self._enabled and logger.isEnabledFor(level) and not (stranger and self._is_too_much(now)):
             fields = {
                 "request_id": request.request_id,
                 "client": request.client,
@@ -64,6 +66,16 @@ class AccessLog:
             }
             path = json.dumps(request.path[:SHOWN_PATH])
             logger.log(level, "%s %s", request.method, path, extra={FIELDS: fields})
+
+    def _is_too_much(self, now: float) -> bool:
+        """Count a line for a stranger; whether there were MOST_STRANGERS already. The log says how many were left out."""
+        since, lines = self._span
+        if now - since >= SPAN_S:
+            if lines > MOST_STRANGERS:
+                logger.warning("%d lines for refused clients without a key were left out", lines - MOST_STRANGERS)
+            since, lines = now, 0
+        self._span = since, lines + 1
+        return lines >= MOST_STRANGERS
 
     def _measure(self, generation: Generation, spent: RequestPhases) -> None:
         metrics = self._metrics

@@ -352,3 +352,19 @@ thread.join()
             "MainThread ends by an exception": "KeyError: 'the end'",
         }
         assert {line["process"] for line in lines} == {"engine"}
+
+
+def test_refused_strangers_have_a_bounded_number_of_lines(server, caplog, monkeypatch) -> None:
+    """Beyond it they are counted; lines of other requests go on."""
+    monkeypatch.setattr("blinkpy.dpu.watch.access_log.MOST_STRANGERS", 3)
+    log = server.server.app._access_log
+    log._span = (time.monotonic(), 0)
+    with caplog.at_level(logging.INFO, "blinkpy.access"):
+        for _ in range(8):
+            assert server.client.get("/nothing").status_code == 404
+        assert server.complete([7], max_tokens=1).status_code == 200
+        wait_for(lambda: any("/v1/completions" in record.getMessage() for record in caplog.records))
+        assert sum("/nothing" in record.getMessage() for record in caplog.records) == 3
+        log._span = (log._span[0] - 100, log._span[1])
+        assert server.client.get("/nothing").status_code == 404
+        wait_for(lambda: "5 lines for refused clients without a key were left out" in caplog.text)
