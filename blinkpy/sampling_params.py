@@ -12,7 +12,7 @@ from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
 from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
-from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
+from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters, SamplingFields
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.token_rules import HIGHEST_BIAS, TokenRules
 
@@ -39,22 +39,9 @@ def _id_of(token: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(SamplingFields):
     """How `LLM` generates, with vLLM's names and defaults. Raises ValueError for a value outside its range.
 
-    max_tokens: longest output, in tokens; None: up to the model's context.
-    min_tokens: tokens before a stop or end-of-sequence id may be generated.
-    temperature: 0 to 100; 0 is greedy.
-    top_p: above 0, to 1: the most likely tokens with this probability in all; 1 is off.
-    top_k: the most likely tokens; 0 and -1 are off.
-    min_p: 0 to 1: least probability of a token, relative to the most likely token.
-    repetition_penalty: above 0, to 100, for tokens of prompt and output; 1 is off.
-    presence_penalty: -2 to 2, subtracted once from the logits of tokens in the output.
-    frequency_penalty: -2 to 2, subtracted for each occurrence in the output.
-    seed: of the random choices; None: random.
-    priority: lower first, under the policy `priority`.
-    logprobs: log probabilities of the generated tokens and of this number (0 to 20) of most likely
-        tokens, from the model's distribution before penalties and temperature; None: none.
     n: outputs for each prompt, 1 to 128; their seeds count up, and the prompt is computed once.
     stop: a string that ends the output, or a list.
     stop_token_ids: token ids that end the output, in addition to the model's end-of-sequence ids.
@@ -66,18 +53,6 @@ class SamplingParams:
     bad_words: texts that are not generated, at the start of a text or after a space.
     """
 
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    priority: int = 0
-    logprobs: int | None = None
     n: int = 1
     stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] | None = ()
@@ -165,3 +140,7 @@ class SamplingParams:
         }
         values["max_tokens"] = room if self.max_tokens is None else values["max_tokens"]
         return RequestParameters(**values, stop_ids=ids)
+
+
+# For help(): the lines of all fields, in their order.
+SamplingParams.__doc__ = (SamplingParams.__doc__ or "").replace("    n: ", f"{SamplingFields.field_lines()}\n    n: ", 1)

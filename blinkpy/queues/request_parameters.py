@@ -3,11 +3,12 @@
 PARAMETERS gives the fields of the submission entry, their packing and their indices (blinkpy.queues.submission). It gives the
 engine's check of entries (blinkpy.scheduler.phases.intake), and RequestParameters below with the defaults of a model. It gives
 the HTTP fields (blinkpy.dpu.http.fields.shared_fields), the checks of blinkpy.SamplingParams, and values for the simulator.
-A new scalar is a row here, a field of SamplingParams, and the code of the samplers that applies it.
+A new scalar is a row and a field of SamplingFields here, and the code of the samplers that applies it.
 """
 
 from collections import namedtuple
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from blinkpy.queues.logprob_record import TOP_LOGPROBS
@@ -123,6 +124,45 @@ PARAMETERS = (
     Parameter("output_tokens", "i4", 0, (0, INT32_MAX), http="", offline=False),
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
+
+
+@dataclass(frozen=True)
+class SamplingFields:
+    """The parameters that `LLM` accepts: a field for each of PARAMETERS with `offline`, with its type and default.
+
+    max_tokens: longest output, in tokens; None: up to the model's context.
+    min_tokens: tokens before a stop or end-of-sequence id may be generated.
+    temperature: 0 to 100; 0 is greedy.
+    top_p: above 0, to 1: the most likely tokens with this probability in all; 1 is off.
+    top_k: the most likely tokens; 0 and -1 are off.
+    min_p: 0 to 1: least probability of a token, relative to the most likely token.
+    repetition_penalty: above 0, to 100, for tokens of prompt and output; 1 is off.
+    presence_penalty: -2 to 2, subtracted once from the logits of tokens in the output.
+    frequency_penalty: -2 to 2, subtracted for each occurrence in the output.
+    seed: of the random choices; None: random.
+    priority: lower first, under the policy `priority`.
+    logprobs: log probabilities of the generated tokens and of this number (0 to 20) of most likely
+        tokens, from the model's distribution before penalties and temperature; None: none.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    priority: int = 0
+    logprobs: int | None = None
+
+    @staticmethod
+    def field_lines() -> str:
+        """The lines of this docstring about fields."""
+        return (SamplingFields.__doc__ or "").split("\n\n", 1)[1].rstrip()
+
 
 _make_tuple: Any = namedtuple  # its fields are not known to a type checker
 _Values: Any = _make_tuple("_Values", [*PARAMETER, "stop_ids"], defaults=[*(p.neutral for p in PARAMETERS), ()])
