@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,8 +28,8 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.chat_fields import chat_request
 from blinkpy.dpu.http.message_answer import message_of
-from blinkpy.dpu.link.connectors import connect
-from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
+from blinkpy.dpu.link.connectors import open_queue_pair
+from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
@@ -43,19 +42,17 @@ from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import OutputCount, Progress
 from blinkpy.queues.array_types import Int32
-from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.sampling_params import SamplingParams
+from blinkpy.serving.engine_loop import EngineLoop
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import WorkerIdentity
 
 ATTACH_S = 10.0
-POLL_S = 0.0005
-CHECK_S = 0.1  # between looks at whether the engine lives
-LEASE_MS = 60_000  # long: nobody waits for this process's slots, and a debugger may hold it
+LEASE_MS = 60_000  # long: no other process waits for the slots, and a debugger may stop this one
 
 Plain = str | Sequence[int]
 Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
@@ -64,8 +61,14 @@ Bar = bool | Callable[..., Any] | None  # as `shown` of OutputCount
 
 
 class _Work:
-    """One output of a prompt on its way; the sink of its text. leader: that of the prompt's first output. rules: of its tokens.
-    scores: of the prompt, which this output brings."""
+    """One output of a prompt on its way; the sink of its text. It is a blinkpy.serving.engine_loop.Work.
+
+    index: of the prompt.
+    ids: of the prompt, int32 [n].
+    leader: the generation of the prompt's first output, after whose first token this output starts.
+    rules: of its tokens.
+    scores: of the prompt, which this output brings.
+    """
 
     def __init__(
         self,
@@ -79,14 +82,14 @@ class _Work:
         rules: TokenRules | None,
         scores: PromptScores | None,
     ):
-        self.ids, self.grammar, self.rules = ids, params.grammar, rules
-        self.asked, self.sampling = sampling.logprobs >= 0, sampling if scores is None else scoring_parameters(sampling)
+        self.asked, self._leader = sampling.logprobs >= 0, leader
         began, detokenizer = time.monotonic(), tokenizer.detokenizer(ids, showing=showing)
-        self.generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs, leader)
-        self.generation.scores, self.generation.scoring = scores, scores is not None and not scores.complete
-        self.generation.min_tokens = params.min_tokens
-        self.generation.excluding = excluding(rules, params.grammar, params.stop_token_ids or ())
-        self.tokens: list[int] = []
+        generation = Generation(index, len(ids), detokenizer, params.stops(), began, self, sampling.logprobs)
+        generation.grammar, generation.rules, generation.min_tokens = params.grammar, rules, params.min_tokens
+        generation.scores, generation.scoring = scores, scores is not None and not scores.complete
+        generation.excluding = excluding(rules, params.grammar, params.stop_token_ids or ())
+        self.generation = generation
+        self.submission = generation, ids, sampling if scores is None else scoring_parameters(sampling)
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
 
@@ -95,29 +98,21 @@ class _Work:
         self._logprobs += logprobs
 
     def ended(self, generation: Generation) -> None:
-        if generation.error is not None:
-            raise RuntimeError(f"prompt {generation.index}: {generation.error.message}")
+        """EngineLoop sees it."""
 
     def send(self) -> None:
-        """What comes stays here."""
+        """Text stays here."""
 
     @property
     def may_start(self) -> bool:
         """Whether the prompt's pages are in the cache, or no other output of it is on its way there."""
-        leader = self.generation.leader
-        return leader is None or leader.tokens > 0
+        return self._leader is None or self._leader.tokens > 0 or not self._leader.open
 
-    def take(self, token: int, flags: int) -> bool:
-        """Take a completion. True when the engine should be told to stop."""
-        generation = self.generation
-        if generation.finish_reason is not None:
-            return False  # what the engine had sent before it saw the cancel word
-        if generation.scoring and flags & HAS_TOKEN:
-            generation.push_score()
-            return False
-        if flags & HAS_TOKEN:
-            self.tokens.append(token)
-        return generation.push(token, flags)
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the output. After the end of a stop string the engine may have sent more."""
+        flight = self.generation.flight
+        return [] if flight is None else flight.output[: self.generation.tokens]
 
     def prompt_logprobs(self, spell: TokenSpeller) -> list[dict[int, Logprob] | None] | None:
         """Those that it brought, for RequestOutput."""
@@ -165,11 +160,15 @@ class LLM:
             self.tokenizer = Tokenizer(folder)
             self._default = self.tokenizer.request_defaults()
             child = Child("engine", self.config)
-            self._end = weakref.finalize(self, _end_engine, child, name)
+            loops = list[EngineLoop]()
+            self._end = weakref.finalize(self, _end_engine, child, name, loops)
             try:
                 child.wait_ready(START_SILENCE_S, progress, progress.tick)
                 self._engine = child
-                self._pair = QueuePair(connect(self.config, WorkerIdentity(0)), self.config.queue.engine_timeout_ms / 1000)
+                self._loop = EngineLoop(partial(open_queue_pair, self.config, WorkerIdentity(0)))
+                loops.append(self._loop)
+                if not self._loop.connected(ATTACH_S):
+                    raise RuntimeError(f"the engine failed: {self._loop.engines.status()}")
             except ChildError as error:
                 self._end()
                 raise ConfigError(str(error)) if error.usage else RuntimeError(str(error)) from error
@@ -191,9 +190,7 @@ class LLM:
 
     def close(self) -> None:
         """End the engine. A second close does nothing."""
-        if self._end.alive:
-            self._pair.close()
-            self._end()
+        self._end()
 
     def default_sampling_params(self) -> SamplingParams:
         """What generate() uses when it is given none: the model's generation_config.json."""
@@ -293,18 +290,17 @@ class LLM:
         """shown: of OutputCount. expected: of chats, what each answer may hold beside content."""
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
-        if not self._end.alive:
-            raise RuntimeError("this LLM is closed")
-        code = self._engine.exit_code()
-        if code is not None:
-            raise RuntimeError(f"the engine {describe_exit(code)}")
-        with self._lock:
+        with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)))) as count:
+
+            def tick(ended: int) -> None:
+                for _ in range(ended - count.done):
+                    count.advance()
+                count.show()
+
             try:
-                self._attach()
-                with contextlib.closing(OutputCount(shown, sum(map(len, works)))) as count:
-                    self._drive((one for rank in itertools.zip_longest(*works) for one in rank if one is not None), count)
-            except EngineLostError as error:
-                raise RuntimeError(f"the engine failed: {error}") from error
+                self._loop.run((one for rank in itertools.zip_longest(*works) for one in rank if one is not None), tick)
+            except ApiError as error:
+                raise RuntimeError(_failure(error, works)) from error
         spell = self.tokenizer.spell
         outputs = [[work.output(i, spell) for i, work in enumerate(of_prompt)] for of_prompt in works]
         if expected is not None:
@@ -317,15 +313,16 @@ class LLM:
             RequestOutput(str(i), texts[i], ids[i].tolist(), done, prompt_logprobs=scores[i]) for i, done in enumerate(outputs)
         ]
 
-    def _attach(self) -> None:
-        """Claim a new epoch: whatever an interrupted call left is revoked, and no thread has to keep a lease meanwhile."""
-        deadline = time.monotonic() + ATTACH_S
-        while True:
-            try:
-                return self._pair.attach(CHECK_S)
-            except EngineLostError:
-                if self._engine.exit_code() is not None or time.monotonic() > deadline:
-                    raise
+    @property
+    def _pair(self) -> QueuePair:
+        """The queue pair. Raises RuntimeError if the engine is lost, or this LLM is closed."""
+        if not self._end.alive:
+            raise RuntimeError("this LLM is closed")
+        pair = self._loop.engines.pair
+        if pair is None:
+            code = self._engine.exit_code()
+            raise RuntimeError(f"the engine failed: {self._loop.engines.status() if code is None else describe_exit(code)}")
+        return pair
 
     def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[_Work]:
         """All outputs of a prompt; where there is a page to share, the others follow the first. showing: tokens with text, though
@@ -353,38 +350,18 @@ class LLM:
             works.append(_Work(index, ids, variant, params, self.tokenizer, leader, showing, rules, shown))
         return works
 
-    def _drive(self, works: Iterable[_Work], count: OutputCount) -> None:
-        """Keep the queue pair full until everything has ended; leaders come before those that wait for their first token. Ends by
-        EngineLostError if the engine falls silent."""
-        pair, waiting, running = self._pair, deque(works), 0
-        looked = time.monotonic()
-        while waiting or running:
-            with contextlib.suppress(NoRoomError):
-                while waiting and waiting[0].may_start:
-                    work = waiting[0]
-                    work.generation.request = pair.submit(work.ids, work.sampling, work, work.grammar, work.rules)
-                    waiting.popleft()
-                    running += 1
-            events = pair.poll()
-            for request, token, flags in events:
-                owner: _Work = request.owner
-                if owner.take(token, flags):
-                    pair.cancel(request)
-                if flags & FINISH_MASK:
-                    running -= 1
-                    owner.generation.flush()
-                    count.advance()
-            now = time.monotonic()
-            if now - looked > CHECK_S:
-                looked = now
-                pair.heartbeat()
-                pair.check()
-                count.show()
-            if not events:
-                time.sleep(POLL_S)
+
+def _failure(error: ApiError, works: Sequence[Sequence[_Work]]) -> str:
+    """An error of one prompt, or of the engine, for the user."""
+    failed = next((work.generation for of_prompt in works for work in of_prompt if work.generation.error is error), None)
+    if failed is None or error.status == 503:
+        return f"the engine failed: {error.message}"
+    return f"prompt {failed.index}: {error.message}"
 
 
-def _end_engine(child: Child, segment: str) -> None:
+def _end_engine(child: Child, segment: str, loops: list[EngineLoop]) -> None:
+    for loop in loops:
+        loop.close()
     child.end(ENGINE_STOP_S)
     unlink_stale(segment)  # in case the engine was killed
 

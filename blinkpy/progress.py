@@ -96,7 +96,7 @@ class OutputCount:
     is one: it is called with `total` and `desc`, and what it makes has update(n) and close(). total: 0 shows nothing."""
 
     def __init__(self, shown: bool | Callable[..., Any] | None, total: int):
-        self._done, self._total = 0, total
+        self.done, self._total = 0, total
         self._line: Progress | None = None
         self._bar: Any = None
         if total and callable(shown):
@@ -107,14 +107,14 @@ class OutputCount:
 
     def advance(self) -> None:
         """One more has ended."""
-        self._done += 1
+        self.done += 1
         if self._bar is not None:
             self._bar.update(1)
 
     def show(self) -> None:
         """Draw the line again: now and then, for outputs end often."""
         if self._line is not None:
-            self._line(GENERATING, self._done, self._total)
+            self._line(GENERATING, self.done, self._total)
 
     def close(self) -> None:
         self.show()

@@ -45,7 +45,8 @@ Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int
 class LinkOwner(Protocol):
     """What a link needs of the engines of its worker."""
 
-    several: bool  # there may be more than one engine: generations have flights, and messages name the engine
+    several: bool  # there may be more than one engine: the log names each
+    keeps_flights: bool  # generations have flights
     metrics: Metrics
     thread: LinkThread
 
@@ -303,7 +304,7 @@ class EngineLink:
             completions = pair.poll(MOST_COMPLETIONS, MOST_FINAL)
             now = time.monotonic()
             began, clumped = self._step or (now, False)
-            if completions and self._owner.several:
+            if completions and self._owner.keeps_flights:
                 self._load.ended(note_flights(completions))
             clumped |= bool(completions) and feed(completions, now, began, self._metrics, self.cancel)
             held = bool(self._held)

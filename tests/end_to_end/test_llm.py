@@ -1,5 +1,6 @@
 """The offline API, through the same queues and the same engine as the server."""
 
+import asyncio
 import json
 import math
 import os
@@ -7,12 +8,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from support.front_end.chat_templates import HARMONY, HERMES
+from support.waiting import wait_for
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
@@ -363,6 +366,34 @@ def test_outputs_are_counted_on_standard_error(null: LLM, capfd: pytest.CaptureF
     assert null.generate([], params, use_tqdm=Bar) == []
     assert [(bar.total, bar.steps, bar.open) for bar in Bar.made] == [(n, n, False) for n in (len(prompts) * params.n, params.n)]
     assert capfd.readouterr().err == ""
+
+
+def test_an_interrupted_call_leaves_no_request_behind(null: LLM) -> None:
+    """The next call finds all slots free, and its own outputs alone."""
+    params = SamplingParams(max_tokens=2000, ignore_eos=True, seed=1)
+
+    class Interrupting(Bar):
+        def update(self, steps: int) -> None:
+            raise KeyboardInterrupt
+
+    prompts = ["a"] * 20
+    with pytest.raises(KeyboardInterrupt):
+        null.generate(prompts, [replace(params, max_tokens=1)] * 3 + [params] * 17, use_tqdm=Interrupting)
+    wait_for(lambda: null._pair.in_flight == 0)
+    short = replace(params, max_tokens=5)
+    assert [output.outputs[0].token_ids for output in null.generate(prompts, short)] == [
+        null.generate("a", short)[0].outputs[0].token_ids
+    ] * len(prompts)
+
+
+def test_it_works_within_a_running_event_loop(null: LLM) -> None:
+    """As in a notebook."""
+    params = SamplingParams(max_tokens=3, ignore_eos=True, seed=1)
+
+    async def ask() -> list[int]:
+        return null.generate("a", params)[0].outputs[0].token_ids
+
+    assert asyncio.run(ask()) == null.generate("a", params)[0].outputs[0].token_ids
 
 
 def test_chat_takes_parts_as_text_and_refuses_what_is_none(demo: LLM) -> None:

@@ -51,6 +51,7 @@ class Engines:
     pieces: the bytes of each token, as of blinkpy.dpu.fleet.moves.
     most_moves: of one generation; move_timeout_s: longest time of all its pauses together.
     rule: of the placement.
+    records_output: keep the token ids of each generation's output in its flight; always so if there are several engines.
     watch: a coroutine that calls its argument with the engines that are listed now, again and again; it never ends.
     """
 
@@ -65,7 +66,9 @@ class Engines:
         move_timeout_s: float = 30.0,
         rule: Rule = prefix,
         watch: Watch | None = None,
+        records_output: bool = False,
     ):
+        self.keeps_flights = several or records_output
         self.metrics, self.several, self.thread = metrics, several, thread or LinkThread()
         self._rule, self._watch = rule, watch
         self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
@@ -212,7 +215,7 @@ class Engines:
         """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt go to one engine
         while it has slots. If the arenas of an engine are full, they wait in order. Raises ApiError with status 429 or 503,
         and ValueError for a request that can never fit."""
-        if self.several:
+        if self.keeps_flights:
             work = [(generation, prompt, self._seeded(sampling)) for generation, prompt, sampling in work]
             for generation, prompt, sampling in work:
                 generation.flight = Flight(prompt, sampling, generation.grammar)
@@ -245,10 +248,9 @@ class Engines:
 
     def cancel(self, generation: Generation) -> None:
         """Ask its engine to end it. Between two engines there is nothing to end: it does not move once it is closed."""
-        if generation.flight is None:
-            self.links[0].cancel(generation)
-        elif generation.flight.engine >= 0:
-            self._all[generation.flight.engine].cancel(generation)
+        engine = 0 if generation.flight is None else generation.flight.engine
+        if engine >= 0:
+            self._all[engine].cancel(generation)
 
     def fail_all(self, error: ApiError) -> None:
         """End all requests with an error, and cancel them in the engines."""

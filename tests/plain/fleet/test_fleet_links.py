@@ -31,7 +31,7 @@ def gone() -> Any:
 
 def made_link() -> Any:
     owner: Any = SimpleNamespace(
-        several=True, metrics=SimpleNamespace(count=lambda *_: None), thread=THREAD, gauge=lambda *_: None,
+        several=True, keeps_flights=True, metrics=SimpleNamespace(count=lambda *_: None), thread=THREAD, gauge=lambda *_: None,
         take_back=lambda *_: None, link_lost=lambda _: None,
     )  # fmt: skip
     return EngineLink(owner, 3, EngineEntry("first", gone, ANY))
