@@ -35,7 +35,7 @@ from benchmarks.serving.attack_requests import pieces_of
 
 STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3})")
 MOST_REQUESTS = 20_000  # of one attack
-PREPARED_BYTES = 64 << 20
+PREPARED, PREPARED_BYTES = 1000, 64 << 20
 PAUSE_S = 0.02  # between two connections of a client
 DRIP_S, SIP_S, SIP_BYTES = 0.1, 0.1, 1024
 MIDWAY_S, IDLE_S = 1.0, 1.0
@@ -77,7 +77,7 @@ class Assault:
         key = goal.key_of(attack.who)
         self._requests = [pieces_of(attack, key, self._rng)]
         room = PREPARED_BYTES // (1 + sum(map(len, self._requests[0])))
-        count = min(attack.prepared, attack.connections, room)
+        count = min(attack.prepared, room, PREPARED)
         self._requests += [pieces_of(attack, key, self._rng) for _ in range(count - 1)]
         self._left = MOST_REQUESTS
         self.seen: Seen = Counter() if seen is None else seen

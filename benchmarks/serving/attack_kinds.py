@@ -53,4 +53,11 @@ ANSWERS = (
     _completion("all slots", ENGINE, "ask for many choices", {"prompt": ["a", "b"], "n": 1, "max_tokens": 200}, "n"),
     _completion("echo", MEMORY, "have the prompt repeated", {"prompt": "word " * 100, "echo": True, "n": 1}, "n"),
 )  # fmt: skip
-KINDS = {kind.name: kind for kind in (*WORK_KINDS, *GETS, *BODIES, *ANSWERS)}
+# Bodies of a random field in a random shape (attack_shapes.py), of 1,700 bytes times the size.
+ANY_FIELD, ANY_FIELD_BYTES = "*", 1700
+FIELDS = tuple(
+    WorkKind(f"fields of {endpoint.path}", LOOP, "send any field in any shape", True, "POST", endpoint.path, {}, ANY_FIELD)
+    for endpoint in ENDPOINTS
+    if endpoint.body is not None
+)
+KINDS = {kind.name: kind for kind in (*WORK_KINDS, *GETS, *BODIES, *ANSWERS, *FIELDS)}

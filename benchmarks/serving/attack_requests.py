@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.serving.attack_grammar import CHUNKED, DRIPPED, PIPELINED, STALLED, STAYS, Attack
-from benchmarks.serving.attack_kinds import KINDS, LARGEST
+from benchmarks.serving.attack_kinds import ANY_FIELD, ANY_FIELD_BYTES, KINDS, LARGEST
+from benchmarks.serving.attack_shapes import random_body
 from blinkpy.dpu.admission.work_kinds import WorkKind
 
 PIPELINE = 50  # requests in one write
@@ -68,6 +69,8 @@ def body_of(kind: WorkKind, size: int, rng: random.Random) -> bytes:
     """A body of a kind, or b"" for a kind without a body."""
     if kind.body is None:
         return b""
+    if kind.grows == ANY_FIELD:
+        return random_body(kind.path, min(LARGEST, ANY_FIELD_BYTES * size), rng)
     if kind.name == "nesting":
         return nested(8 * min(size, 50_000))
     body = dict(kind.body)
