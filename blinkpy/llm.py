@@ -41,9 +41,9 @@ from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError
 from blinkpy.progress import OutputCount, Progress
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import Int32
 from blinkpy.sampling_params import SamplingParams
 from blinkpy.serving.engine_loop import EngineLoop
 from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S

@@ -27,8 +27,8 @@ from blinkpy.kernels.sampling.mask_illegal import GrammarView
 from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
+from blinkpy.queues.words import LOGPROB_ENTRIES
 
 MAX_MODEL_LEN, SLOTS = 8192, 512
 

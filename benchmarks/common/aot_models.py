@@ -31,7 +31,7 @@ from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, own_dtype
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.queues.words import LOGPROB_ENTRIES
 
 ROOT = Path(__file__).parents[2]
 PAGE_SIZE = 16

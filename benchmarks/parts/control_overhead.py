@@ -29,12 +29,10 @@ from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state import DECODE_ROWS, EMITS, ROWS, RUNNING_COUNT
 from blinkpy.kv.state_memory import make_state
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import LONG_SEED
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, STATE_READY
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, STATE_READY
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import create_segment
 

@@ -27,8 +27,8 @@ from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv.state import DECODE_ROWS, MAX_CONTEXT, ROWS, Batch, Requests
-from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 STEP_STREAMS = 16
 PROMPT_TOKENS = 48

@@ -30,9 +30,8 @@ from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeErro
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.completion import FINISH_ERROR, FINISH_MASK
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import STATE_READY
+from blinkpy.queues.words import FINISH_ERROR, FINISH_MASK, STATE_READY
 
 TARGET_MS = 50.0
 COMPILE_S, COMPILE_BYTES = 10.0, 128 << 20

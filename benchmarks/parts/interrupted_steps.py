@@ -35,9 +35,12 @@ from benchmarks.common.nvml import EnergyMeter  # noqa: E402
 from blinkpy.config import Config, ConfigError  # noqa: E402
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
-from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK  # noqa: E402
 from blinkpy.queues.request_parameters import RequestParameters  # noqa: E402
-from blinkpy.queues.words import COUNTER  # noqa: E402
+from blinkpy.queues.words import (  # noqa: E402
+    COUNTER,
+    FINISH_LENGTH,
+    FINISH_MASK,
+)
 
 SHORT, QUEUED = 16, 3  # tokens of a latency-sensitive prompt; prompts of best effort that wait or run
 IDLE_SAMPLES = 30

@@ -27,10 +27,8 @@ from benchmarks.common.harness import Flag, Run, check, on_cores, run_benchmark
 from blinkpy.device.portable import load_acquire, load_relaxed, now_ns, store_relaxed, store_release
 from blinkpy.dpu.link.connect_shm import ShmTransport, attach_segment
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.views import engine_views
+from blinkpy.queues.layout import EngineFacts, QueueSizes, engine_views
+from blinkpy.queues.words import FINISH_LENGTH, FLAG_SHIFT, HAS_TOKEN, LAP_SHIFT, LAPS, TOKEN_MASK, TOKEN_SHIFT, lap_of
 from blinkpy.transport.segment import create_segment, segment_path
 
 TARGET_US = 5.0

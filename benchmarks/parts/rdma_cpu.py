@@ -29,11 +29,10 @@ from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import DEPTH, RdmaTransport
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
-from blinkpy.queues.header import HEADER, EngineFacts
-from blinkpy.queues.layout import BLOCK_WORDS, QueueSizes
+from blinkpy.queues.layout import BLOCK_WORDS, HEADER, EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import WORD_PROMPT_OFFSET
+from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN, TOKEN_MASK, lap_of, pack_completion
 from blinkpy.transport.handshake import Region, Welcome
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.verbs import INLINE_WANTED, Endpoint

@@ -1,6 +1,6 @@
 """Where a fleet's requests go: placements compared.
 
-The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/fleet_check/fleet_simulation.py), and so is
+The schedulers are the real ones, compiled, each behind a queue pair (blinkpy/verify/policy_check/fleet_simulation.py), and so is
 the placement; only the clock is synthetic: a step takes step_us, row_us for each decoding row and token_us for each token of a
 prompt. Each figure is the median over the seeds. "(one engine)" has the rows, pages and speed of all.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
 from blinkpy.scheduler.policies import SHIPPED
-from blinkpy.verify.fleet_check.fleet_comparison import ONE_ENGINE, FleetFigures, compare
-from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS
+from blinkpy.verify.policy_check.fleet_report import ONE_ENGINE, FleetFigures, compare
+from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS
 from blinkpy.verify.policy_check.timed_server import ServerModel
 
 DEFAULT = "prefix"

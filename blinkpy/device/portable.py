@@ -4,8 +4,8 @@ block.
 Everything else in the scheduler is one source. A function here has
 
 - a plain Python body, the `def` below: the reference;
-- a body for numba.njit, of the intrinsics in device/targets/cpu_primitives.py;
-- a body for numba.cuda, of those in device/targets/cuda_primitives.py, cuda_collectives.py and cuda_strided.py; registered by
+- a body for numba.njit, of the intrinsics in device/cpu_primitives.py;
+- a body for numba.cuda, of those in device/cuda_primitives.py; registered by
   `register_cuda`, since numba-cuda is an optional package.
 
 *Lanes.* Device code runs as `lanes` lanes of one block (any number; on a GPU a multiple of 32), each
@@ -21,13 +21,81 @@ the whole system: host, GPU, network card.
 
 import time
 from functools import cache, partial
+from typing import Any
 
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+from numba.core.environment import lookup_environment
 from numba.extending import overload, register_jitable
 
+from blinkpy.device import cpu_primitives
 from blinkpy.device.expect import register_expect
-from blinkpy.device.inner_code import optimise_once
 from blinkpy.device.table_codegen import is_words, register_cuda_tables
-from blinkpy.device.targets import cpu_primitives
+
+ENTRIES = ("_ZN7cpython", "cfunc.")  # how the names of functions begin that Python and C call
+COMPILED = "_ZN"  # and of all that Numba compiles from Python
+ENVIRONMENT = "_ZN08NumbaEnv"
+
+
+class SharedLibrary(JITCodeLibrary):
+    """The code of one function and its callees. `put_off`: it has no entry point yet, and so no machine code."""
+
+    put_off = False
+
+    def _has_no_entry(self) -> bool:
+        names = [function.name for function in self._final_module.functions if _is_seen(function)]
+        return bool(names) and all(name.startswith(COMPILED) and not name.startswith(ENTRIES) for name in names)
+
+    def _optimize_final_module(self) -> None:
+        if not self._has_no_entry():
+            super()._optimize_final_module()
+
+    def _finalize_final_module(self) -> None:
+        if not self._has_no_entry():
+            self._emit()
+            return
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = self.put_off = True
+
+    def _emit(self) -> None:
+        """Make machine code, and let it find the constants of all functions in it."""
+        super()._finalize_final_module()
+        self.put_off = False
+        for variable in self._final_module.global_variables:
+            environment = lookup_environment(variable.name) if variable.name.startswith(ENVIRONMENT) else None
+            if environment is not None:
+                self._codegen.set_env(variable.name, environment)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        if self.put_off:
+            if all(function.name != name for function in self.get_defined_functions()):
+                return 0
+            super()._optimize_final_module()
+            self._emit()
+        pointer: int = super().get_pointer_to_function(name)
+        return pointer
+
+
+def _is_seen(function: Any) -> bool:
+    """Whether a function is visible outside its module."""
+    return not function.is_declaration and function.linkage.name == "external"
+
+
+_set_environment = JITCPUCodegen.set_env
+
+
+def _set_environment_of_code(self: Any, name: str, environment: Any) -> None:
+    """Numba's own, for code that is there already; see SharedLibrary._emit."""
+    if self._engine.is_symbol_defined(name):
+        _set_environment(self, name, environment)
+
+
+def optimise_once() -> None:
+    """Enable this for the process. Code compiled earlier is unchanged."""
+    JITCPUCodegen.set_env = _set_environment_of_code
+    JITCPUCodegen._library_class = SharedLibrary
+
 
 optimise_once()
 # Without C entry points, which are never used but take a seventh of the scheduler's compile time.
@@ -144,10 +212,11 @@ inner_overload(block_max, target="cpu")(lambda value, lane, lanes: lambda value,
 @cache
 def register_cuda():
     """Add the CUDA bodies, once, and return the module numba.cuda. Raises ImportError without numba-cuda."""
+    from blinkpy.device import cuda_primitives
+    from blinkpy.device import cuda_primitives as cuda_collectives
     from blinkpy.device.cuda.kernel_compiler import cuda
     from blinkpy.device.cuda.kernel_compiler import overload as cuda_overload
-    from blinkpy.device.targets import cuda_collectives, cuda_primitives
-    from blinkpy.device.targets.cuda_strided import make_strided
+    from blinkpy.device.cuda_primitives import make_strided
 
     register_cuda_tables()
     _register_primitives(cuda_overload, "cuda", cuda_primitives)

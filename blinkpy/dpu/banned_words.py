@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS
+from blinkpy.queues.words import Int32
 
 MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words of one request, each in up to two spellings; characters of one
 

@@ -25,10 +25,9 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
 from blinkpy.dpu.token_feed import feed, note_flights
 from blinkpy.dpu.watched_tasks import WatchedTasks
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import STATE_READY
+from blinkpy.queues.words import STATE_READY, Int32
 from blinkpy.transport.contract import TransportError
 
 LINK = "the link to the engine"  # in the log

@@ -11,12 +11,11 @@ from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
 from blinkpy.dpu.tools.reasoning_counter import ReasoningCounter
-from blinkpy.queues import completion
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues import words as completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.completion import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN, Int32
 
 STOP, LENGTH = "stop", "length"
 MAX_CHOICES = 128  # of one prompt

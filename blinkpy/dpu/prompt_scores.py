@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from blinkpy.dpu.token_logprobs import Record, TokenLogprobs, token_logprobs
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
+from blinkpy.queues.words import TOP_LOGPROBS
 
 MOST_SCORES = 1 << 18
 """Log probabilities of one prompt: bounds the memory of an answer that is on its way."""

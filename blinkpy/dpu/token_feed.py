@@ -5,7 +5,7 @@ from collections.abc import Callable
 from blinkpy.dpu.generation import Generation, Sink
 from blinkpy.dpu.link.queue_pair import CompletionEvent
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
+from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN
 
 
 def feed(

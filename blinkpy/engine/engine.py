@@ -23,9 +23,8 @@ from blinkpy.models.weights.checkpoint import with_stored_head
 from blinkpy.models.weights.model_folder import resolve_model
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
-from blinkpy.queues.header import EngineFacts
+from blinkpy.queues.layout import EngineFacts, EngineViews
 from blinkpy.queues.page_hash import HASH_MULTIPLIER_RANGE
-from blinkpy.queues.views import EngineViews
 from blinkpy.scheduler.policy_vetting import vetted_policy
 from blinkpy.transport.segment import Segment, create_segment
 from blinkpy.transport.transport_kinds import chosen_end

@@ -7,7 +7,7 @@ from pathlib import Path
 from blinkpy.config import Config
 from blinkpy.model_files import open_file, read_bytes
 from blinkpy.models.weights.safetensors_files import weight_files
-from blinkpy.queues.content_digest import digest_of_bytes
+from blinkpy.queues.words import digest_of_bytes
 
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: other weights differ nearly everywhere
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.queues.words import COUNTER, ENGINE_POLICY_FAULT
+from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy, is_shipped
-from blinkpy.scheduler.policy_fault import describe_policy_fault
 
 logger = logging.getLogger("blinkpy.engine")
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from blinkpy.config import ConfigError
-from blinkpy.kv.token_bytes import TokenBytes
+from blinkpy.kv.grammars import TokenBytes
 
 logger = logging.getLogger("blinkpy.engine")
 

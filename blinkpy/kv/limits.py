@@ -14,8 +14,7 @@ from blinkpy.config import (
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
 from blinkpy.queues.byte_automaton import CELLS_WORD
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
 CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long

@@ -10,12 +10,39 @@ from numpy.typing import NDArray
 
 from blinkpy.config import ConfigError
 from blinkpy.device.array_trees import named_arrays
+from blinkpy.device.portable import device
 from blinkpy.kv import state as kinds
+from blinkpy.kv.grammars import TokenBytes, follow, is_allowed
 from blinkpy.kv.limits import Limits, default_buckets
-from blinkpy.kv.token_bytes import TokenBytes
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
-from blinkpy.queues.submission import SQ_ENTRY_WORDS
-from blinkpy.queues.words import COUNTER_NAMES
+from blinkpy.queues.submission import SQ_ENTRY_WORDS, STOP_IDS, WORD_MIN_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.words import COUNTER_NAMES, LOGPROB_ENTRIES
+
+
+@device
+def synthetic_choice(grammars, requests, slot, token, vocab_size):
+    """The next token of a request if the model proposes `token`.
+
+    For a scored prompt: its next token. Otherwise the first token that the grammar, or else the token rules,
+    allow, counting cyclically from `token`; `token` itself if none is allowed.
+    """
+    length = requests.length[slot]
+    if length < requests.prompt_length[slot]:
+        return requests.tokens[slot, length]
+    if requests.grammar[slot] < 0 and requests.rules[slot] < 0:
+        return token
+    counts = length + 1 - requests.prompt_length[slot] > requests.entry[slot, WORD_MIN_TOKENS]
+    for i in range(vocab_size):
+        candidate = (token + i) % vocab_size
+        if requests.grammar[slot] < 0:
+            fine = is_allowed(grammars.words, requests.rules[slot], candidate)
+        else:
+            stops = False
+            for k in range(STOP_IDS):
+                stops = stops or (counts and requests.entry[slot, WORD_STOP_IDS + k] == candidate)
+            fine = follow(grammars, requests.grammar[slot], requests.grammar_state[slot], candidate, stops) >= 0
+        if fine:
+            return candidate
+    return token
 
 
 def make_state(

@@ -20,8 +20,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.array_types import Int32
-from blinkpy.queues.content_digest import digest_of
+from blinkpy.queues.words import Int32, digest_of
 
 BYTES = 256
 MOST_STATES = (1 << 15) - 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
+from blinkpy.queues.words import TOP_LOGPROBS
 
 Bounds = tuple[float, float]  # inclusive
 

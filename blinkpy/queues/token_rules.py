@@ -23,8 +23,7 @@ from typing import Self
 
 import numpy as np
 
-from blinkpy.queues.array_types import Int32
-from blinkpy.queues.content_digest import digest_of
+from blinkpy.queues.words import Int32, digest_of
 
 MARK = -1
 MARK_WORD, BIASES_WORD, SEQUENCES_WORD, BITMASK_WORD = range(4)

@@ -1,5 +1,10 @@
 """The words of a segment, int64 each: indices into the blocks of the engine, the host and each queue pair, and their values."""
 
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
 # Front-end region, int64. Words that change together are neighbours, so that one RDMA write covers them.
 FRONT_DOORBELL = 0  # epoch << 32 | submission tail (entries, modulo 2**32)
 FRONT_CQ_HEAD = 1  # epoch << 32 | completions read (modulo 2**32)
@@ -58,3 +63,95 @@ STATE_NAMES = ("starting", "ready", "draining", "stopped", "faulted")
 CONTROL_COMMAND = 0  # COMMAND_*
 CONTROL_FAULT = 1  # 1: the host saw the engine die
 COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP = range(3)
+
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+DIGEST_BITS = 62
+
+
+def digest_of(words: Int32) -> int:
+    """DIGEST_BITS of a hash: equal words have equal ones, others different ones."""
+    return digest_of_bytes(words.tobytes())
+
+
+def digest_of_bytes(content: bytes) -> int:
+    """The same of bytes."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> (64 - DIGEST_BITS)
+
+
+NAME_BITS = 22
+NAME_MASK = (1 << NAME_BITS) - 1
+HIT_SHIFT = 42
+HIT_LIMIT = 1 << 63 - HIT_SHIFT  # pages; a context has less
+WAIT_SHIFT = 20  # from ns to the unit of waits, about a millisecond
+WAIT_LIMIT = 1 << HIT_SHIFT - NAME_BITS  # units; longer waits count as WAIT_LIMIT - 1
+
+
+def name_of(request_id: int) -> int:
+    """The name of a request: all bits of its id, folded, so that neighbours and epochs differ."""
+    return (request_id ^ request_id >> NAME_BITS ^ request_id >> 2 * NAME_BITS) & NAME_MASK
+
+
+def pack_hits(request_id: int, pages: int, waited_ns: int = 0) -> int:
+    """The word of a request. pages: below HIT_LIMIT."""
+    return name_of(request_id) | min(waited_ns >> WAIT_SHIFT, WAIT_LIMIT - 1) << NAME_BITS | pages << HIT_SHIFT
+
+
+def hits_of(word: int, request_id: int) -> int:
+    """Pages of a request, 0 where the word is another one's."""
+    return word >> HIT_SHIFT if word & NAME_MASK == name_of(request_id) else 0
+
+
+def wait_of(word: int, request_id: int) -> int:
+    """How long a request waited, ns; -1 where the word is another one's."""
+    return (word >> NAME_BITS & WAIT_LIMIT - 1) << WAIT_SHIFT if word & NAME_MASK == name_of(request_id) else -1
+
+
+TOP_LOGPROBS = 20
+LOGPROB_ENTRIES = 1 + TOP_LOGPROBS  # the sampled token, then the most likely ones in descending order
+LOGPROB_ENTRY = np.dtype([("token", "<i4"), ("logprob", "<f4")])  # token -1: there are no more tokens of finite logit
+RECORD_BYTES = LOGPROB_ENTRIES * LOGPROB_ENTRY.itemsize
+# Device code and steps take a pair for one int64 word.
+NO_LOGPROB_ENTRY = int(np.array((-1, -np.inf), LOGPROB_ENTRY).view(np.int64))
+
+Records = NDArray[np.void]  # [n, LOGPROB_ENTRIES] of LOGPROB_ENTRY
+
+
+CQ_ENTRY_BYTES = 8
+TOKEN_SHIFT, FLAG_SHIFT, LAP_SHIFT = 16, 40, 48
+SLOT_MASK, TOKEN_MASK, FLAG_MASK, LAP_MASK = 0xFFFF, 0xFFFFFF, 0xFF, 0x7FFF
+LAPS = LAP_MASK  # laps count 1..LAPS and start over; 0 is memory that was never written
+
+FINISH_MASK = 0x0F
+FINISH_NONE = 0
+FINISH_STOP = 1  # a stop id was sampled; the entry carries it
+FINISH_LENGTH = 2  # max_tokens or the model's context was reached
+FINISH_CANCELLED = 3
+FINISH_REJECTED = 4  # the entry was not valid: the token field holds REJECT_*
+FINISH_ERROR = 5  # the engine could not continue this request
+FINISH_COMPLETE = 6  # the request's grammar allows nothing more: the entry's token is the output's last one
+HAS_TOKEN = 0x10  # the token field is a generated token
+HAS_LOGPROBS = 0x20  # and there is a record at the same position
+
+REJECT_PROMPT = 1  # prompt empty or outside the arena
+REJECT_LENGTH = 2  # prompt + max_tokens beyond max_model_len
+REJECT_PAGES = 3  # can never fit into the page pool
+REJECT_SLOT_BUSY = 4  # reserved: an entry for a busy slot is counted, and no word is sent, which would end the slot's owner
+REJECT_HASHES = 5  # page hashes outside their arena, or not one for each full page of the prompt
+REJECT_TOKEN = 6  # a prompt token is outside the vocabulary
+REJECT_PARAMETER = 7  # max_tokens below 1, a value outside its range, or a prompt that is all output
+REJECT_GRAMMAR = 8  # no byte automaton, or too large
+REJECT_SHARE = 9  # the queue pair's requests have as many different grammars and token rules as its share holds
+REJECT_RULES = 10  # no token rules, or too long
+
+
+def pack_completion(slot: int, token: int, flags: int, lap: int) -> int:
+    return slot | token << TOKEN_SHIFT | flags << FLAG_SHIFT | lap << LAP_SHIFT
+
+
+def lap_of(position: int, cq_entries: int) -> int:
+    """Lap counter of the completion at a position (entries since the segment was made)."""
+    return position // cq_entries % LAPS + 1

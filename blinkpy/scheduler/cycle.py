@@ -23,19 +23,16 @@ from blinkpy.kv import state as S
 from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP
 from blinkpy.scheduler.pace import holds_step, time_step
 from blinkpy.scheduler.phases.admit import admit
-from blinkpy.scheduler.phases.commit import commit
-from blinkpy.scheduler.phases.endings import mark_ending, notify_ends, release_ended
+from blinkpy.scheduler.phases.commit import commit, mark_ending, notify_ends, release_ended
+from blinkpy.scheduler.phases.completions import publish_deferred, publish_status
 from blinkpy.scheduler.phases.fast_path import NOT_FAST, take_fast_path
 from blinkpy.scheduler.phases.forecast import count_computed, forecast, grow_for_forecast
-from blinkpy.scheduler.phases.inbox import read_inbox
 from blinkpy.scheduler.phases.intake import intake
-from blinkpy.scheduler.phases.ownership import apply_verdicts, validate_front_words
+from blinkpy.scheduler.phases.ownership import apply_verdicts, read_inbox, validate_front_words
 from blinkpy.scheduler.phases.plan import plan_batch, step_budget
 from blinkpy.scheduler.phases.preempt import grow_pages
-from blinkpy.scheduler.phases.publish import publish_deferred, publish_status
 from blinkpy.scheduler.phases.recorder import record_turn
-from blinkpy.scheduler.phases.stall import update_stalls
-from blinkpy.scheduler.phases.waiting_list import make_rank_waiting
+from blinkpy.scheduler.phases.waiting_list import make_rank_waiting, update_stalls
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.scheduler.suspension import (
     between_groups,

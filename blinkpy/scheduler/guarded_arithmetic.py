@@ -6,21 +6,46 @@ checks before it computes. Their last arguments are faults, at and place: int64 
 policy_fault, the request's index there, and the number of the source line.
 """
 
+from typing import NamedTuple
+
 from blinkpy.device.portable import device
-from blinkpy.scheduler.policy_fault import (
-    BAD_INDEX,
-    BAD_RANK,
-    BAD_SHIFT,
-    BAD_STEP,
-    ENDLESS,
-    FAULT_SHIFT,
-    KIND_BITS,
-    MOST_ROUNDS,
-    OVERFLOW,
-    ROUNDS_MASK,
-    WORST_RANK,
-    ZERO_DIVISION,
-)
+
+FAULT_SHIFT = 32
+KIND_BITS = 4
+KIND_MASK = (1 << KIND_BITS) - 1
+ROUNDS_MASK = (1 << FAULT_SHIFT) - 1
+
+MOST_ROUNDS = 1 << 16
+"""Rounds of loops in one call, of all of them together; on a GPU a few milliseconds."""
+WORST_RANK = (1 << 63) - 2
+"""The rank of a request whose policy faulted, and the greatest rank: only stalled requests go before it when pages run out."""
+
+ZERO_DIVISION, OVERFLOW, BAD_INDEX, BAD_SHIFT, BAD_STEP, ENDLESS, BAD_RANK = range(1, 8)
+FAULT_TEXTS = {
+    ZERO_DIVISION: "division by zero",
+    OVERFLOW: "the result does not fit into 64 bits",
+    BAD_INDEX: "index out of range",
+    BAD_SHIFT: "a shift by a negative number, or a power with a negative exponent",
+    BAD_STEP: "a range with step 0, or that spans more than 64 bits",
+    ENDLESS: f"loops of more than {MOST_ROUNDS:,} rounds in all",
+    BAD_RANK: f"a rank above {WORST_RANK}",
+}
+
+
+class Place(NamedTuple):
+    """A line of a policy's source."""
+
+    file: str
+    line: int
+
+
+def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place, str]:
+    """The place and kind of a fault. places: the policy's. Raises ValueError for an unknown number."""
+    place, kind = fault >> KIND_BITS, fault & KIND_MASK
+    if not (0 <= place < len(places) and kind in FAULT_TEXTS):
+        raise ValueError(f"{fault} is not a fault of this policy")
+    return places[place], FAULT_TEXTS[kind]
+
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 HALF = 1 << 31  # products of smaller numbers fit

@@ -12,8 +12,7 @@ from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv.invariants.check_state import check_scratch, state_faults, table_faults
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.queues.layout import EngineViews, QueueLayout, QueueSizes, engine_views
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.scheduler.policy_key import policy_digest

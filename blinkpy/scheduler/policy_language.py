@@ -28,7 +28,7 @@ from numba.core.dispatcher import Dispatcher
 from blinkpy.device.lanes import definition_of
 from blinkpy.device.portable import device
 from blinkpy.scheduler import guarded_arithmetic as G
-from blinkpy.scheduler.policy_fault import Place
+from blinkpy.scheduler.guarded_arithmetic import Place
 from blinkpy.scheduler.policy_key import LIBRARIES
 
 Kind = Literal["integer", "truth", "request"]

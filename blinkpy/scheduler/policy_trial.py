@@ -18,9 +18,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.scheduler.guarded_arithmetic import checked_rank
+from blinkpy.scheduler.guarded_arithmetic import FAULT_SHIFT, checked_rank, describe_policy_fault
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, guarded_policy, policy_source, read_policy
-from blinkpy.scheduler.policy_fault import FAULT_SHIFT, describe_policy_fault
 from blinkpy.scheduler.policy_key import policy_digest
 from blinkpy.scheduler.policy_language import PolicyError
 from blinkpy.scheduler.policy_vetting import Finding

@@ -11,7 +11,7 @@ docs/verification.md.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, device, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.queues.words import COMMAND_STOP
 from blinkpy.scheduler.phases.preempt import missing_pages, spare_pages
 from blinkpy.scheduler.yielding import next_to_pass, sensitive_prompt_runs

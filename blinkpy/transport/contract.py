@@ -25,10 +25,8 @@ Positions count entries since the segment was made; a ring's place is the positi
 
 from typing import NamedTuple, Protocol
 
-from blinkpy.queues.array_types import Int32, Int64
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueLayout
-from blinkpy.queues.logprob_record import Records
+from blinkpy.queues.layout import EngineFacts, QueueLayout
+from blinkpy.queues.words import Int32, Int64, Records
 
 
 class TransportError(OSError):

@@ -4,7 +4,7 @@ import mmap
 import os
 
 from blinkpy.queues import words as W
-from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import read_header
 from blinkpy.transport.segment import open_file, segment_path
 
 

@@ -21,8 +21,7 @@ import socket
 import time
 from typing import Any, NamedTuple
 
-from blinkpy.queues.header import VERSION
-from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.layout import VERSION, LayoutError
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.link_key import ENGINE, FRONT_END, PROOF_DIGITS, LinkKey
 from blinkpy.transport.verbs import Endpoint

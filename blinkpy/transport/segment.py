@@ -23,9 +23,7 @@ import time
 from pathlib import Path
 
 from blinkpy.config import ENGINE_NAME
-from blinkpy.queues.header import EngineFacts, write_header
-from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.queues.layout import EngineFacts, EngineViews, QueueLayout, QueueSizes, engine_views, write_header
 from blinkpy.transport.contract import TransportError
 
 FOLDER = Path("/dev/shm")

@@ -20,9 +20,18 @@ from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv.state import ARRIVALS, FINISHING, Batch, Requests
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_PROGRESS, ENGINE_STATE, GAUGE, STATE_FAULTED, STATE_STOPPED
+from blinkpy.queues.words import (
+    COUNTER,
+    ENGINE_HEARTBEAT,
+    ENGINE_PROGRESS,
+    ENGINE_STATE,
+    FINISH_CANCELLED,
+    FINISH_LENGTH,
+    GAUGE,
+    STATE_FAULTED,
+    STATE_STOPPED,
+)
 from blinkpy.recording.dump_file import read_dump
 from blinkpy.scheduler.cycle import make_phases
 from blinkpy.scheduler.policies import load_policy, short_prompts

@@ -18,9 +18,8 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.engine import Engine, make_engine
 from blinkpy.kv import state as S
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT
+from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, FINISH_CANCELLED, FINISH_LENGTH
 
 LONG_MS = 60_000  # no test waits for it
 

@@ -31,8 +31,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.processes import BeatWatch, ChildError
-from blinkpy.queues.header import read_header
-from blinkpy.queues.layout import BLOCK_WORDS
+from blinkpy.queues.layout import BLOCK_WORDS, read_header
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
 from blinkpy.serving import kept_engine
 from blinkpy.serving.kept_engine import KeptEngine

@@ -24,7 +24,7 @@ def memory() -> Iterator[int]:
 
 
 def test_a_dma_buf_covers_the_memory(memory) -> None:
-    from blinkpy.device.cuda.gpu_memory_views import export_dmabuf
+    from blinkpy.device.cuda.cuda_graphs import export_dmabuf
 
     descriptor = export_dmabuf(memory, LENGTH)
     try:
@@ -35,7 +35,7 @@ def test_a_dma_buf_covers_the_memory(memory) -> None:
 
 
 def test_what_is_no_gpu_memory_is_refused(memory) -> None:
-    from blinkpy.device.cuda.gpu_memory_views import export_dmabuf
+    from blinkpy.device.cuda.cuda_graphs import export_dmabuf
 
     for address, length in ((4096, 4096), (memory + 1, 4096), (memory, 1 << 50)):
         with pytest.raises(OSError, match="cuMemGetHandleForAddressRange") as caught:

@@ -11,8 +11,8 @@ from support.models import model_zoo
 
 from blinkpy.config import ConfigError
 from blinkpy.engine.engine import make_engine
-from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH
 
 
 @pytest.mark.parametrize("control", ["gpu", "host"])

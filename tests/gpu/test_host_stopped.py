@@ -15,8 +15,8 @@ from support.gpu.gpu_engine_process import engine_process, tell
 
 from benchmarks.common.model_shapes import SHAPES
 from blinkpy.dpu.link.queue_pair import InFlightRequest
-from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 pytestmark = pytest.mark.whole_gpu  # it looks at how long clients wait
 

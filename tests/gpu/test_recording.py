@@ -10,8 +10,8 @@ from support.recorded_cases import replay_all
 
 from blinkpy.engine.engine import make_engine
 from blinkpy.kv.state import COPIES_BEGUN, COPIES_DONE
-from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH
 from blinkpy.recording.dump_file import read_dump
 from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.policy_vetting import recorded_policy

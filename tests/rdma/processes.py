@@ -10,7 +10,7 @@ import httpx
 from support.commands import START_S, Command
 from support.waiting import wait_for
 
-from blinkpy.queues.header import HEADER, read_header
+from blinkpy.queues.layout import HEADER, read_header
 from blinkpy.queues.words import COUNTER, GAUGE
 from blinkpy.transport.segment import segment_path
 

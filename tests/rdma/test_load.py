@@ -12,9 +12,8 @@ from blinkpy.config import split_address
 from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
 from blinkpy.engine.devices.null_step import synthetic_token
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.words import COUNTER
+from blinkpy.queues.words import COUNTER, FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.transport.handshake import new_owner
 
 FRONT_ENDS, REQUESTS = 2, 5000

@@ -14,11 +14,9 @@ from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, EngineViews, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.views import EngineViews
+from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.segment import create_segment
 

@@ -15,8 +15,7 @@ import pytest
 
 from blinkpy.dpu.link.connect_rdma import attach_rdma
 from blinkpy.engine.link.listen_rdma import RdmaListener
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueLayout, QueueSizes
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import FRONT_DOORBELL
 from blinkpy.transport.handshake import new_owner

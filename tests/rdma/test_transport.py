@@ -15,8 +15,7 @@ from support.waiting import wait_for
 from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.link.queue_pair import EngineLostError, NoRoomError, QueuePair
 from blinkpy.engine.link.listen_rdma import RdmaListener
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import COUNTER, EPOCH_SHIFT, FRONT_CQ_HEAD, FRONT_HEARTBEAT

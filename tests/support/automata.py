@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import BYTES, DEAD, ByteAutomaton
+from blinkpy.queues.words import Int32
 
 
 class WordsOfSlot:

@@ -14,9 +14,8 @@ from blinkpy.config import Config
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
 from blinkpy.engine.engine import Engine
-from blinkpy.queues.completion import FINISH_MASK, HAS_TOKEN
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_MASK, HAS_TOKEN, TOP_LOGPROBS
 from blinkpy.transport.contract import Transport
 
 ATTACH_S, STOP_S, ANSWERS_S = 20.0, 30.0, 120.0

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK, HAS_TOKEN
 
 LONGEST, OUTPUT = 120, 6
 CLEAR = 1e-3  # between two logits: many times what sums in another order differ by

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from blinkpy.kv.limits import Limits
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.verify.sim.synthetic_model import record_word, token_after, value_of
 
 

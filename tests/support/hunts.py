@@ -27,7 +27,7 @@ DECIDE = (
 UNDER_TEST = tuple(
     PACKAGE / part
     for part in (
-        *("scheduler/best_effort.py", "scheduler/cycle.py", "scheduler/pace.py"),
+        *("scheduler/cycle.py", "scheduler/pace.py"),
         *("scheduler/suspension.py", "scheduler/tenant_service.py", "scheduler/yielding.py"),
         *("scheduler/phases", "device/lanes.py"),
         *("kv", "queues", "transport", "dpu/link"),

@@ -11,7 +11,7 @@ from support.scheduler_cases import Case, case_sizes
 
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv.state import COUNTER_INDEX, EMPTY, FAST_PATH, FINISHING, TURNS
-from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import read_header
 from blinkpy.queues.words import COMMAND_RUN
 from blinkpy.recording.recording_layout import NOT_COPIED
 from blinkpy.recording.recording_memory import RecordingMemory

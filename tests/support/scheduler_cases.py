@@ -12,16 +12,14 @@ from blinkpy.device.expect import describe_fault
 from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.invariants.check_state import check_state
-from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.completion import FINISH_REJECTED
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.token_rules import TokenRules
-from blinkpy.queues.words import COUNTER, ENGINE_STATE, PAIR_SQ_HEAD, STATE_READY
+from blinkpy.queues.words import COUNTER, ENGINE_STATE, FINISH_REJECTED, PAIR_SQ_HEAD, STATE_READY
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion

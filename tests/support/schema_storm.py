@@ -16,12 +16,12 @@ from blinkpy.device.compile_cache import cached_njit
 from blinkpy.dpu.grammar.compile_grammar import MOST_BYTES
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
 from blinkpy.kv import grammars as G
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
-from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.models.cpu.cpu_grammar_mask import mask_illegal
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import Int32
 
 MOST_TOKENS = 400  # of an output
 FREE_TOKENS = 60  # chosen without a thought of the end, at most

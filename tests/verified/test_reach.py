@@ -21,10 +21,9 @@ from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, lap_of, pack_completion
-from blinkpy.queues.header import write_header
-from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.layout import LayoutError, write_header
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_LENGTH, FINISH_MASK, HAS_TOKEN, lap_of, pack_completion
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
 from blinkpy.scheduler.policies import fcfs

@@ -14,10 +14,10 @@ from support.seeded_bugs import SCHEDULER_BUGS, Bug, planted
 from blinkpy.device.expect import describe_fault
 from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.__main__ import main
-from blinkpy.verify.sim.draws import draw, start_draws
 from blinkpy.verify.sim.runs import BLOCK, RunReport, Storm, run
 from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
 from blinkpy.verify.sim.simulation import ENDLESS, Failure, Outcome, Simulation, simulate
+from blinkpy.verify.sim.synthetic_model import draw, start_draws
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
 from blinkpy.model_files import has_file, read_bytes
-from blinkpy.queues.content_digest import digest_of_bytes
+from blinkpy.queues.words import digest_of_bytes
 
 Facts = dict[str, int]
 

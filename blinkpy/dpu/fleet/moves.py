@@ -20,9 +20,9 @@ from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watched_tasks import WatchedTasks
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
+from blinkpy.queues.words import Int32
 
 MOVE_POLL_S = 0.02  # between two attempts to find an engine
 MOVES = "the moves between engines"  # in the log

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from blinkpy.dpu.fleet.engine_load import EngineLoad
 from blinkpy.dpu.fleet.placement_rules import PlacedRequest, Rule, least_loaded, prefix
 from blinkpy.dpu.fleet.prefix_record import PrefixRecord
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.words import Int32
 
 __all__ = ["EngineLoad", "Placement"]
 

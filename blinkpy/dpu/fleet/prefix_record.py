@@ -11,7 +11,7 @@ means equal: no prompt can be made that is taken for another one.
 
 from collections import OrderedDict
 
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.words import Int32
 
 TOKEN_BYTES = 4
 

@@ -31,7 +31,7 @@ from blinkpy.dpu.http.wire.exchange import JSON, ClientGone, Exchange
 from blinkpy.dpu.watch.access_log import AccessLog
 from blinkpy.dpu.watch.exposition import Exposition
 from blinkpy.dpu.watch.traces import make_tracer
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.words import Int32
 from blinkpy.version import __version__
 
 EVENTS, TEXT = b"text/event-stream; charset=utf-8", b"text/plain; version=0.0.4; charset=utf-8"

@@ -33,9 +33,9 @@ from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.tokenizer import NOTHING
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import Int32
 
 INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
 

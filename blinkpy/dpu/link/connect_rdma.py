@@ -29,12 +29,22 @@ import numpy as np
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.link.rdma_writes import SendQueue, WritePiece
 from blinkpy.queues import words as W
-from blinkpy.queues.array_types import Int32, Int64
-from blinkpy.queues.completion import CQ_ENTRY_BYTES, FLAG_SHIFT, HAS_LOGPROBS, LAP_SHIFT, SLOT_MASK, lap_of
-from blinkpy.queues.header import read_header
-from blinkpy.queues.layout import BLOCK_WORDS, LayoutError
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, RECORD_BYTES, Records
+from blinkpy.queues.layout import BLOCK_WORDS, LayoutError, read_header
 from blinkpy.queues.submission import WORD_SLOT
+from blinkpy.queues.words import (
+    CQ_ENTRY_BYTES,
+    FLAG_SHIFT,
+    HAS_LOGPROBS,
+    LAP_SHIFT,
+    LOGPROB_ENTRIES,
+    LOGPROB_ENTRY,
+    RECORD_BYTES,
+    SLOT_MASK,
+    Int32,
+    Int64,
+    Records,
+    lap_of,
+)
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.handshake import Hello, Welcome, introduce, new_nonce, new_owner
 from blinkpy.transport.link_key import LinkKey

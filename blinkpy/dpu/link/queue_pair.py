@@ -16,9 +16,12 @@ from typing import Any
 from blinkpy.dpu.link.arenas import Arena
 from blinkpy.dpu.link.grammar_arena import NOTHING, GrammarArena, Plan
 from blinkpy.queues import words as W
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.completion import (
+from blinkpy.queues.page_hash import PageHasher
+from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.submission import NOWHERE, ArenaPlace, pack_entry
+from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import (
     FINISH_MASK,
     FLAG_MASK,
     FLAG_SHIFT,
@@ -28,13 +31,11 @@ from blinkpy.queues.completion import (
     SLOT_MASK,
     TOKEN_MASK,
     TOKEN_SHIFT,
+    Int32,
+    hits_of,
     lap_of,
+    wait_of,
 )
-from blinkpy.queues.hit_word import hits_of, wait_of
-from blinkpy.queues.page_hash import PageHasher
-from blinkpy.queues.request_parameters import RequestParameters
-from blinkpy.queues.submission import NOWHERE, ArenaPlace, pack_entry
-from blinkpy.queues.token_rules import TokenRules
 from blinkpy.transport.contract import Transport, TransportError
 
 FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some

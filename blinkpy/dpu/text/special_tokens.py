@@ -16,8 +16,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
 from blinkpy.config import ConfigError
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import INT32_MAX
+from blinkpy.queues.words import Int32
 
 # Their values are words of the API. Templates make special tokens of some, '<|' + role + '|>', and compare with others.
 WORD_KEYS = frozenset({"role", "type"})

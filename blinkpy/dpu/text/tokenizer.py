@@ -19,9 +19,9 @@ from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.token_lengths import most_characters
 from blinkpy.dpu.text.token_pieces import token_pieces
 from blinkpy.model_files import has_file, read_bytes, read_json
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import INT32_MAX, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import Int32
 
 # One text is one task: the library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

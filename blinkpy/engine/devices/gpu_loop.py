@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from blinkpy.device.cuda.cuda_calls import CudaError
-from blinkpy.device.cuda.gpu_memory_views import to_device, to_host
+from blinkpy.device.cuda.cuda_graphs import CudaError, to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
@@ -20,7 +19,7 @@ from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults
 from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
-from blinkpy.queues.views import EngineViews
+from blinkpy.queues.layout import EngineViews
 from blinkpy.recording.gpu_recording import GpuRecording
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions

@@ -13,10 +13,10 @@ from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.portable import device
 from blinkpy.engine.devices.host_turns import Compute
 from blinkpy.kv import state as S
-from blinkpy.kv.synthetic_choice import synthetic_choice
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY
+from blinkpy.kv.state_memory import synthetic_choice
 from blinkpy.queues.page_hash import HASH_MODULUS_1
 from blinkpy.queues.submission import WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY
 from blinkpy.scheduler.host_scheduler import Scheduler
 
 

@@ -7,7 +7,7 @@ memory of the pairs is not used then.
 
 Correctness. All accesses to an NVIDIA GPU's memory go through its L2: a card's writes over PCIe arrive
 there, and its reads are served from there. The loop reads words of other parties by ld.acquire.sys, and
-publishes its own by st.release.sys (device/targets/cuda_primitives.py), which both go to L2; plain loads
+publishes its own by st.release.sys (device/cuda_primitives.py), which both go to L2; plain loads
 after such an acquire load see the data written before the word, as in host memory. This requires that the
 card's writes arrive in order. PCIe keeps posted writes in order; whether the GPU does so too is an
 attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING), without which blinkpy.engine.link.pair_placement
@@ -20,10 +20,8 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_calls import check_cuda
-from blinkpy.device.cuda.gpu_memory_views import MappedMemory, array_at, export_dmabuf, pinned
-from blinkpy.queues.layout import QueueLayout
-from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.device.cuda.cuda_graphs import MappedMemory, array_at, check_cuda, export_dmabuf, pinned
+from blinkpy.queues.layout import EngineViews, QueueLayout, engine_views
 
 GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory
 

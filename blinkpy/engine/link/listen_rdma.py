@@ -23,8 +23,7 @@ import numpy as np
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.link.handshake_door import HandshakeDoor
 from blinkpy.engine.link.pair_memory import HostMemory, QueueMemory
-from blinkpy.queues.header import HEADER
-from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout
+from blinkpy.queues.layout import BLOCK_WORDS, HEADER, QueueLayout
 from blinkpy.queues.words import PAIR_ATTACHED, PAIR_EPOCH
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import HandshakeError, Hello, Region, Welcome

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.device.cuda.kernel_compiler import cuda, types
+from blinkpy.device.cuda_primitives import let_successors_begin, set_condition, wait_for_predecessors
 from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
 from blinkpy.device.table_codegen import cuda_table_reader
 from blinkpy.device.tables import TableType, make_table
-from blinkpy.device.targets.graph_conditions import let_successors_begin, set_condition, wait_for_predecessors
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.queues.views import EngineViews
+from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast

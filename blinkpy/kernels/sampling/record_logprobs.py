@@ -11,7 +11,7 @@ from blinkpy.kernels.sampling.candidates import LAST_FINITE, NO_KEY, STAGES
 from blinkpy.kernels.sampling.sampler import ENTRY_WORDS
 from blinkpy.kernels.sampling.sampling_call import SamplingCall
 from blinkpy.queues import submission
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, TOP_LOGPROBS
+from blinkpy.queues.words import LOGPROB_ENTRIES, TOP_LOGPROBS
 
 TOP = tl.constexpr(TOP_LOGPROBS)
 ENTRIES = tl.constexpr(LOGPROB_ENTRIES)

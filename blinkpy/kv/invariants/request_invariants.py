@@ -3,7 +3,7 @@
 from blinkpy.device.expect import fault_at, fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.kv.packed_rules import holds_rules
+from blinkpy.kv.grammars import holds_rules
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import submission as E
 

@@ -8,8 +8,8 @@ from blinkpy.device.compile_cache import cached_njit
 from blinkpy.kv.grammars import cell_of, class_of, may_end, state_after
 from blinkpy.kv.state import Grammars
 from blinkpy.queues import byte_automaton as A
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.submission import STOP_IDS
+from blinkpy.queues.words import Int32
 
 
 @partial(cached_njit, nogil=True)

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from blinkpy.device.compile_cache import cached_njit
 from blinkpy.models.cpu.njit_math import bits_of, exp2
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import SQ_ENTRY
+from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, NO_LOGPROB_ENTRY, TOP_LOGPROBS
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.token_rules import ANY_TOKEN, BIASES_WORD, FIRST_WORD, SEQUENCE_TOKENS
+from blinkpy.queues.words import Int32
 
 
 def apply_rules(logits: NDArray[np.float32], words: Int32, output: Int32) -> None:

@@ -3,16 +3,15 @@
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_relaxed, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import share_pages, take_pages
 from blinkpy.kv.prefix_cache import find_prefix, uses_prefixes
-from blinkpy.queues.hit_word import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.submission import WORD_BEST_EFFORT
-from blinkpy.scheduler.best_effort import best_effort_load
+from blinkpy.queues.words import HIT_SHIFT, NAME_BITS, NAME_MASK, WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.scheduler.phases.intake import MICROSECOND_NS
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, missing_pages, preempt, preemption_victim, spare_pages
-from blinkpy.scheduler.phases.slot_lists import keep_with_status
-from blinkpy.scheduler.yielding import best_effort_prompt, goes_first, next_to_pass
+from blinkpy.scheduler.phases.waiting_list import keep_with_status
+from blinkpy.scheduler.yielding import best_effort_load, best_effort_prompt, goes_first, next_to_pass
 
 PREFIX_LOOKUP_TOKENS = S.COUNTER_INDEX["prefix_lookup_tokens"]
 PREFIX_HIT_TOKENS = S.COUNTER_INDEX["prefix_hit_tokens"]

@@ -7,8 +7,8 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import finish_under_grammar
-from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
+from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.submission import (
     STOP_IDS,
     WORD_GRAMMAR_WORDS,
@@ -17,8 +17,11 @@ from blinkpy.queues.submission import (
     WORD_MIN_TOKENS,
     WORD_STOP_IDS,
 )
+from blinkpy.queues.words import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP, HAS_LOGPROBS, HAS_TOKEN
 from blinkpy.scheduler.phases.completions import completion_word, publish_completions
-from blinkpy.scheduler.phases.slot_lists import keep_with_status, release_slots
+from blinkpy.scheduler.phases.recorder import record_cancels
+from blinkpy.scheduler.phases.waiting_list import keep_with_status, release_slots
+from blinkpy.scheduler.tenant_service import settle_services
 
 GENERATED_TOKENS = S.COUNTER_INDEX["generated_tokens"]
 REQUESTS_FINISHED = S.COUNTER_INDEX["requests_finished"]
@@ -95,3 +98,123 @@ def append_token(limits, state, slot, token):
     requests.length[slot] = length
     requests.finish[slot] = finish
     return finish | HAS_TOKEN | (HAS_LOGPROBS if requests.entry[slot, WORD_LOGPROBS] >= 0 else 0)
+
+
+REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
+
+
+@device
+def mark_ending(state, lane, lanes):
+    """Mark in Requests.finish the requests that a cancel or a revoked queue pair ends. Returns how many of them
+    run or wait. Requests whose last completion waits for space are dropped if their owner is revoked.
+    """
+    requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
+    ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
+    ending += mark_in_list(state, state.waiting, counts[S.WAITING_COUNT], lane, lanes)
+    if counts[S.VERDICT_COUNT] > 0:
+        for i in strided(lane, counts[S.FINISHING_COUNT], lanes):
+            slot = state.finishing[i]
+            if verdict[requests.pair[slot]] & S.REVOKE:
+                requests.finish[slot] = S.OWNER_GONE
+                requests.status[slot] = S.EMPTY
+    return block_sum(ending, lane, lanes)
+
+
+@device
+def mark_in_list(state, slots, n, lane, lanes):
+    """Mark which requests of slots[0:n] end. Returns this lane's count. A cancel waits while its request is in
+    flight; no verdicts exist then.
+    """
+    requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
+    ending = 0
+    for i in strided(lane, n, lanes):
+        slot = slots[i]
+        finish = FINISH_NONE
+        if verdict[requests.pair[slot]] & S.REVOKE:
+            expect(state, requests.stalled[slot] != S.IN_FLIGHT, F.ENDED_IN_FLIGHT)
+            finish = S.OWNER_GONE
+        elif cancel[slot] == requests.request_id[slot] and requests.stalled[slot] != S.IN_FLIGHT:
+            finish = FINISH_CANCELLED
+        requests.finish[slot] = finish
+        if finish != FINISH_NONE:
+            ending += 1
+    return ending
+
+
+@device
+def release_ended(limits, state, ending, lane, lanes):
+    """End the `ending` requests that mark_ending marked: free their pages now, and their slots once the last
+    completion is published or the owner is revoked.
+    """
+    requests, counts, scratch = state.requests, state.counts, state.scratch
+    if ending == 0:
+        return
+    running, waiting = counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT]
+    ended = 0
+    for tile in strided(0, running + waiting, lanes):
+        i = tile + lane
+        slot, ends = 0, 0
+        if i < running + waiting:
+            slot = state.running[i] if i < running else state.waiting[i - running]
+            ends = 1 if requests.finish[slot] != FINISH_NONE else 0
+        before, total = block_scan(ends, lane, lanes)
+        if ends == 1:
+            scratch.slot[ended + before] = slot
+        ended += total
+    barrier(lanes)
+    expect(state, ended == ending, F.ENDING_MISCOUNTED)
+    record_cancels(limits, state, ended, FINISH_CANCELLED, lane, lanes)
+    settle_services(state, ended, lane, lanes)
+    finishing, unstalled = counts[S.FINISHING_COUNT], 0
+    for i in range(ended):
+        if requests.status[scratch.slot[i]] == S.RUNNING:
+            release_pages(limits, requests, state.pages, counts, scratch.slot[i], lane, lanes)
+    barrier(lanes)
+    notified = 0
+    for tile in strided(0, ended, lanes):
+        i = tile + lane
+        notifies = 0
+        if i < ended:
+            slot = scratch.slot[i]
+            notifies = 1 if requests.finish[slot] == FINISH_CANCELLED else 0
+            requests.status[slot] = S.FINISHING if notifies == 1 else S.EMPTY
+            unstalled += requests.stalled[slot]
+            requests.stalled[slot] = 0
+        before, total = block_scan(notifies, lane, lanes)
+        if notifies == 1:
+            state.finishing[finishing + notified + before] = scratch.slot[i]
+        notified += total
+    unstalled = block_sum(unstalled, lane, lanes)
+    kept_running = keep_with_status(state.running, running, requests.status, S.RUNNING, lane, lanes)
+    kept_waiting = keep_with_status(state.waiting, waiting, requests.status, S.WAITING, lane, lanes)
+    if lane == 0:
+        counts[S.RUNNING_COUNT], counts[S.WAITING_COUNT] = kept_running, kept_waiting
+        counts[S.FINISHING_COUNT] = finishing + notified
+        counts[S.STALLED_COUNT] -= unstalled
+        state.counters[REQUESTS_CANCELLED] += ended
+    barrier(lanes)
+
+
+@device
+def notify_ends(limits, queues, state, lane, lanes):
+    """Publish the last completion of FINISHING requests, as far as there is room, and free their slots."""
+    requests, counts, scratch = state.requests, state.counts, state.scratch
+    n = counts[S.FINISHING_COUNT]
+    if n == 0:
+        return
+    for i in strided(lane, n, lanes):
+        slot = state.finishing[i]
+        finish = requests.finish[slot]
+        expect(state, requests.status[slot] == S.FINISHING and finish & S.FINISH_CODE_MASK != FINISH_NONE, F.NOTIFIED_UNENDED)
+        scratch.pair[i] = requests.pair[slot]
+        scratch.word[i] = completion_word(limits, requests, slot, finish >> S.FINISH_REASON_SHIFT, finish & S.FINISH_CODE_MASK)
+    publish_completions(limits, queues, state.pairs, scratch, state.batch.logprobs, n, lane, lanes)  # these words have no records
+    for i in strided(lane, n, lanes):
+        if scratch.pair[i] < 0:
+            requests.status[state.finishing[i]] = S.EMPTY
+            requests.finish[state.finishing[i]] = FINISH_NONE
+    barrier(lanes)
+    kept = keep_with_status(state.finishing, n, requests.status, S.FINISHING, lane, lanes)
+    if lane == 0:
+        counts[S.FINISHING_COUNT] = kept
+    barrier(lanes)

@@ -2,7 +2,7 @@
 
 `overlap` has written down all but the tokens (State.forecast), so one pass over the rows commits a token and writes the row of
 the next batch. Requests may end in it, if no other waits for their place. Their completions are published when the next step has
-begun (phases/publish.py): no kernel waits for them, and the way to the host's memory is long. Both paths leave the same state,
+begun (completions.py): no kernel waits for them, and the way to the host's memory is long. Both paths leave the same state,
 bit for bit: tests run them against each other.
 """
 
@@ -10,12 +10,12 @@ from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, prefetch, strided
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import finish_under_grammar
-from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.queues import completion as C
+from blinkpy.kv.invariants import check_state as F
+from blinkpy.queues import words as C
 from blinkpy.scheduler.phases.commit import GENERATED_TOKENS, REQUESTS_FINISHED
 from blinkpy.scheduler.phases.completions import LOGPROBS_BIT
 from blinkpy.scheduler.phases.plan import finish_batch, write_row
-from blinkpy.scheduler.phases.slot_lists import release_slots
+from blinkpy.scheduler.phases.waiting_list import release_slots
 
 NOT_FAST = -4  # instead of a bucket: the full path has to decide
 

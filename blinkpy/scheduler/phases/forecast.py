@@ -8,10 +8,9 @@ tokens or pages of a request in the batch; and it releases no page.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table
 from blinkpy.kv.prefix_cache import index_pages
-from blinkpy.queues.completion import LAPS
 from blinkpy.queues.submission import (
     STOP_IDS,
     WORD_BEST_EFFORT,
@@ -21,10 +20,10 @@ from blinkpy.queues.submission import (
     WORD_MIN_TOKENS,
     WORD_STOP_IDS,
 )
-from blinkpy.queues.words import COMMAND_RUN
-from blinkpy.scheduler.best_effort import exceeds_pages
+from blinkpy.queues.words import COMMAND_RUN, LAPS
 from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 from blinkpy.scheduler.suspension import step_ended
+from blinkpy.scheduler.yielding import exceeds_pages
 
 COMPUTED_TOKENS = S.COUNTER_INDEX["computed_tokens"]
 

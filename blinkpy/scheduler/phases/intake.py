@@ -6,11 +6,10 @@ Entries are copied once and the copy is checked, so a front end that writes whil
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_release, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import find_grammar, is_automaton, unused_grammar
-from blinkpy.kv.invariants import phase_faults as F
-from blinkpy.kv.packed_rules import are_token_rules
-from blinkpy.queues import completion as C
+from blinkpy.kv.grammars import are_token_rules, find_grammar, is_automaton, unused_grammar
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.queues import submission as E
+from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.page_hash import HASH_SHIFT
 from blinkpy.queues.request_parameters import INT32_MAX

@@ -8,7 +8,7 @@ prefill: Agrawal et al., "Taming throughput-latency tradeoff in LLM inference wi
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.limits import groups_of_step
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.suspension import begin_flight, is_suspended

@@ -10,11 +10,11 @@ makes progress.
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_max, block_sum, device, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.kv.page_allocator import evict_pages, extend_table, release_pages
 from blinkpy.queues.submission import WORD_BEST_EFFORT
-from blinkpy.scheduler.best_effort import exceeds_pages
-from blinkpy.scheduler.phases.slot_lists import keep_with_status
+from blinkpy.scheduler.phases.waiting_list import keep_with_status
+from blinkpy.scheduler.yielding import exceeds_pages
 
 PREEMPTIONS = S.COUNTER_INDEX["preemptions"]
 

@@ -28,7 +28,7 @@ The ring's oldest records are overwritten, so a reader starts at a known positio
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_HASH_COUNT
 from blinkpy.scheduler.suspension import is_suspended, step_ended
 

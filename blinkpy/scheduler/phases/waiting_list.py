@@ -3,14 +3,96 @@
 from collections.abc import Callable
 
 from blinkpy.device.expect import expect
-from blinkpy.device.portable import barrier, block_max, block_sum, device, store_relaxed, strided
+from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, store_relaxed, strided
 from blinkpy.kv import state as S
-from blinkpy.kv.invariants import phase_faults as F
+from blinkpy.kv.invariants import check_state as F
+from blinkpy.kv.page_allocator import release_pages
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
-from blinkpy.queues.words import ENGINE_POLICY_FAULT
-from blinkpy.scheduler.guarded_arithmetic import checked_rank
+from blinkpy.queues.words import ENGINE_POLICY_FAULT, FINISH_NONE
+from blinkpy.scheduler.guarded_arithmetic import FAULT_SHIFT, checked_rank
+from blinkpy.scheduler.phases.completions import free_entries, position_in_pair
 from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, is_shipped
-from blinkpy.scheduler.policy_fault import FAULT_SHIFT
+from blinkpy.scheduler.tenant_service import settle_services
+
+
+@device
+def release_slots(limits, state, ended, lane, lanes):
+    """Release the pages of the requests scratch.slot[0:ended], one after another, and their slots. Ends with a barrier."""
+    requests, scratch = state.requests, state.scratch
+    settle_services(state, ended, lane, lanes)
+    for i in range(ended):
+        expect(state, requests.status[scratch.slot[i]] == S.RUNNING, F.RELEASED_IDLE)
+        release_pages(limits, requests, state.pages, state.counts, scratch.slot[i], lane, lanes)
+    for i in strided(lane, ended, lanes):
+        expect(state, requests.num_pages[scratch.slot[i]] == 0, F.RELEASED_HOLDS)
+        requests.status[scratch.slot[i]] = S.EMPTY
+        requests.finish[scratch.slot[i]] = FINISH_NONE
+    barrier(lanes)
+
+
+@device
+def keep_with_status(slots, n, status, wanted, lane, lanes):
+    """Drop the requests of slots[0:n] with another status, keeping the order. Returns the number left.
+
+    In place: positions only fall, and a scan separates the reads of a tile from its writes. Ends with a barrier.
+    """
+    kept = 0
+    for tile in strided(0, n, lanes):
+        i = tile + lane
+        slot = slots[i] if i < n else 0
+        keeps = 1 if i < n and status[slot] == wanted else 0
+        before, total = block_scan(keeps, lane, lanes)
+        if keeps == 1:
+            slots[kept + before] = slot
+        kept += total
+    barrier(lanes)
+    return kept
+
+
+READER_STALLS = S.COUNTER_INDEX["reader_stalls"]
+
+_HALF = 32
+
+
+@device
+def update_stalls(limits, state, lane, lanes):
+    """Set Requests.stalled. If a queue has fewer free entries than its pair has running requests, the first
+    ones in `running` get them. Pairs.unclaimed_entries gets the number of unclaimed entries.
+    """
+    requests, pairs, counts, scratch = state.requests, state.pairs, state.counts, state.scratch
+    tight = 0
+    for pair in strided(lane, limits.pairs, lanes):
+        pairs.unclaimed_entries[pair] = free_entries(limits, pairs, pair)
+        expect(state, 0 <= pairs.unclaimed_entries[pair] <= limits.cq_entries, F.CLAIMED_TWICE)
+        if pairs.unclaimed_entries[pair] <= limits.rows:  # else one is left, whichever requests run
+            tight = 1
+    tight = block_max(tight, lane, lanes)
+    if tight == 0 and counts[S.STALLED_COUNT] == 0:
+        return
+    n = counts[S.RUNNING_COUNT]
+    for i in strided(lane, n, lanes):
+        expect(state, requests.status[state.running[i]] == S.RUNNING, F.STALLED_IDLE)
+        in_flight = requests.stalled[state.running[i]] == S.IN_FLIGHT  # its entry is kept: see suspension.suspend
+        scratch.pair[i] = -1 if in_flight else requests.pair[state.running[i]]
+    position_in_pair(limits, scratch, n, lane, lanes)
+    paused, stalls = 0, 0
+    for i in strided(lane, n, lanes):
+        slot = state.running[i]
+        if scratch.pair[i] < 0:
+            paused += 1
+        else:
+            pauses = S.STALLED if scratch.position[i] >= pairs.unclaimed_entries[requests.pair[slot]] else 0
+            stalls += 1 if pauses > requests.stalled[slot] else 0
+            paused += pauses
+            requests.stalled[slot] = pauses
+    both = block_sum(paused | stalls << _HALF, lane, lanes)
+    for pair in strided(lane, limits.pairs, lanes):
+        pairs.unclaimed_entries[pair] = max(0, pairs.unclaimed_entries[pair] - scratch.total[pair])
+    if lane == 0:
+        counts[S.STALLED_COUNT] = both & 0xFFFFFFFF
+        state.counters[READER_STALLS] += both >> _HALF
+    barrier(lanes)
+
 
 POLICY_FAULTS = S.COUNTER_INDEX["policy_faults"]
 FAULT_MASK = (1 << FAULT_SHIFT) - 1

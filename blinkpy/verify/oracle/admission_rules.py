@@ -24,11 +24,61 @@ if more than one, use no budget in R12. They have no part in the batch if a late
 chunk of more than one token in it.
 """
 
-from blinkpy.queues.hit_word import pack_hits
-from blinkpy.verify.oracle.objects import Request
-from blinkpy.verify.oracle.oracle_state import OracleState
-from blinkpy.verify.oracle.page_pool import Page
-from blinkpy.verify.oracle.room_rules import best_effort_room, preempt
+from blinkpy.queues import words as W
+from blinkpy.queues.words import pack_hits
+from blinkpy.verify.oracle.oracle_state import OracleState, Page, Pair, Request, Verdict
+
+
+def stall(state: OracleState) -> None:
+    """R9: the first in `running` get the free entries of their completion ring; others stall."""
+    for pair in state.pairs:
+        pair.unclaimed = state.free_entries(pair)
+    for request in state.movable():
+        stalled = state.pairs[request.pair].unclaimed == 0
+        state.counters["reader_stalls"] += stalled and not request.stalled
+        request.stalled = stalled
+        state.pairs[request.pair].unclaimed -= not stalled
+
+
+def grow(state: OracleState) -> None:
+    """R10: pages for those that decode, by preemption if need be."""
+    while best_effort_exceeds(state, who_grows(state)):
+        preempt(state, max((r for r in state.movable() if r.best_effort), key=urgency))
+    while len(who_grows(state)) > state.pool.available:
+        preempt(state, max(state.movable(), key=urgency))
+    state.give_page_to_each(who_grows(state))
+
+
+def who_grows(state: OracleState) -> list[Request]:
+    return [r for r in state.active() if r.needs(state.limits.page_size) > 0]
+
+
+def preempt(state: OracleState, request: Request) -> None:
+    """Its pages are released, and it waits to be computed again."""
+    state.leave(request)
+    request.computed = request.indexed = 0
+    request.canonical, request.orphaned = None, False
+    request.preemptions += 1
+    state.unranked.append(request)
+    state.counters["preemptions"] += 1
+
+
+def urgency(request: Request) -> tuple[bool, int, int]:
+    """R10: of those who run the greatest is preempted."""
+    return request.stalled, 0 if request.stalled else request.rank, request.arrival
+
+
+def best_effort_exceeds(state: OracleState, growing: list[Request]) -> bool:
+    """R20: whether several requests of best effort would hold too much if each of these got a page."""
+    runs = [r for r in state.running if r.best_effort]
+    held = sum(len(r.pages) for r in runs) + sum(r.best_effort for r in growing)
+    return state.limits.best_effort_pages < state.limits.pages and len(runs) > 1 and held > state.limits.best_effort_pages
+
+
+def best_effort_room(state: OracleState) -> int:
+    """R19: the tokens that best-effort prompts may have in the next step."""
+    decoding = sum(r.missing == 1 for r in state.active())
+    return state.limits.best_effort_step_tokens - decoding
 
 
 def begin_yield(state: OracleState) -> bool:
@@ -160,3 +210,43 @@ def best_effort_fits(state: OracleState, request: Request) -> bool:
             return False
         preempt(state, max((r for r in runs if r.stalled), key=lambda r: r.arrival))
     return True
+
+
+def judge(state: OracleState, pair: Pair, words: list[int], now_ns: int, ends: bool) -> Verdict:
+    """R1: what a front end's words mean for its queue pair. ends: no step is cut that has not ended (R23)."""
+    heartbeat, claim = words[W.FRONT_HEARTBEAT], words[W.FRONT_CLAIM]
+    expired = broken = False
+    if pair.attached:
+        if heartbeat != pair.heartbeat:
+            pair.heartbeat, pair.heard_ns = heartbeat, now_ns
+        expired = now_ns - pair.heard_ns > state.limits.lease_ns
+        epoch, tail = divmod(words[W.FRONT_DOORBELL], 1 << W.EPOCH_SHIFT)
+        if epoch == pair.epoch:
+            announced = (tail - pair.sq_head) % (1 << W.EPOCH_SHIFT)
+            if announced <= state.limits.sq_entries:
+                pair.sq_tail = pair.sq_head + announced
+            broken = announced > state.limits.sq_entries
+        epoch, head = divmod(words[W.FRONT_CQ_HEAD], 1 << W.EPOCH_SHIFT)
+        if epoch == pair.epoch:
+            unread = (pair.cq_tail - head) % (1 << W.EPOCH_SHIFT)
+            behind = unread > pair.cq_tail - pair.cq_head
+            if not behind:
+                pair.cq_head = pair.cq_tail - unread
+            broken = broken or behind
+    if not ends:
+        return Verdict()
+    due = pair.epoch == 0 or now_ns >= pair.granted_ns + state.limits.claim_ns
+    grant = claim == pair.epoch + 1 and pair.epoch < W.EPOCH_LIMIT and due
+    state.counters["leases_expired"] += expired
+    state.counters["stale_entries"] += broken
+    return Verdict(expired or broken or (grant and pair.attached), grant)
+
+
+def change_owners(state: OracleState, verdicts: list[Verdict], now_ns: int) -> None:
+    for i, (pair, verdict) in enumerate(zip(state.pairs, verdicts, strict=True)):
+        if verdict.revoke:
+            pair.attached, pair.cq_head = False, pair.cq_tail
+        if verdict.grant:
+            pair.attached, pair.epoch = True, pair.epoch + 1
+            pair.heartbeat = int(state.queues.front[i, W.FRONT_HEARTBEAT])
+            pair.heard_ns = pair.granted_ns = now_ns

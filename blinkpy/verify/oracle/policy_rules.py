@@ -15,7 +15,7 @@ from numba import types
 from numba.core.dispatcher import Dispatcher
 
 from blinkpy.device.lanes import definition_of
-from blinkpy.scheduler import policy_fault as P
+from blinkpy.scheduler import guarded_arithmetic as P
 from blinkpy.scheduler.policies import Policy, RequestFields
 
 INT64 = range(-(1 << 63), 1 << 63)

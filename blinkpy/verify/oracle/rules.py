@@ -22,19 +22,253 @@ R24. Otherwise, a suspended step is resumed with its next group after R9; and al
 step has no rows.
 """
 
+import math
+from typing import Any
+
 from blinkpy.kv import state as S
+from blinkpy.queues import words as C
 from blinkpy.queues import words as W
+from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.scheduler.policies import RequestFields, is_shipped
-from blinkpy.verify.oracle.admission_rules import admit, begin_yield
-from blinkpy.verify.oracle.intake_rules import take_in
-from blinkpy.verify.oracle.objects import Request
-from blinkpy.verify.oracle.oracle_state import OracleState
-from blinkpy.verify.oracle.pace_rules import holds, time_step
-from blinkpy.verify.oracle.pair_rules import change_owners, judge
+from blinkpy.verify.oracle.admission_rules import (
+    admit,
+    begin_yield,
+    best_effort_exceeds,
+    best_effort_room,
+    change_owners,
+    enters_next,
+    grow,
+    judge,
+    stall,
+)
+from blinkpy.verify.oracle.intake_rules import settle, take_in
+from blinkpy.verify.oracle.oracle_state import OracleState, Page, Place, Request, Row, Verdict
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
-from blinkpy.verify.oracle.result_rules import commit, count_computed, end_lost_and_cancelled, notify_ends, take_pages_early
-from blinkpy.verify.oracle.room_rules import grow, stall
-from blinkpy.verify.oracle.step_rules import can_interrupt, groups_of, plan, smallest_bucket, step_budget
+
+
+def time_step(state: OracleState, now_ns: int) -> None:
+    """R17: what a step tells about the next one, and when its tokens came; before the turn's time is that of this turn."""
+    longest = state.limits.best_effort_pace_ns
+    if not longest or not state.rows:
+        return
+    state.tokens_ns = now_ns
+    for request, _, emits in state.rows:
+        if emits and len(request.tokens) == request.prompt_length:
+            request.first_token_ns = now_ns
+    if all(row.request.missing == 1 for row in state.rows):
+        state.step_ns = min(longest, max(now_ns - state.now_ns, state.step_ns - state.step_ns // 8))
+
+
+def holds(state: OracleState, command: int) -> bool:
+    """R17: whether nobody needs the next step yet."""
+    able = [r for r in state.running if not r.stalled]
+    held = bool(state.step_ns and able) and command == W.COMMAND_RUN and not state.waiting
+    held = held and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
+    ends = state.now_ns + state.step_ns  # of a step that began now
+    for r in able if held else []:
+        pace = state.limits.best_effort_pace_ns if r.best_effort else state.limits.pace_ns
+        due = r.first_token_ns + pace * (len(r.tokens) - r.prompt_length)
+        held = held and ends < min(due, state.tokens_ns + pace)
+    if held:
+        state.held_since = state.held_since or state.now_ns
+    elif state.held_since:
+        state.counters["paced_ns"] += state.now_ns - state.held_since
+        state.held_since = 0
+    return held
+
+
+def step_budget(state: OracleState, yields: bool) -> int:
+    """R11: the most tokens of the next step."""
+    limits, active = state.limits, state.active()
+    decoding = sum(r.missing == 1 for r in active)
+    if yields:
+        return min(limits.tokens, decoding + limits.sensitive_step_tokens)
+    prompts = [r.missing for r in active if r.missing > 1] + [len(r.tokens) for r in state.waiting + state.unranked]
+    if not decoding or limits.mixed_tokens == limits.tokens:
+        return limits.tokens
+    if sum(prompts) <= limits.burst_tokens:
+        return limits.mixed_tokens
+    return limits.burst_step_tokens if sum(prompts) > len(prompts) * limits.mixed_tokens else limits.tokens
+
+
+def plan(state: OracleState, budget: int, yields: bool) -> int:
+    """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
+    active = state.active()
+    state.rows = [Row(r, 1, True) for r in active if r.missing == 1]
+    left, room, prompts = budget - len(state.rows), best_effort_room(state), state.prompts()
+    if state.suspended or (yields and not all(r.best_effort for r in prompts)):
+        plan_sensitive(state, left)
+        prompts = []
+    for request in prompts:
+        count = min(request.missing, left, room if request.best_effort else left)
+        if count > 0:
+            state.rows.append(Row(request, count, count == request.missing))
+            left, room = left - count, room - count * request.best_effort
+    if not state.rows:
+        return S.NO_BATCH
+    state.steps += 1
+    cuts = any(row.request.best_effort and row.request.missing > 1 for row in state.rows)
+    bucket = smallest_bucket(state)
+    groups = groups_of(state, bucket)
+    if cuts and sum(row.tokens for row in state.rows) > state.limits.cut_tokens and groups > 1:
+        state.groups, state.interruptions = groups, 0  # R21
+        for row in state.rows:
+            row.request.in_flight = True
+    return bucket
+
+
+def plan_sensitive(state: OracleState, left: int) -> None:
+    """R15: chunks of latency-sensitive prompts alone; the last one may be of a prompt that does not end."""
+    taken = 0
+    for request in sorted([r for r in state.prompts() if not r.best_effort], key=Request.order):
+        count = min(request.missing, left - taken)
+        ends = count == request.missing
+        if taken > 0 and not ends:
+            count = min(count, state.limits.sensitive_step_tokens // 2 - taken)
+        if count > 0:
+            state.rows.append(Row(request, count, ends))
+        if not ends:
+            return
+        taken += count
+
+
+def groups_of(state: OracleState, bucket: int) -> int:
+    """R21: the groups of layers of a step that is cut."""
+    return math.ceil(state.limits.step_groups * state.buckets[bucket][0] / state.limits.tokens)
+
+
+def smallest_bucket(state: OracleState) -> int:
+    """R15: the smallest that holds the step."""
+    tokens = sum(row.tokens for row in state.rows)
+    return next(i for i, (most, rows) in enumerate(state.buckets) if tokens <= most and len(state.rows) <= rows)
+
+
+def can_interrupt(state: OracleState, command: int) -> bool:
+    """R22: whether a latency-sensitive prompt takes the next step, and the one that is cut waits."""
+    if command == W.COMMAND_STOP or state.interruptions >= state.limits.suspend_steps:
+        return False
+    if any(not r.best_effort for r in state.prompts()):
+        return True
+    first = enters_next(state)
+    if first is None or len(state.running) >= state.limits.rows:
+        return False
+    return first.needs(state.limits.page_size) <= state.pool.available - min(len(state.running), state.limits.pages // 8)
+
+
+def count_computed(state: OracleState) -> None:
+    """R4: the step's tokens are in the cache; the pages that it filled are offered to the index."""
+    for request, tokens, _ in state.rows:
+        request.computed += tokens
+        state.counters["computed_tokens"] += tokens
+    left, listed, offers = state.limits.index_items, set[Any](), list[tuple[Page, Place]]()
+    for request, _, _ in state.rows:
+        if request.cacheable and not request.orphaned:
+            left -= offer_pages(state, request, left, listed, offers)
+    for page, place in offers:
+        state.pool.offer(page, place)
+
+
+def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any], offers: list[tuple[Page, Place]]) -> int:
+    """Offer a request's full pages to the index, at most `most`. listed: what this step has offered. Returns the number of
+    pages that were looked at."""
+    size = state.limits.page_size
+    full, first, waits = request.computed // size, request.indexed, False
+    request.hashed = max(request.hashed, full)
+    last = min(full, first + most)
+    for k in range(first, last):
+        if request.canonical is not None and not request.canonical.alive:
+            request.orphaned = waits = True
+        place = request.canonical, request.salt, tuple(request.tokens[k * size : (k + 1) * size])
+        sequence = request.salt, tuple(request.tokens[: (k + 1) * size])
+        equal = state.pool.index.get(place)
+        waits = waits or (equal is None and sequence in listed)
+        listed.add(sequence)
+        if not waits:
+            if equal is None:
+                equal = request.pages[k]
+                offers.append((equal, place))
+            request.indexed, request.canonical = k + 1, equal
+    return last - first
+
+
+def take_pages_early(state: OracleState) -> None:
+    """R5: pages for the tokens that the step samples, if there are enough for all of them."""
+    emitting = [row.request for row in state.rows if row.emits and not state.ends_next(row.request)]
+    growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * state.limits.page_size]
+    if len(growing) <= state.pool.available and not (growing and best_effort_exceeds(state, growing)):
+        state.give_page_to_each(growing)
+
+
+def commit(state: OracleState) -> None:
+    """R6: append the step's tokens, publish them, end what is finished."""
+    for i, (request, _, emits) in enumerate(state.rows):
+        if emits:
+            append(state, request, int(state.sampled[i]))
+    ended = [row.request for row in state.rows if row.request.finish]
+    state.counters["requests_finished"] += len(ended)
+    for request in ended:
+        settle(state, request, True)
+        state.drop(request)
+
+
+def append(state: OracleState, request: Request, token: int) -> None:
+    generated = len(request.tokens) + 1 - request.prompt_length
+    stops = generated > request.min_tokens and token in request.stop_ids
+    if not 0 <= token < state.limits.vocab_size or not allowed(state, request, token, stops):
+        request.finish = C.FINISH_ERROR
+        state.publish(request, 0, C.FINISH_ERROR)
+        return
+    last, scores = state.ends_next(request), generated <= 0
+    request.tokens.append(token)
+    if stops:
+        request.finish = C.FINISH_STOP
+    elif not scores and request.grammar is not None and request.grammar.must_end(request.grammar_state):
+        request.finish = C.FINISH_COMPLETE
+    elif last:
+        request.finish = C.FINISH_LENGTH
+    state.counters["generated_tokens"] += not scores
+    state.publish(request, token, request.finish | C.HAS_TOKEN | (C.HAS_LOGPROBS if request.logprobs else 0))
+
+
+def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bool:
+    """R6: whether a request's grammar allows a token, which moves its state; or whether it is the next one of a prompt."""
+    if len(request.tokens) < request.prompt_length:
+        return token == request.prompt[len(request.tokens)]
+    grammar, piece = request.grammar, state.pieces[token] if state.pieces else b""
+    if grammar is None:
+        return True
+    if stops:
+        return bool(grammar.accepting[request.grammar_state])
+    request.grammar_state = grammar.advance(request.grammar_state, piece) if piece else DEAD
+    return request.grammar_state != DEAD
+
+
+def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:
+    """R7: cancelled requests, and those of revoked queue pairs."""
+    for request in state.running + state.waiting:
+        ran = request in state.running or request.preemptions > 0
+        if verdicts[request.pair].revoke:
+            settle(state, request, ran)
+            state.drop(request)
+        elif request in cancelled:
+            settle(state, request, ran)
+            request.finish = C.FINISH_CANCELLED
+            state.leave(request)
+            state.finishing.append(request)
+        else:
+            continue
+        state.counters["requests_cancelled"] += 1
+    for request in list(state.finishing):
+        if verdicts[request.pair].revoke:
+            state.drop(request)
+
+
+def notify_ends(state: OracleState) -> None:
+    """R7: the last completion of each, as far as there is room, in order."""
+    for request in list(state.finishing):
+        if state.free_entries(state.pairs[request.pair]) > 0:
+            state.publish(request, request.reason, request.finish)
+            state.drop(request)
 
 
 class Oracle(OracleState):

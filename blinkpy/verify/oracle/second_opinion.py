@@ -7,14 +7,14 @@ from typing import Any
 
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv import state as S
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import words as W
+from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.token_rules import MARK, MARK_WORD
-from blinkpy.queues.views import EngineViews
+from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy
-from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.verify.oracle.rules import Oracle
 
 # What State.requests remembers of those that run or wait.

@@ -10,14 +10,19 @@ from blinkpy.config import YIELD_STEPS
 from blinkpy.scheduler.policies import SHIPPED, Policy, RequestFields, load_policy
 from blinkpy.scheduler.policy_trial import CALLS_S, Trial, call_again, run_trial, show, within
 from blinkpy.scheduler.policy_vetting import Finding, Level
-from blinkpy.verify.policy_check import policy_calls
+from blinkpy.verify.policy_check import waiting_bounds as policy_calls
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
-from blinkpy.verify.policy_check.class_bounds import CLASSES, class_window, yield_outcome
-from blinkpy.verify.policy_check.policy_calls import RankMany
-from blinkpy.verify.policy_check.tenant_shares import tenant_shares
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, StuckError, simulate
-from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
+from blinkpy.verify.policy_check.waiting_bounds import (
+    CLASSES,
+    RankMany,
+    class_window,
+    flood,
+    overtaking,
+    tenant_shares,
+    yield_outcome,
+)
 from blinkpy.verify.sim.runs import run
 
 COMPILE_S = 300  # CPU time of a stage that compiles

@@ -36,7 +36,7 @@ def run_check(options: CheckOptions) -> int:
     require_packages("check", "numba", extra="cpu")
     if options.fleet:
         _check_output(options)
-        from blinkpy.verify.fleet_check.fleet_report import run_fleet_check
+        from blinkpy.verify.policy_check.fleet_report import run_fleet_check
 
         return run_fleet_check(options)
     load_workload(options.workload)

@@ -17,22 +17,23 @@ from blinkpy.config import BatchOptions, ConfigError, SchedulerOptions
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import make_limits
 from blinkpy.kv.state_memory import make_state
-from blinkpy.queues.array_types import Int32
-from blinkpy.queues.completion import FINISH_MASK, FLAG_MASK, FLAG_SHIFT, SLOT_MASK
-from blinkpy.queues.header import EngineFacts, write_header
-from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueLayout, QueueSizes, engine_views, write_header
 from blinkpy.queues.page_hash import PageHasher
 from blinkpy.queues.submission import neutral_entries
-from blinkpy.queues.views import engine_views
 from blinkpy.queues.words import (
     COUNTER,
     EPOCH_SHIFT,
+    FINISH_MASK,
+    FLAG_MASK,
+    FLAG_SHIFT,
     FRONT_CLAIM,
     FRONT_CQ_HEAD,
     FRONT_DOORBELL,
     FRONT_HEARTBEAT,
     GAUGE,
     PAIR_CQ_TAIL,
+    SLOT_MASK,
+    Int32,
 )
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy

@@ -9,15 +9,82 @@ and arrivals up to a day apart, so it is evidence, and no proof.
 
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
+from blinkpy.config import YIELD_STEPS
+from blinkpy.queues.request_parameters import WEIGHT_ONE
+from blinkpy.scheduler.phases.waiting_list import make_rank_of
 from blinkpy.scheduler.policies import Policy, RequestFields
-from blinkpy.scheduler.policy_trial import ordinary
+from blinkpy.scheduler.policy_trial import ordinary, show
+from blinkpy.scheduler.policy_vetting import Finding
+from blinkpy.scheduler.tenant_service import OUTPUT_COST
 from blinkpy.verify.policy_check.check_workload import Workload
-from blinkpy.verify.policy_check.policy_calls import RankMany
 from blinkpy.verify.policy_check.timed_server import NEVER, ServerModel, TimedSimulation
+
+RankMany = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+def compile_ranks(function: Policy) -> RankMany:
+    """A compiled function of int64 [n, fields], one request a row, to ranks, int64 [n], as the scheduler has them."""
+    rank_of = make_rank_of(function)
+
+    @njit
+    def rank_many(table: Any) -> Any:
+        ranks, faults = np.zeros(len(table), np.int64), np.zeros(1, np.int64)
+        for i in range(len(table)):
+            row = table[i]
+            fields = RequestFields(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[10])
+            ranks[i] = rank_of(fields, faults, 0)
+        return ranks
+
+    return rank_many
+
+
+def compare_compiled(function: Policy, rank_many: RankMany, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
+    """Whether compiled code gives the same ranks as Python, and the same ones twice."""
+    table = np.array(requests, np.int64)
+    first, again = rank_many(table).tolist(), rank_many(table).tolist()
+    for request, rank, compiled, later in zip(requests, ranks, first, again, strict=True):
+        if compiled != later:
+            text = f"compiled, {show(request)} has rank {compiled} first and {later} later"
+        elif compiled != rank:
+            text = f"Python gives {rank}, but compiled code gives {compiled} for {show(request)}: check for values over 64 bits"
+        else:
+            continue
+        return [Finding("error", "determinism", text, function.__code__.co_firstlineno)]
+    return []
+
+
+def compile_for_gpu(function: Policy) -> Finding:
+    """Compile for sm_90; no GPU is needed."""
+    from blinkpy.device.portable import register_cuda
+
+    try:
+        from blinkpy.device.cuda.kernel_compiler import compile_kernel, types
+
+        register_cuda()
+    except ImportError:
+        return Finding("note", "compiles", "for the CPU; not tried for a GPU, since numba-cuda is not installed")
+
+    rank_of = make_rank_of(function)
+
+    def kernel(fields: Any, ranks: Any, faults: Any) -> None:
+        f = fields
+        request = RequestFields(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10])
+        ranks[0] = rank_of(request, faults, 0)
+
+    try:
+        compile_kernel(kernel, types.void(types.int64[::1], types.int64[::1], types.int64[::1]))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return Finding("error", "compiles", f"not for a GPU: {lines[0] if lines else type(error).__name__}")
+    return Finding("fine", "compiles", "for the CPU, and for a GPU (sm_90)")
+
 
 KINDS = 512  # of requests that are compared, each with each
 BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the one that waits arrived
@@ -131,3 +198,129 @@ def flood(policy: Policy, worst: Overtaking) -> Flood:
         overtaken_by=len(overtook),
         last_arrived_s=(int(arrived[overtook[-1]]) - int(arrived[victim])) / 1e9 if len(overtook) else 0.0,
     )
+
+
+CLASSES = ("latency-sensitive", "best-effort")  # by RequestFields.best_effort
+PROMPT, URGENT_PROMPT, OUTPUT = 4096, 768, 4  # tokens
+STEP_TOKENS, ROWS, QUEUE = 512, 8, 8
+TURNS = 40 * YIELD_STEPS
+"""Of a demonstration: with one turn of YIELD_STEPS + 1 the prompt needs PROMPT / STEP_TOKENS of those."""
+
+
+def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
+    """Search for the overtaking window between requests that differ in nothing but class and time. waits: the class of the one
+    that is overtaken."""
+    draw = random.Random(seed)
+    kinds = [ordinary(draw)._replace(generated=0, preemptions=0) for _ in range(KINDS)]
+    own, others = ([kind._replace(best_effort=number) for kind in kinds] for number in (waits, 1 - waits))
+    return max((_window(rank_many, own, others, beginning) for beginning in BEGINNINGS_S), key=lambda found: found.window_s)
+
+
+def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestFields], beginning: float) -> Overtaking:
+    """The widest, where request i of `own`, which waits since `beginning`, is compared with request i of `others`."""
+    first = arriving(own, beginning)
+    ranks = rank_many(np.array(first, np.int64))
+
+    def overtaken(later: float) -> NDArray[np.bool_]:
+        return rank_many(np.array(arriving(others, beginning + later), np.int64)) < ranks
+
+    longest = longest_time(lambda later: bool(overtaken(later).any()))
+    place = int(overtaken(longest).argmax())
+    return Overtaking(longest, first[place], arriving(others, beginning + longest)[place])
+
+
+class YieldOutcome(NamedTuple):
+    """What became of a best-effort prompt that ran when latency-sensitive ones came, one behind another."""
+
+    most_turns: int  # in a row in which it yielded
+    turns: int  # to its first token, or of the demonstration
+    ended: bool
+
+
+def yield_outcome(policy: Policy) -> YieldOutcome:
+    """Let a best-effort prompt begin, and keep a small server full of latency-sensitive prompts from then on."""
+    n = TURNS + QUEUE
+    urgent = np.arange(n) > 0
+    prompt = np.where(urgent, URGENT_PROMPT, PROMPT)
+    zero, output = np.zeros(n, np.int64), np.full(n, OUTPUT)
+    requests = Workload(zero, prompt, output, output, zero)
+    pages = (PROMPT + ROWS * (URGENT_PROMPT + OUTPUT)) // 16 + 4 * ROWS
+    model = ServerModel(ROWS, STEP_TOKENS, page_size=16, num_pages=pages, step_us=4500.0, row_us=22.0, token_us=27.0)
+    server = TimedSimulation(policy, model, requests, {"best_effort": np.where(urgent, 0, 1)})
+    server.submit(0)
+    server.turn()
+    submitted = most = turns = 1
+    while turns < TURNS and server.outcome.first_token[0] == NEVER:
+        while submitted - server.ended < QUEUE + 1:
+            server.submit(submitted)
+            submitted += 1
+        server.turn()
+        turns += 1
+        most = max(most, server.yielded_turns)
+    return YieldOutcome(most, turns, bool(server.outcome.first_token[0] != NEVER))
+
+
+TENANT_ROWS, TENANT_STEP_TOKENS = 4, 512
+LIMIT = 2  # times the output that a request has, it might have had
+TENANT_TURNS = 2500
+MOST_REQUESTS = 6000
+
+
+class TenantLoad(NamedTuple):
+    """One tenant's requests. depth: of them are in the engine at any time, more than run."""
+
+    weight: float
+    prompt: int  # tokens
+    output: int
+    depth: int
+
+    @property
+    def most_ahead(self) -> float:
+        """What it may have in the engine, tokens over its weight."""
+        return self.depth * (self.prompt + OUTPUT_COST * LIMIT * self.output) / self.weight
+
+
+TENANTS = (TenantLoad(1, 30, 10, 8), TenantLoad(1, 400, 4, 12), TenantLoad(2, 120, 20, 8))
+
+
+class Shares(NamedTuple):
+    """served: tokens of each tenant over its weight, an output token as OUTPUT_COST. apart: the most that two differed by, at any
+    time. bound: what they may differ by under a policy that is fair."""
+
+    served: list[float]
+    apart: float
+    bound: float
+
+    @property
+    def fair(self) -> bool:
+        return self.apart <= self.bound
+
+
+def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, turns: int = TENANT_TURNS) -> Shares:
+    """Keep requests of all tenants waiting in a small server for some turns."""
+    owners = np.arange(MOST_REQUESTS) % len(tenants)
+    prompt, output = (np.array([getattr(tenants[owner], name) for owner in owners]) for name in ("prompt", "output"))
+    zero = np.zeros(MOST_REQUESTS, np.int64)
+    weight = np.array([round(tenant.weight * WEIGHT_ONE) for tenant in tenants])
+    words = {"tenant": owners + 1, "tenant_weight": weight[owners]}
+    longest = max(tenant.prompt + LIMIT * tenant.output for tenant in tenants)
+    pages = (TENANT_ROWS + 1) * (longest // 16 + 2)
+    model = ServerModel(
+        TENANT_ROWS, TENANT_STEP_TOKENS, page_size=16, num_pages=pages, step_us=4500.0, row_us=22.0, token_us=27.0
+    )
+    server = TimedSimulation(policy, model, Workload(zero, prompt, output, LIMIT * output, zero), words)
+    coming = [iter(np.flatnonzero(owners == owner).tolist()) for owner in range(len(tenants))]
+    missing, apart, served = [tenant.depth for tenant in tenants], 0.0, np.zeros(len(tenants))
+    for _ in range(turns):
+        taken = [list(islice(requests, count)) for requests, count in zip(coming, missing, strict=True)]
+        if list(map(len, taken)) != missing:
+            break  # somebody has none left, and would not wait any more
+        for number in chain(*taken):
+            server.submit(number)
+        server.turn()
+        missing = np.bincount(owners[server.over], minlength=len(tenants)).tolist()
+        tokens = np.where(server.outcome.started == NEVER, 0, prompt) + OUTPUT_COST * server.generated
+        served = np.bincount(owners, tokens) * WEIGHT_ONE / weight
+        apart = max(apart, float(served.max() - served.min()))
+    ahead = sorted(tenant.most_ahead for tenant in tenants)
+    return Shares(served.tolist(), apart, 2 * sum(ahead[-2:]))

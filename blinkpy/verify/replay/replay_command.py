@@ -2,12 +2,61 @@
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from blinkpy.config import ConfigError
+from blinkpy.kv import state as S
+from blinkpy.kv.state import State
 from blinkpy.packages import require_packages
+from blinkpy.queues.submission import WORD_MAX_TOKENS, WORD_PRIORITY
 from blinkpy.transport.segment import FOLDER
 from blinkpy.verify.replay.replay_options import RecordOptions, ReplayOptions
+from blinkpy.verify.replay.replayer import Turn
+
+HEAD = "arrival_s,prompt_tokens,generated_tokens,max_tokens,priority"
+
+
+@dataclass(order=True)
+class Seen:
+    """One request. generated: tokens so far; of one that ends and makes place at once, all but the last."""
+
+    arrival: int  # its number
+    arrived_ns: int
+    prompt: int
+    max_tokens: int
+    priority: int
+    generated: int = 0
+
+
+class RecordedRequests:
+    """Collects the requests that are accepted during a replay: call `take` after each turn. state: as before the first one."""
+
+    def __init__(self, state: State) -> None:
+        self._first = state.counts[S.ARRIVALS]
+        self._seen: dict[tuple[int, int], Seen] = {}  # by slot and id
+
+    def take(self, turn: Turn, state: State) -> None:
+        r = state.requests
+        for slot in np.flatnonzero(r.request_id).tolist():
+            key = slot, int(r.request_id[slot])
+            if r.status[slot] in (S.WAITING, S.RUNNING) and r.arrival[slot] >= self._first and key not in self._seen:
+                words = r.entry[slot, [WORD_MAX_TOKENS, WORD_PRIORITY]].tolist()
+                self._seen[key] = Seen(int(r.arrival[slot]), turn.now_ns, int(r.prompt_length[slot]), *words)
+            if key in self._seen:
+                self._seen[key].generated = max(0, int(r.length[slot] - r.prompt_length[slot]))
+
+    def write(self, path: Path) -> int:
+        """Write the CSV file; returns the number of requests. Raises OSError. Requests without a token are left out."""
+        chosen = sorted(seen for seen in self._seen.values() if seen.generated > 0)
+        lines = [HEAD]
+        for seen in chosen:
+            arrival_s = (seen.arrived_ns - chosen[0].arrived_ns) / 1e9
+            lines.append(f"{arrival_s:.6f},{seen.prompt},{seen.generated},{seen.max_tokens},{seen.priority}")
+        path.write_text("\n".join(lines) + "\n")
+        return len(chosen)
 
 
 def run_record(options: RecordOptions) -> int:
@@ -15,7 +64,7 @@ def run_record(options: RecordOptions) -> int:
     from blinkpy.recording.dump_file import write_dump
     from blinkpy.recording.recording_layout import LINK_PREFIX
     from blinkpy.recording.recording_reader import RecordingReader
-    from blinkpy.verify.replay.turn_records import parse_turns
+    from blinkpy.verify.replay.replayer import parse_turns
 
     name = options.name
     if not name:
@@ -43,10 +92,9 @@ def run_replay(options: ReplayOptions) -> int:
     from blinkpy.recording.dump_file import read_dump
     from blinkpy.scheduler.policy_vetting import recorded_policy
     from blinkpy.sources import SCHEDULER, source_digest
-    from blinkpy.verify.replay.narration import narrate
-    from blinkpy.verify.replay.recorded_requests import RecordedRequests
+    from blinkpy.verify.replay.replay_command import RecordedRequests
     from blinkpy.verify.replay.replayer import Replay
-    from blinkpy.verify.replay.timeline import SUFFIXES, Timeline
+    from blinkpy.verify.replay.timeline import SUFFIXES, Timeline, narrate
 
     picture, workload = Path(options.timeline), Path(options.workload)
     if options.timeline and picture.suffix not in SUFFIXES:

@@ -9,10 +9,10 @@ from blinkpy.kv import state as S
 from blinkpy.kv.grammars import must_end
 from blinkpy.kv.limits import Limits
 from blinkpy.kv.state import State
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.submission import STOP_IDS, WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_MIN_TOKENS, WORD_STOP_IDS
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT
-from blinkpy.verify.replay.turn_records import Entry, Turn
+from blinkpy.verify.replay.replayer import Entry, Turn
 
 REJECTIONS = {
     C.REJECT_PROMPT: "its prompt is empty or outside the arena",

@@ -9,12 +9,11 @@ import numpy as np
 from blinkpy.device.array_trees import named_arrays
 from blinkpy.kv import state as S
 from blinkpy.kv.state import State
-from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import read_header
 from blinkpy.recording.recording_layout import NOT_COPIED
 from blinkpy.recording.recording_reader import Capture
 from blinkpy.scheduler.policies import Policy
-from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns, ring_words
+from blinkpy.verify.replay.replayer import BrokenRecordError, Replay, parse_turns, ring_words
 from blinkpy.verify.sim.world import World
 
 # What a turn without a batch may change and leave no record: its number. And a cancel is not recorded where its request ended by

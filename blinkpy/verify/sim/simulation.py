@@ -15,21 +15,91 @@ from numba import types
 from blinkpy.device.array_trees import as_memoryviews, map_arrays, named_arrays
 from blinkpy.device.compile_cache import cached_njit, compiled_for
 from blinkpy.device.expect import BrokenInvariantError, describe_fault, fault_code
-from blinkpy.device.lane_races import LaneRaceError
-from blinkpy.device.lanes import LanesDivergedError, in_lanes
+from blinkpy.device.lanes import LaneRaceError, LanesDivergedError, in_lanes
+from blinkpy.device.portable import device
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.kv import state as S
+from blinkpy.kv.invariants.check_state import check_state
 from blinkpy.kv.state import NoFaultWord
-from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, COUNTER_NAMES
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, COMMAND_STOP, CONTROL_COMMAND, COUNTER_NAMES
 from blinkpy.scheduler.cycle import make_phases, make_turn
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.oracle.second_opinion import SecondOpinion
-from blinkpy.verify.sim.events import EVENT_NAMES, LOG
+from blinkpy.verify.sim.front_end_actions import front_turn
 from blinkpy.verify.sim.recorded_turns import RecordedTurns
-from blinkpy.verify.sim.sim_round import play_round
-from blinkpy.verify.sim.synthetic_model import compute
-from blinkpy.verify.sim.world import HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES, World, make_world
+from blinkpy.verify.sim.synthetic_model import (
+    EVENT_JUMP,
+    EVENT_NAMES,
+    EVENT_POISON,
+    LOG,
+    chance,
+    check_padding,
+    compute,
+    draw,
+    note,
+    start_draws,
+)
+from blinkpy.verify.sim.turn_invariants import check_turn
+from blinkpy.verify.sim.world import HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES, TICK_NS, World, make_world
+
+LEFT_OVER = fault_code("a step is asked for although the batch is empty, or the other way round")
+
+
+@device
+def check_round(limits, queues, state, sim, turn, bucket):
+    """What the scheduler's last turn did, and the step that it asked for. Returns a fault, or 0."""
+    fault = 0
+    if turn % sim.check_every == 0:
+        fault = check_state(limits, state, sim.references, sim.seen)
+    if fault == 0:
+        fault = check_turn(limits, queues, state, sim, sim.clock[0])
+    if fault == 0 and (bucket >= 0) != (state.batch.counts[S.ROWS] > 0):
+        fault = LEFT_OVER
+    if fault == 0 and bucket >= 0:
+        fault = check_padding(state, bucket)
+        poison(limits, state, sim, turn)
+    return fault
+
+
+@device
+def poison(limits, state, sim, turn):
+    """Now and then, the model fails for one row."""
+    start_draws(sim.draws, sim.seed, turn, limits.pairs + 1)
+    sim.poison[0] = -1
+    ends = state.batch.counts[S.GROUP] + 1 >= state.batch.counts[S.GROUPS]
+    if ends and turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.poison):
+        row = draw(sim.draws, state.batch.counts[S.ROWS])
+        slot = state.batch.row_slots[row]
+        if state.batch.emits[row] != 0 and sim.fronts.request_id[slot] == state.requests.request_id[slot]:
+            note(sim, turn, limits.pairs, EVENT_POISON, row, 0)
+            sim.poison[0] = row
+            sim.fronts.poisoned[slot] = 1
+
+
+@device
+def play_round(limits, queues, state, sim, turn, bucket, command):
+    """Judge the turn before, which returned `bucket`, and prepare the next one.
+
+    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the turn, ns,
+    or minus a fault.
+    """
+    if turn > 0:
+        fault = check_round(limits, queues, state, sim, turn, bucket)
+        if fault != 0:
+            return -fault
+    queues.control[CONTROL_COMMAND] = command
+    start_draws(sim.draws, sim.seed, turn, limits.pairs)
+    if turn < sim.turns and sim.muted[turn, limits.pairs] == 0 and chance(sim.draws, sim.odds.jump):
+        sim.clock[0] += 2 * limits.lease_ns
+        note(sim, turn, limits.pairs, EVENT_JUMP, 2 * limits.lease_ns, 0)
+    for pair in range(limits.pairs):
+        fault = front_turn(limits, queues, sim, turn, pair, command)
+        if fault != 0:
+            return -fault
+    sim.clock[0] += TICK_NS
+    return sim.clock[0]
+
 
 Mode = Literal["njit", "python"]
 Act = tuple[int, int]  # turn and actor: what it does there of its own; the last actor is the world

@@ -12,9 +12,85 @@ see the input that the first one saw.
 from blinkpy.device.expect import fault_code
 from blinkpy.device.portable import device
 from blinkpy.kv import state as S
-from blinkpy.kv.synthetic_choice import synthetic_choice
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
+from blinkpy.kv.state_memory import synthetic_choice
 from blinkpy.queues.submission import SQ_ENTRY_WORDS, WORD_LOGPROBS, WORD_SEED
+from blinkpy.queues.words import LOGPROB_ENTRIES
+
+MULTIPLIER, INCREMENT = 0x5DEECE66D, 0xB
+MASK = (1 << 48) - 1
+THOUSAND = 1000
+
+
+@device
+def scramble(x):
+    """A number of 48 bits that depends on all bits of another one."""
+    x = (x * MULTIPLIER + INCREMENT) & MASK
+    x ^= x >> 25
+    x = (x * MULTIPLIER + INCREMENT) & MASK
+    return x ^ x >> 25
+
+
+@device
+def start_draws(draws, seed, turn, actor):
+    """Begin the numbers of one actor in one turn. draws: int64 [1], the generator's state."""
+    draws[0] = scramble(scramble(scramble(seed & MASK) ^ turn) ^ (actor + 1))
+
+
+@device
+def draw(draws, n):
+    """A number of 0 to n - 1, n < 2**32."""
+    draws[0] = (draws[0] * MULTIPLIER + INCREMENT) & MASK
+    return (draws[0] >> 16) % n
+
+
+@device
+def chance(draws, thousandths):
+    """True in this many of a thousand cases."""
+    return draw(draws, THOUSAND) < thousandths
+
+
+LOG = 64  # events that are remembered
+LOG_WORDS = 5  # turn, actor, event (EVENT_*), two values
+
+# What happens, in Sim.log.
+(
+    EVENT_CRASH,
+    EVENT_RETURN,
+    EVENT_SUBMIT,
+    EVENT_SUBMIT_BAD,
+    EVENT_CANCEL,
+    EVENT_SILENT,
+    EVENT_LATE,
+    EVENT_BREAK,
+    EVENT_PACE,
+    EVENT_JUMP,
+    EVENT_POISON,
+    EVENT_CLAIM,
+) = range(12)
+EVENT_NAMES = (
+    "crashes",
+    "comes back",
+    "submits (slot, tokens)",
+    "submits a bad entry (slot, kind)",
+    "cancels (slot)",
+    "stops for a while (turns)",
+    "a write of an earlier epoch lands (word, value)",
+    "breaks the protocol (word)",
+    "reads at another pace (0 fast, 1 slow, 2 not at all)",
+    "time jumps (ns)",
+    "the model gives an invalid token (row)",
+    "claims the pair (epoch)",
+)
+
+
+@device
+def note(sim, turn, actor, event, first, second):
+    """Remember an event."""
+    i = sim.logged[0] % LOG
+    sim.log[i, 0], sim.log[i, 1], sim.log[i, 2] = turn, actor, event
+    sim.log[i, 3], sim.log[i, 4] = first, second
+    sim.logged[0] += 1
+
 
 MODULUS = 1_000_003
 PRIME = (1 << 31) - 1

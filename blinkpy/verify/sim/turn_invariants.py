@@ -21,7 +21,7 @@ from blinkpy.queues.words import (
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
 )
-from blinkpy.verify.sim.front_ends.hostile import is_hostile
+from blinkpy.verify.sim.hostile import is_hostile
 from blinkpy.verify.sim.world import GARBAGE_ENTRIES, HOSTILE
 
 ILLEGAL_CHANGE = fault_code("a request changed its status in a way that is not legal")

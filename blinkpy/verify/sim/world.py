@@ -10,18 +10,15 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.limits import Limits, make_limits_by_name
 from blinkpy.kv.state import Int32, Int64, State
 from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.token_bytes import TokenBytes
-from blinkpy.queues.header import EngineFacts, write_header
-from blinkpy.queues.layout import QueueLayout, QueueSizes
+from blinkpy.queues.layout import EngineFacts, EngineViews, QueueLayout, QueueSizes, engine_views, write_header
 from blinkpy.queues.request_parameters import INT32_MAX, PARAMETERS
 from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, order_key
-from blinkpy.queues.views import EngineViews, engine_views
-from blinkpy.verify.sim.events import LOG, LOG_WORDS
-from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, random_pieces, random_supply
-from blinkpy.verify.sim.rule_supply import RuleSupply, random_rules
+from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, RuleSupply, random_pieces, random_rules, random_supply
+from blinkpy.verify.sim.synthetic_model import LOG, LOG_WORDS
 
 WIRE = 128  # writes of a front end that are still under way; a power of two
 STEMS = 3  # sequences that prompts begin with, so that prefixes are shared

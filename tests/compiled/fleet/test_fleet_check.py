@@ -11,9 +11,8 @@ from blinkpy import cli
 from blinkpy.dpu.fleet.placement import Placement
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
 from blinkpy.scheduler.policies import fcfs
-from blinkpy.verify.fleet_check.fleet_comparison import ONE_ENGINE, FleetFigures, compare
-from blinkpy.verify.fleet_check.fleet_simulation import FleetSimulation
-from blinkpy.verify.fleet_check.fleet_workloads import FLEET_WORKLOADS, NOBODY, QUESTION
+from blinkpy.verify.policy_check.fleet_report import ONE_ENGINE, FleetFigures, compare
+from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS, NOBODY, QUESTION, FleetSimulation
 from blinkpy.verify.policy_check.timed_server import OTHER, STOP, ServerModel, simulate
 
 MACHINE = ServerModel(8, 512, page_size=16, num_pages=2048, step_us=4500.0, row_us=22.0, token_us=27.0)
@@ -92,7 +91,7 @@ def test_the_command_shows_all_placements(tmp_path: Path, capsys: pytest.Capture
 def test_a_placement_that_fails_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blinkpy.verify.fleet_check.fleet_report.SHIPPED_RULES", {})
+    monkeypatch.setattr("blinkpy.verify.policy_check.fleet_report.SHIPPED_RULES", {})
     rule = tmp_path / "bad.py"
     rule.write_text("def choose(request, engines):\n    return None\n")
     assert cli.main(["check", "fcfs", "--fleet", "2", "--placement", str(rule), *SMALL]) == 1

@@ -12,14 +12,12 @@ from support.scheduler_cases import tokens
 from blinkpy.device.lanes import in_lanes
 from blinkpy.kv.state import RECORDS, TURNS
 from blinkpy.kv.state_memory import snapshot as copies
-from blinkpy.queues.completion import FINISH_CANCELLED
-from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_RUN, CONTROL_COMMAND, FINISH_CANCELLED
 from blinkpy.recording.recording_layout import NOT_COPIED, RecordingError, link_path, remove_dead_links
 from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.scheduler.policies import fcfs, priority, shortest_first
-from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.turn_records import parse_turns
+from blinkpy.verify.replay.replayer import Replay, parse_turns
 from blinkpy.verify.sim.simulation import Simulation
 
 MOST_STORMS = 100  # at most, where the first ones were too calm: a lease expires in one of three

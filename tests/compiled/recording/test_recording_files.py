@@ -22,8 +22,7 @@ from blinkpy.recording.dump_file import FORMAT, read_dump, write_dump
 from blinkpy.recording.recording_reader import RecordingReader
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.check_workload import load_workload
-from blinkpy.verify.replay.replayer import Replay
-from blinkpy.verify.replay.turn_records import BrokenRecordError, parse_turns
+from blinkpy.verify.replay.replayer import BrokenRecordError, Replay, parse_turns
 
 
 @pytest.fixture

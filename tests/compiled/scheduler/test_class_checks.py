@@ -11,9 +11,7 @@ from blinkpy.scheduler.policies import BEST_EFFORT_US, FAIR_BEST_EFFORT, Policy,
 from blinkpy.scheduler.policy_trial import sample_requests
 from blinkpy.verify.policy_check.check_child import class_findings, tenant_finding
 from blinkpy.verify.policy_check.check_options import CheckOptions
-from blinkpy.verify.policy_check.class_bounds import class_window
-from blinkpy.verify.policy_check.policy_calls import compile_ranks
-from blinkpy.verify.policy_check.waiting_bounds import SERVICE_PER_S
+from blinkpy.verify.policy_check.waiting_bounds import SERVICE_PER_S, class_window, compile_ranks
 
 
 def greedy(request):

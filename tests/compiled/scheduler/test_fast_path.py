@@ -7,8 +7,8 @@ import pytest
 from support.scheduler_cases import VOCAB, make_case, tokens
 
 from blinkpy.kv import state as S
-from blinkpy.queues.completion import FINISH_ERROR, FINISH_LENGTH, FINISH_MASK, FINISH_STOP
 from blinkpy.queues.submission import STOP_IDS, WORD_MAX_TOKENS, WORD_STOP_IDS
+from blinkpy.queues.words import FINISH_ERROR, FINISH_LENGTH, FINISH_MASK, FINISH_STOP
 from blinkpy.scheduler import cycle
 from blinkpy.scheduler.phases.fast_path import NOT_FAST, judge_token, take_fast_path
 from blinkpy.scheduler.phases.forecast import forecast_rows

@@ -15,13 +15,22 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
 from blinkpy.dpu.link.queue_pair import NoRoomError
 from blinkpy.kv import state as S
-from blinkpy.kv.grammars import ENDING, ILLEGAL, STATE_MASK, follow, is_automaton, state_after, unused_grammar
+from blinkpy.kv.grammars import (
+    ENDING,
+    ILLEGAL,
+    LONGEST,
+    STATE_MASK,
+    TokenBytes,
+    follow,
+    is_automaton,
+    state_after,
+    unused_grammar,
+)
 from blinkpy.kv.limits import make_limits_by_name
 from blinkpy.kv.state import Grammars
 from blinkpy.kv.state_memory import make_state
-from blinkpy.kv.token_bytes import LONGEST, TokenBytes
 from blinkpy.queues import byte_automaton as A
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.verify.sim.grammar_supply import ALPHABET, GRAMMAR_WORDS

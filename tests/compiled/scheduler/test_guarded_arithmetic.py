@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blinkpy.scheduler import guarded_arithmetic as G
-from blinkpy.scheduler import policy_fault as P
+from blinkpy.scheduler import guarded_arithmetic as P
 
 PLACE, AT = 11, 1
 ROOT = math.isqrt(G.HIGHEST)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from numba import njit, types
 
-from blinkpy.device.inner_code import SharedLibrary
-from blinkpy.device.portable import device
+from blinkpy.device.portable import SharedLibrary, device
 
 INNER = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 

@@ -15,7 +15,7 @@ from support.scheduler_cases import VOCAB, case_sizes, make_case, tokens
 from blinkpy.config import ConfigError
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits_by_name
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.request_parameters import PARAMETERS
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_NO_PREFIX_CACHE, neutral_entries
 from blinkpy.queues.words import PAIR_CQ_TAIL

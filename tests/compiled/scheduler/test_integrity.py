@@ -29,7 +29,7 @@ from blinkpy.kv.state import State
 from blinkpy.kv.state_memory import differences, snapshot
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import STATES_WORD
-from blinkpy.queues.content_digest import DIGEST_BITS
+from blinkpy.queues.words import DIGEST_BITS
 from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.verify.sim.simulation import Simulation
 

@@ -1,4 +1,4 @@
-"""The race detector of blinkpy.device.lane_races, and what it says about functions of the allocator in several lanes.
+"""The race detector of blinkpy.device.lanes, and what it says about functions of the allocator in several lanes.
 
 Supports claim state/lanes.
 """
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from blinkpy.device.array_trees import as_memoryviews
-from blinkpy.device.lane_races import LaneRaceError
-from blinkpy.device.lanes import Team
+from blinkpy.device.lanes import LaneRaceError, Team
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum
 from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import evict_pages, release_pages

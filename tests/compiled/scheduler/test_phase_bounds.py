@@ -13,7 +13,7 @@ from support.scheduler_cases import VOCAB, Case, make_case, tokens
 
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.submission import (
     STOP_IDS,

@@ -15,16 +15,14 @@ from blinkpy.device.lanes import Team
 from blinkpy.kv import state as S
 from blinkpy.kv.grammars import is_automaton
 from blinkpy.kv.invariants import request_invariants as R
-from blinkpy.kv.state_memory import differences, snapshot
-from blinkpy.kv.synthetic_choice import synthetic_choice
+from blinkpy.kv.state_memory import differences, snapshot, synthetic_choice
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import BYTES, CLASSES_WORD, STATES_WORD, ByteAutomaton, packed_words
-from blinkpy.queues.completion import FINISH_LENGTH
-from blinkpy.queues.hit_word import WAIT_LIMIT, WAIT_SHIFT
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import FINISH_LENGTH, WAIT_LIMIT, WAIT_SHIFT
+from blinkpy.scheduler.phases.commit import mark_ending, release_ended
 from blinkpy.scheduler.phases.completions import position_in_pair
-from blinkpy.scheduler.phases.endings import mark_ending, release_ended
 from blinkpy.scheduler.policies import RequestFields, guarded_policy, read_policy
 from blinkpy.scheduler.policy_language import PolicyError
 

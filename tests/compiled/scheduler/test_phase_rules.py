@@ -11,7 +11,7 @@ from blinkpy.device.lanes import Team
 from blinkpy.kv import state as S
 from blinkpy.queues import submission as E
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_REJECTED
+from blinkpy.queues.words import FINISH_CANCELLED, FINISH_LENGTH, FINISH_REJECTED
 from blinkpy.scheduler.phases.completions import free_entries
 from blinkpy.scheduler.phases.forecast import grow_for_forecast
 from blinkpy.scheduler.phases.intake import parameters_in_range

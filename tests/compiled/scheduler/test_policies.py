@@ -14,11 +14,11 @@ from blinkpy.config import ConfigError
 from blinkpy.kernels.loop import loop_code
 from blinkpy.queues.words import ENGINE_POLICY_FAULT
 from blinkpy.scheduler import policies
+from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.host_scheduler import compiled_turn
 from blinkpy.scheduler.policies import SHIPPED, RequestFields, fair, fcfs, guarded_policy, load_policy, read_policy
-from blinkpy.scheduler.policy_fault import describe_policy_fault
 from blinkpy.scheduler.policy_key import policy_digest
-from blinkpy.verify.policy_check.policy_calls import compile_for_gpu, compile_ranks
+from blinkpy.verify.policy_check.waiting_bounds import compile_for_gpu, compile_ranks
 
 ROOT = Path(__file__).parents[3]
 NAMES = "fair, fcfs, priority, short-prompts, shortest-first"

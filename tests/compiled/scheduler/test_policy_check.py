@@ -38,9 +38,8 @@ from blinkpy.scheduler.policy_vetting import TRIAL, ComputeLimit, run_child, vet
 from blinkpy.verify.policy_check.check_child import waiting_findings
 from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
-from blinkpy.verify.policy_check.policy_calls import compare_compiled, compile_ranks
 from blinkpy.verify.policy_check.timed_server import ServerModel, ServerOutcome, simulate
-from blinkpy.verify.policy_check.waiting_bounds import flood, overtaking
+from blinkpy.verify.policy_check.waiting_bounds import compare_compiled, compile_ranks, flood, overtaking
 
 FOLDER_POLICY = "def rank(request):\n    return request.arrival_us // 1000 + 10 * request.prompt_length\n"
 

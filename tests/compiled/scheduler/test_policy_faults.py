@@ -8,8 +8,8 @@ import pytest
 
 from blinkpy.engine.policy_fault_log import PERIOD_S, PolicyFaultLog
 from blinkpy.queues.words import COUNTER, ENGINE_POLICY_FAULT
+from blinkpy.scheduler.guarded_arithmetic import FAULT_SHIFT, describe_policy_fault
 from blinkpy.scheduler.policies import fcfs, guarded_policy, read_policy
-from blinkpy.scheduler.policy_fault import FAULT_SHIFT, describe_policy_fault
 from blinkpy.scheduler.policy_trial import sample_requests
 
 

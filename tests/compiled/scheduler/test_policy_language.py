@@ -14,17 +14,17 @@ import pytest
 from numba import njit
 from support.random_policies import HEADER, RandomPolicy, random_request
 
-from blinkpy.scheduler.guarded_arithmetic import checked_rank
-from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
-from blinkpy.scheduler.policy_fault import (
+from blinkpy.scheduler.guarded_arithmetic import (
     BAD_RANK,
     FAULT_SHIFT,
     FAULT_TEXTS,
     MOST_ROUNDS,
     WORST_RANK,
     Place,
+    checked_rank,
     describe_policy_fault,
 )
+from blinkpy.scheduler.policies import Policy, RequestFields, guarded_policy, read_policy
 from blinkpy.scheduler.policy_language import SCALED, PolicyError, write_guarded
 from blinkpy.verify.oracle.policy_rules import rank_by_rules
 

@@ -18,11 +18,9 @@ from blinkpy.device.lanes import LanesDivergedError, Team, in_lanes
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum
 from blinkpy.device.table_codegen import ArgumentTable
 from blinkpy.device.tables import make_table
-from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.views import EngineViews, engine_views
-from blinkpy.scheduler.phases.inbox import read_inbox
-from blinkpy.scheduler.phases.ownership import apply_verdicts
-from blinkpy.scheduler.phases.publish import publish_deferred
+from blinkpy.queues.layout import EngineViews, QueueLayout, QueueSizes, engine_views
+from blinkpy.scheduler.phases.completions import publish_deferred
+from blinkpy.scheduler.phases.ownership import apply_verdicts, read_inbox
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5, 32])

@@ -21,9 +21,9 @@ from blinkpy.kv.page_allocator import release_pages, take_pages
 from blinkpy.kv.prefix_cache import ANY_PARENT, CHAIN, extend_hash, find_page, find_prefix, index_pages, is_elsewhere, remainder
 from blinkpy.kv.state import CACHED_COUNT, CHAIN_EVICTED, FREE_COUNT, NO_PAGE, RING_HEAD, RING_TAIL, ROWS, Pages
 from blinkpy.kv.state_memory import make_state
-from blinkpy.queues.completion import FINISH_LENGTH
 from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE
+from blinkpy.queues.words import FINISH_LENGTH
 
 
 def make(lanes: int = 3, **sizes: Any) -> Case:

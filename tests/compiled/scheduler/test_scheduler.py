@@ -10,8 +10,8 @@ from support.scheduler_cases import VOCAB, Case, case_sizes, make_case, tokens
 
 from blinkpy.kv import state as S
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.queues.submission import neutral_entries
+from blinkpy.queues.words import FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH
 from blinkpy.scheduler import cycle
 from blinkpy.scheduler.phases.fast_path import take_fast_path
 from blinkpy.scheduler.phases.forecast import forecast

@@ -7,7 +7,7 @@ import pytest
 from support.scheduler_cases import make_case, tokens
 
 from blinkpy.kv import state as S
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT
 from blinkpy.scheduler.policies import RequestFields
 

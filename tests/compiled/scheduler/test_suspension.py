@@ -13,8 +13,7 @@ from support.scheduler_cases import Case, make_case, tokens
 
 from blinkpy.kv import state as S
 from blinkpy.kv.state_memory import snapshot
-from blinkpy.queues.completion import FINISH_LENGTH
-from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP, CONTROL_COMMAND
+from blinkpy.queues.words import COMMAND_DRAIN, COMMAND_STOP, CONTROL_COMMAND, FINISH_LENGTH
 from blinkpy.scheduler.policies import fcfs, short_prompts
 from blinkpy.verify.policy_check.check_workload import Workload
 from blinkpy.verify.policy_check.timed_server import ServerModel, TimedSimulation, serve

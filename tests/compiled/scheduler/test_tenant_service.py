@@ -13,7 +13,7 @@ from support.scheduler_cases import Case, make_case, tokens
 from blinkpy.kv import state as S
 from blinkpy.scheduler.policies import FAIR_BEST_EFFORT, RequestFields, fair, fcfs
 from blinkpy.scheduler.tenant_service import EXPECTED_OUTPUT, TOKEN_SERVICE
-from blinkpy.verify.policy_check.tenant_shares import TenantLoad, tenant_shares
+from blinkpy.verify.policy_check.waiting_bounds import TenantLoad, tenant_shares
 
 ROOM = {"pairs": 1, "slots": 16, "rows": 1, "tokens": 16, "pages": 60, "max_model_len": 60, "intake_entries": 16}
 

@@ -10,11 +10,11 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import in_lanes
 from blinkpy.kv import state as S
 from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PRIORITY, WORD_TENANT
+from blinkpy.scheduler.guarded_arithmetic import MOST_ROUNDS, WORST_RANK
 from blinkpy.scheduler.phases.admit import budget_left, tokens_ahead
 from blinkpy.scheduler.phases.preempt import WATERMARK_SHIFT, page_demand, preemption_victim, spare_pages
 from blinkpy.scheduler.phases.waiting_list import insert_by_rank, make_rank_of, make_rank_waiting
 from blinkpy.scheduler.policies import RequestFields, read_policy
-from blinkpy.scheduler.policy_fault import MOST_ROUNDS, WORST_RANK
 from blinkpy.scheduler.yielding import best_effort_is_there, best_effort_prompt, next_to_pass, sensitive_prompt_runs
 
 

@@ -14,7 +14,7 @@ import pytest
 from blinkpy.config import ConfigError
 from blinkpy.dpu.fleet.placement import EngineLoad, Placement
 from blinkpy.dpu.fleet.placement_rules import EXTRA_TOKENS, SHIPPED_RULES, PlacedRequest, Rule, load_rule
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.words import Int32
 
 PAGE, ENGINES = 16, 4
 

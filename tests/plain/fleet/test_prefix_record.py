@@ -10,7 +10,7 @@ import pytest
 from support.fleet.plain_placement import SALTS, PlainRecord, random_prompt
 
 from blinkpy.dpu.fleet.prefix_record import PrefixRecord, _Node
-from blinkpy.queues.array_types import Int32
+from blinkpy.queues.words import Int32
 
 
 def nodes(record: PrefixRecord) -> Iterator[_Node]:

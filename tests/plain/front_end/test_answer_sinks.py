@@ -19,7 +19,7 @@ from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.dpu.token_feed import feed
-from blinkpy.queues.completion import FINISH_LENGTH, HAS_TOKEN
+from blinkpy.queues.words import FINISH_LENGTH, HAS_TOKEN
 
 CHOICES = 3
 Part = tuple[int, str, str | None]  # index, text and finish reason of a choice

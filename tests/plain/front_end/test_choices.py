@@ -15,8 +15,8 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.http.answers import Choice, likeliest
 from blinkpy.dpu.token_logprobs import TokenLogprobs
-from blinkpy.queues.completion import REJECT_PAGES
 from blinkpy.queues.request_parameters import INT64_MAX, INT64_RANGE
+from blinkpy.queues.words import REJECT_PAGES
 
 PROMPT = list(range(20, 20 + 3 * FACTS.page_size))  # three whole pages
 

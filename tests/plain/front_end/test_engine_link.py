@@ -18,9 +18,8 @@ from blinkpy.dpu.fleet.engines import CONNECT_POLL_S, Engines
 from blinkpy.dpu.link.link_thread import CHECK_S
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError
 from blinkpy.dpu.poll_pace import POLL_S
-from blinkpy.queues.completion import HAS_TOKEN
 from blinkpy.queues.layout import LayoutError
-from blinkpy.queues.words import STATE_DRAINING, STATE_READY
+from blinkpy.queues.words import HAS_TOKEN, STATE_DRAINING, STATE_READY
 from blinkpy.transport.contract import TransportError
 
 LOST, UNAVAILABLE = EngineLostError("the engine is gone"), EngineUnavailableError("the engine is draining")

@@ -26,9 +26,8 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.metrics import BLOCK_BYTES, Metrics
 from blinkpy.dpu.supervisor import Supervisor
 from blinkpy.dpu.watch.exposition import Exposition
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_ERROR
 from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.words import CONTROL_FAULT, STATE_DRAINING, STATE_FAULTED, STATE_READY
+from blinkpy.queues.words import CONTROL_FAULT, FINISH_CANCELLED, FINISH_ERROR, STATE_DRAINING, STATE_FAULTED, STATE_READY
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.exchange import Exchange
 from blinkpy.dpu.link.queue_pair import InFlightRequest
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.completion import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
+from blinkpy.queues.words import REJECT_PAGES, REJECT_SLOT_BUSY, REJECT_TOKEN
 
 JSON = {"content-type": "application/json"}
 

@@ -12,7 +12,7 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.completion import REJECT_TOKEN
+from blinkpy.queues.words import REJECT_TOKEN
 
 ANY_EVENT = TypeAdapter(ResponseStreamEvent)
 

@@ -13,8 +13,8 @@ from support.waiting import wait_for
 
 from blinkpy.dpu.banned_words import banned_sequences
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.completion import FINISH_ERROR
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import FINISH_ERROR
 
 WORDS = FACTS._replace(grammar_share=2, grammar_words=512, grammar_arena=1024)
 

@@ -9,7 +9,7 @@ from support.automata import automaton_of_choices, random_automaton
 
 from blinkpy.queues import byte_automaton as A
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
-from blinkpy.queues.content_digest import DIGEST_BITS
+from blinkpy.queues.words import DIGEST_BITS
 
 
 def test_an_automaton_of_choices_accepts_them_and_nothing_else(rng):

@@ -22,8 +22,7 @@ from blinkpy.config import Config
 from blinkpy.dpu.link import connect_shm, connectors, store_fence
 from blinkpy.dpu.link.connect_shm import attach_segment, connect
 from blinkpy.dpu.link.queue_pair import EngineLostError
-from blinkpy.queues.header import HEADER
-from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.layout import HEADER, LayoutError
 from blinkpy.queues.submission import SQ_ENTRY_BYTES
 from blinkpy.queues.words import (
     ENGINE_STATE,

@@ -17,8 +17,7 @@ from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.grammar_arena import GrammarArena
 from blinkpy.dpu.link.queue_pair import InFlightRequest, NoRoomError, QueuePair
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.header import HEADER, read_header, write_header
-from blinkpy.queues.layout import LayoutError, QueueLayout
+from blinkpy.queues.layout import HEADER, LayoutError, QueueLayout, read_header, write_header
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blinkpy.config import ConfigError, split_address
-from blinkpy.queues.header import VERSION
-from blinkpy.queues.layout import LayoutError
+from blinkpy.queues.layout import VERSION, LayoutError
 from blinkpy.transport import handshake
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.handshake import (

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from blinkpy.queues.hit_word import HIT_LIMIT, WAIT_LIMIT, WAIT_SHIFT, hits_of, pack_hits, wait_of
-from blinkpy.queues.words import EPOCH_SHIFT
+from blinkpy.queues.words import EPOCH_SHIFT, HIT_LIMIT, WAIT_LIMIT, WAIT_SHIFT, hits_of, pack_hits, wait_of
 
 
 def test_a_word_is_its_requests_alone(rng: np.random.Generator) -> None:

@@ -14,8 +14,7 @@ from blinkpy.config import Config, ConfigError
 from blinkpy.engine.engine import make_engine
 from blinkpy.engine.link import pair_memory
 from blinkpy.engine.link.pair_memory import DmaBufMemory, HostMemory, PeerMemory
-from blinkpy.queues.layout import QueueLayout, QueueSizes
-from blinkpy.queues.views import engine_views
+from blinkpy.queues.layout import QueueLayout, QueueSizes, engine_views
 from blinkpy.queues.words import PAIR_ATTACHED
 from blinkpy.transport import verbs
 from blinkpy.transport.contract import TransportError
@@ -158,7 +157,7 @@ def test_what_a_machine_lacks_is_named(way, changed, problem) -> None:
 def test_pairs_in_gpu_memory_have_the_layout_of_the_segment(monkeypatch) -> None:
     """With a driver that hands out host memory: words written through the GPU's views are where network cards look."""
     pytest.importorskip("cuda.bindings", reason="the GPU's side needs cuda.bindings")
-    from blinkpy.device.cuda import gpu_memory_views
+    from blinkpy.device.cuda import cuda_graphs as gpu_memory_views
     from blinkpy.engine.link import gpu_queues
 
     layout = QueueLayout(QueueSizes(pairs=3, slots=4, sq_entries=4, cq_entries=8, prompt_tokens=64, hash_entries=16))

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 from support.front_end.fake_engine import FACTS
 
-from blinkpy.queues import completion as C
-from blinkpy.queues.completion import LAPS, lap_of, pack_completion
-from blinkpy.queues.header import HEADER, VERSION, read_header, write_header
-from blinkpy.queues.layout import ALIGNMENT, LayoutError, QueueLayout, QueueSizes
-from blinkpy.queues.logprob_record import LOGPROB_ENTRY, NO_LOGPROB_ENTRY, RECORD_BYTES
+from blinkpy.queues import words as C
+from blinkpy.queues.layout import (
+    ALIGNMENT,
+    HEADER,
+    VERSION,
+    LayoutError,
+    QueueLayout,
+    QueueSizes,
+    engine_views,
+    read_header,
+    write_header,
+)
 from blinkpy.queues.submission import SQ_ENTRY
-from blinkpy.queues.views import engine_views
+from blinkpy.queues.words import LAPS, LOGPROB_ENTRY, NO_LOGPROB_ENTRY, RECORD_BYTES, lap_of, pack_completion
 
 
 def segment(sizes: QueueSizes) -> bytearray:

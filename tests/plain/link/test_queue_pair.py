@@ -15,9 +15,9 @@ from support.waiting import wait_for
 from blinkpy.dpu.link.arenas import Arena
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.dpu.link.queue_pair import EngineLostError, InFlightRequest, NoRoomError, QueuePair
-from blinkpy.queues import completion
-from blinkpy.queues.completion import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK
+from blinkpy.queues import words as completion
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import FINISH_CANCELLED, FINISH_LENGTH, FINISH_MASK
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

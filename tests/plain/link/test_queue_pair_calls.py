@@ -11,13 +11,20 @@ from support.front_end.fake_engine import FACTS
 from blinkpy.dpu.link import queue_pair
 from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError, NoRoomError, QueuePair
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import FINISH_LENGTH, HAS_LOGPROBS, HAS_TOKEN, lap_of, pack_completion
-from blinkpy.queues.hit_word import pack_hits
 from blinkpy.queues.layout import BLOCK_WORDS, QueueLayout, QueueSizes
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SQ_ENTRY
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import (
+    FINISH_LENGTH,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+    LOGPROB_ENTRIES,
+    LOGPROB_ENTRY,
+    lap_of,
+    pack_completion,
+    pack_hits,
+)
 from blinkpy.transport.contract import EngineWords, TransportError
 
 SIZES = QueueSizes(pairs=1, slots=4, sq_entries=4, cq_entries=512, prompt_tokens=64, hash_entries=12)

@@ -10,17 +10,19 @@ import pytest
 from benchmarks.parts.rdma_cpu import FACTS, SIZES, Card, connect
 from blinkpy.dpu.link import connect_rdma, rdma_writes
 from blinkpy.dpu.link.connect_rdma import RdmaTransport
-from blinkpy.queues.completion import HAS_LOGPROBS, HAS_TOKEN, pack_completion
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY_BYTES, SQ_ENTRY_WORDS, WORD_SLOT
 from blinkpy.queues.words import (
     ENGINE_HEARTBEAT,
     FRONT_CQ_HEAD,
     FRONT_DOORBELL,
     FRONT_HEARTBEAT,
+    HAS_LOGPROBS,
+    HAS_TOKEN,
+    LOGPROB_ENTRIES,
     PAIR_ATTACHED,
     PAIR_EPOCH,
     PAIR_SQ_HEAD,
+    pack_completion,
 )
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.segment import Segment, create_segment

@@ -15,7 +15,7 @@ from support.front_end.slow_card import SlowCard
 
 from benchmarks.parts.rdma_cpu import connect
 from blinkpy.dpu.link import connect_rdma, queue_pair, rdma_writes
-from blinkpy.queues.header import read_header
+from blinkpy.queues.layout import read_header
 from blinkpy.scheduler.cycle import make_turn
 from blinkpy.transport.contract import TransportError
 

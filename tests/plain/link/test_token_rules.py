@@ -8,11 +8,11 @@ import pytest
 from support.automata import WordsOfSlot
 from support.models.random_grammars import random_rules
 
+from blinkpy.kv.grammars import are_token_rules, is_allowed
 from blinkpy.kv.limits import Limits
-from blinkpy.kv.packed_rules import are_token_rules, is_allowed
 from blinkpy.queues import token_rules as R
-from blinkpy.queues.content_digest import DIGEST_BITS, digest_of
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import DIGEST_BITS, digest_of
 
 
 def limits_of(vocab_size: int) -> Limits:

@@ -24,10 +24,8 @@ from blinkpy.dpu.link.connect_rdma import RdmaTransport, attach_rdma
 from blinkpy.dpu.link.connect_shm import attach_segment
 from blinkpy.engine.link.listen_rdma import RdmaListener, listen
 from blinkpy.queues import words as W
-from blinkpy.queues.completion import HAS_LOGPROBS, lap_of, pack_completion
-from blinkpy.queues.layout import LayoutError, QueueSizes
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY
-from blinkpy.queues.views import EngineViews, engine_views
+from blinkpy.queues.layout import EngineViews, LayoutError, QueueSizes, engine_views
+from blinkpy.queues.words import HAS_LOGPROBS, LOGPROB_ENTRIES, LOGPROB_ENTRY, lap_of, pack_completion
 from blinkpy.transport.contract import EngineWords, TransportError
 from blinkpy.transport.handshake import introduce
 from blinkpy.transport.segment import Segment, create_segment

@@ -19,8 +19,8 @@ from blinkpy.models.cpu.cpu_sampler import (
     uniform,
     warm_up,
 )
-from blinkpy.queues.logprob_record import LOGPROB_ENTRY
 from blinkpy.queues.submission import SQ_ENTRY, neutral_entries
+from blinkpy.queues.words import LOGPROB_ENTRY
 
 
 def parameters_of(rows: list[dict[str, float]]) -> SamplingParameters:

@@ -14,8 +14,7 @@ from blinkpy.kv.state_memory import make_state
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.step_shapes import SMALLEST_MIXED, bucket_shapes, step_shapes
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 GIB = 1 << 30
 

@@ -196,13 +196,13 @@ def collected(tmp_path: Path) -> Iterator[tuple[Any, str]]:
 def test_a_planted_mutant_is_what_the_tests_import(tmp_path: Path, seed: int) -> None:
     from mutants.session import Change, run_tests, trace_tests
 
-    path = PACKAGE / "queues" / "completion.py"
+    path = PACKAGE / "queues" / "words.py"
     traced = answers(120, "fresh", trace_tests, LAYOUT_TESTS, [str(path)], seed, str(tmp_path))[0]
     assert not traced.left_out and {file for file, _, _ in traced.lines} == {str(path)}
     tests = {test: 60.0 for _, _, reaching in traced.lines for test in reaching if "::" in test}
     assert all("import " + LAYOUT_TESTS in reaching for _, line, reaching in traced.lines if line == 1)
     assert tests and tests.keys() <= traced.seconds.keys()
-    whole = Change("blinkpy.queues.completion", path, path.read_text())
+    whole = Change("blinkpy.queues.words", path, path.read_text())
     assert answers(120, "fresh", run_tests, tests, whole, seed, str(tmp_path)) == ("", "")
     wrong = whole.source + "\n\ndef lap_of(position, size):\n    return 1\n"
     said, _ = answers(120, "fresh", run_tests, tests, whole._replace(source=wrong), seed, str(tmp_path))
@@ -222,7 +222,7 @@ def test_a_ledger_keeps_verdicts_as_long_as_the_function_is_the_same(tmp_path: P
     from mutants.results import Ledger, Verdict
 
     path = tmp_path / "ledger.jsonl"
-    some = mutants_of(PACKAGE / "queues" / "completion.py")[:5]
+    some = mutants_of(PACKAGE / "queues" / "words.py")[:5]
     dead, alive, changed, later, cut = some
     assert len({mutant.id for mutant in some}) == 5
     for mutant, by, how in (
@@ -246,13 +246,13 @@ def test_a_result_counts_each_module_and_is_shown(tmp_path: Path) -> None:
     from mutants.mutations import mutants_of
     from mutants.results import COUNTS, Verdict, interval, result, write
 
-    some = [mutant for file in ("completion", "layout") for mutant in mutants_of(PACKAGE / "queues" / f"{file}.py")[:4]]
+    some = [mutant for file in ("words", "layout") for mutant in mutants_of(PACKAGE / "queues" / f"{file}.py")[:4]]
     ends = [("simulator", "an error"), ("a.py::x", "a timeout"), ("", ""), ("a.py::y", "an error"), ("", "")]
     verdicts = [Verdict.of(mutant, "queues", by, how, 1.0) for mutant, (by, how) in zip(some, ends, strict=False)]
     found = result([(mutant, "queues") for mutant in some], verdicts, Counter({"queues/layout.py": 2, "kv/other.py": 7}))
     assert (found["asked"], found["killed"], found["survived"], found["equivalent"]) == (8, 3, 2, 2)
     counts = {file: [found["modules"][file][name] for name in COUNTS] for file in found["modules"]}
-    assert counts == {"queues/completion.py": [3, 1, 0, 0], "queues/layout.py": [0, 1, 2, 3]}
+    assert counts == {"queues/words.py": [3, 1, 0, 0], "queues/layout.py": [0, 1, 2, 3]}
     queues = found["groups"]["queues"]
     assert [queues[name] for name in ("modules", *COUNTS)] == [2, 3, 2, 2, 3]
     assert queues["interval"] == pytest.approx(interval(3, 5), abs=1e-4)
@@ -261,7 +261,7 @@ def test_a_result_counts_each_module_and_is_shown(tmp_path: Path) -> None:
     write(tmp_path / "mutants.json", found)
     shown = part_tables.mutants(part_tables.Results(tmp_path))
     assert shown["total"] == {"killed": "3", "survived": "2", "unknown": "3"} and shown["share"] == "60.0 % (23.1 to 88.2)"
-    assert shown["weak"] == ["`queues/completion.py` 3 of 4", "`queues/layout.py` 0 of 1"]
+    assert shown["weak"] == ["`queues/layout.py` 0 of 1", "`queues/words.py` 3 of 4"]
 
 
 @pytest.mark.parametrize(("killed", "planted", "low", "high"), [(10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962), (0, 0, 0, 1)])

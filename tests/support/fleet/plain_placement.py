@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkpy.queues.array_types import Int32, Int64
+from blinkpy.queues.words import Int32, Int64
 
 SALTS = (0, 1, 2**63 - 1)
 ROW_TOKENS, EXTRA_TOKENS = 64, 32768

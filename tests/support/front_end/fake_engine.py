@@ -15,13 +15,11 @@ import numpy as np
 from support.waiting import wait_for
 
 from blinkpy.dpu.link.queue_pair import InFlightRequest, QueuePair
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues import words as W
-from blinkpy.queues.header import EngineFacts
-from blinkpy.queues.hit_word import pack_hits
-from blinkpy.queues.layout import QueueSizes
-from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
+from blinkpy.queues.layout import EngineFacts, QueueSizes
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
+from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS, pack_hits
 from blinkpy.transport.segment import create_segment
 
 SIZES = QueueSizes(pairs=1, slots=8, sq_entries=8, cq_entries=64, prompt_tokens=512, hash_entries=128)

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.layout import BLOCK_WORDS
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters

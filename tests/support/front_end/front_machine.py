@@ -19,12 +19,12 @@ from support.scheduler_cases import Case
 from blinkpy.kv.state import DRAINED
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import HEADER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, SUBMIT_SCORE_PROMPT
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.scheduler.policies import SHIPPED
-from blinkpy.verify.sim.rule_supply import RULES
+from blinkpy.verify.sim.grammar_supply import RULES
 from blinkpy.verify.sim.world import make_world
 
 _CI = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

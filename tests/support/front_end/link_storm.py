@@ -15,8 +15,8 @@ from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case, case_sizes, tokens
 
 from blinkpy.kv.state import COUNTER_INDEX
-from blinkpy.queues.hit_word import hits_of
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import hits_of
 from blinkpy.verify.sim.world import make_world
 
 PATIENCE = 500  # turns until everything has ended

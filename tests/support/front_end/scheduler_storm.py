@@ -16,14 +16,14 @@ from support.expected_request import ExpectedRequest
 from support.front_end.fleet_storm import STEP_S, Client, Storm, Texts
 from support.scheduler_cases import Case, case_sizes
 
-from blinkpy.queues import completion as C
+from blinkpy.queues import words as C
 from blinkpy.queues import words as W
 from blinkpy.queues.byte_automaton import ByteAutomaton
-from blinkpy.queues.header import HEADER
+from blinkpy.queues.layout import HEADER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.scheduler.policies import SHIPPED
-from blinkpy.verify.sim.rule_supply import RULES
+from blinkpy.verify.sim.grammar_supply import RULES
 from blinkpy.verify.sim.world import make_world
 
 ENGINE_SLOTS, CONTEXT, PAGE, PAGES = 4, 40, 4, 28

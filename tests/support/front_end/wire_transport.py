@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from blinkpy.dpu.link.connect_shm import ShmTransport
 from blinkpy.queues import words as W
-from blinkpy.queues.array_types import Int32, Int64
+from blinkpy.queues.words import Int32, Int64
 from blinkpy.transport.contract import EngineWords
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from blinkpy.kv.state import BATCH_COUNTS, DECODE_ROWS, EMITS, MAX_CONTEXT, ROWS, TOKENS, Batch, Requests
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES
 from blinkpy.queues.submission import SQ_ENTRY, SQ_ENTRY_WORDS, neutral_entries
+from blinkpy.queues.words import LOGPROB_ENTRIES
 
 
 @dataclass

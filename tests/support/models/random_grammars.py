@@ -6,8 +6,8 @@ import torch
 from support.automata import random_automaton
 
 from blinkpy.kernels.sampling.mask_illegal import GrammarView
+from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
-from blinkpy.kv.token_bytes import TokenBytes
 from blinkpy.queues import submission as E
 from blinkpy.queues.byte_automaton import DEAD
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS, TokenRules

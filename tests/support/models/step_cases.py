@@ -32,8 +32,8 @@ from blinkpy.models.gpu.step_shapes import StepShape, bucket_shapes, step_shapes
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.ring_sizes import RingSizes
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights, load_weights
-from blinkpy.queues.logprob_record import LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.submission import WORD_LOGPROBS
+from blinkpy.queues.words import LOGPROB_ENTRY, TOP_LOGPROBS
 
 PAGE, LENGTH, ROWS_AT_MOST = 16, 128, 8
 TOKENS_AT_MOST = 64 if torch.cuda.is_available() else 32  # the interpreter takes milliseconds for each program

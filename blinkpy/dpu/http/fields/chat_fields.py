@@ -31,8 +31,8 @@ from blinkpy.dpu.http.fields.tool_fields import (
     tool_choice,
 )
 from blinkpy.dpu.http.fields.unsupported_fields import CHAT, unsupported_fields
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import RequestParameters
+from blinkpy.queues.words import TOP_LOGPROBS
 
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool")

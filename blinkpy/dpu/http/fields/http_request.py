@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField, TextFormat
 from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
 from blinkpy.dpu.tools.message_parser import Expected
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import Int32
 
 Message = dict[str, Any]
 

@@ -32,7 +32,6 @@ from blinkpy.dpu.http.fields.request_body import Body, doc, refuse_unsupported, 
 from blinkpy.dpu.http.fields.tool_fields import MAX_VALUES_BYTES, check_size
 from blinkpy.dpu.prompt_scores import MOST_SCORES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
 from blinkpy.queues.request_parameters import (
     FLOAT32_LEAST,
     INT32_MAX,
@@ -46,6 +45,7 @@ from blinkpy.queues.request_parameters import (
 )
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.token_rules import HIGHEST_BIAS, MOST_BIASES, SEQUENCE_TOKENS
+from blinkpy.queues.words import TOP_LOGPROBS
 
 MAX_DIGITS = 10  # of a token id as text
 Limit = Annotated[int, Meta(ge=1, le=INT32_MAX)]

@@ -24,9 +24,9 @@ from blinkpy.dpu.http.fields.response_fields import parse_response
 from blinkpy.dpu.http.preparation.json_shape import check_shape
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.queues.array_types import Int32
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
+from blinkpy.queues.words import Int32
 
 TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
 

@@ -27,8 +27,8 @@ from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import read_parameters, sample_rows, uniform
 from blinkpy.queues import submission as E
-from blinkpy.queues.logprob_record import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 from blinkpy.queues.token_rules import ANY_TOKEN, TokenRules
+from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS
 
 
 @pytest.fixture(autouse=True)

@@ -2,25 +2,92 @@
 
 from blinkpy.device.portable import device
 from blinkpy.kv.prefix_cache import extend_hash
-from blinkpy.queues import completion, submission
-from blinkpy.queues.logprob_record import TOP_LOGPROBS
-from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD
-from blinkpy.verify.sim.draws import chance, draw
-from blinkpy.verify.sim.events import EVENT_CANCEL, EVENT_SUBMIT, EVENT_SUBMIT_BAD, note
-from blinkpy.verify.sim.front_ends.pair_ownership import ring
-from blinkpy.verify.sim.front_ends.wire import (
+from blinkpy.queues import submission, words
+from blinkpy.queues import words as completion
+from blinkpy.queues.words import EPOCH_SHIFT, PAIR_SQ_HEAD, TOP_LOGPROBS
+from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE, RULE_DAMAGES, RULES
+from blinkpy.verify.sim.hostile import (
     WIRE_CANCEL,
     WIRE_ENTRY,
     WIRE_PROMPT,
+    WIRE_WORD,
     hashes_per_entry,
     prompt_place,
     send,
     wire_room,
 )
-from blinkpy.verify.sim.grammar_supply import DAMAGES, MORE_THAN_SHARE
-from blinkpy.verify.sim.rule_supply import RULE_DAMAGES, RULES
-from blinkpy.verify.sim.synthetic_model import token_after, value_of
+from blinkpy.verify.sim.synthetic_model import (
+    EVENT_CANCEL,
+    EVENT_CLAIM,
+    EVENT_SUBMIT,
+    EVENT_SUBMIT_BAD,
+    chance,
+    draw,
+    note,
+    token_after,
+    value_of,
+)
 from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
+
+
+@device
+def owns(queues, pair, epoch):
+    """Whether the engine says that the pair belongs to an epoch."""
+    return epoch > 0 and queues.pair[pair, words.PAIR_EPOCH] == epoch and queues.pair[pair, words.PAIR_ATTACHED] == 1
+
+
+@device
+def forget(limits, fronts, pair):
+    """Give up all requests and the pair."""
+    first = pair * limits.slots_per_pair
+    for slot in range(first, first + limits.slots_per_pair):
+        fronts.request_id[slot] = 0
+    fronts.epoch[pair], fronts.claim[pair] = 0, 0
+
+
+@device
+def claim_pair(limits, queues, sim, turn, pair):
+    """Ask for the next epoch."""
+    fronts = sim.fronts
+    forget(limits, fronts, pair)
+    fronts.claim[pair] = queues.pair[pair, words.PAIR_EPOCH] + 1
+    note(sim, turn, pair, EVENT_CLAIM, fronts.claim[pair], 0)
+    send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
+
+
+@device
+def settle(limits, queues, sim, turn, pair):
+    """Take over a pair that was granted; claim again when the claim came too late."""
+    fronts = sim.fronts
+    claim = fronts.claim[pair]
+    if owns(queues, pair, claim):
+        fronts.epoch[pair], fronts.counter[pair], fronts.broke[pair] = claim, 0, 0
+        fronts.sq_tail[pair], fronts.cq_head[pair] = queues.pair[pair, words.PAIR_SQ_HEAD], queues.pair[pair, words.PAIR_CQ_TAIL]
+    elif claim == 0 or queues.pair[pair, words.PAIR_EPOCH] >= claim:
+        claim_pair(limits, queues, sim, turn, pair)
+
+
+@device
+def beat(fronts, pair):
+    """Say that this front end lives, and repeat doorbell and head: a late write may have covered them."""
+    fronts.beat[pair] += 1
+    send(fronts, pair, WIRE_WORD, words.FRONT_HEARTBEAT, fronts.beat[pair])
+    if fronts.epoch[pair] > 0:
+        ring(fronts, pair)
+        send(fronts, pair, WIRE_WORD, words.FRONT_CQ_HEAD, stamp(fronts, pair, fronts.cq_head[pair]))
+    else:
+        send(fronts, pair, WIRE_WORD, words.FRONT_CLAIM, fronts.claim[pair])
+
+
+@device
+def stamp(fronts, pair, position):
+    return fronts.epoch[pair] << words.EPOCH_SHIFT | (position & words.POSITION_MASK)
+
+
+@device
+def ring(fronts, pair):
+    send(fronts, pair, WIRE_WORD, words.FRONT_DOORBELL, stamp(fronts, pair, fronts.sq_tail[pair]))
+
 
 # Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
 BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_RULES = range(8)

@@ -2,16 +2,71 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES, load_rule
+import numpy as np
+
+from blinkpy.dpu.fleet.placement import Placement
+from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES, Rule, load_rule, round_robin
 from blinkpy.process_exit import print_error
 from blinkpy.progress import Progress
+from blinkpy.scheduler.policies import Policy
 from blinkpy.scheduler.policy_vetting import vetted_policy
-from blinkpy.verify.fleet_check.fleet_comparison import FleetFigures, compare
 from blinkpy.verify.policy_check.check_options import CheckOptions
+from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS, SLOTS, FleetSimulation
 from blinkpy.verify.policy_check.timed_server import ServerModel, StuckError
+
+ONE_ENGINE = "(one engine)"
+
+
+class FleetFigures(NamedTuple):
+    """Of one workload with one placement. ttft: seconds. hit_rate: share of the prompts' tokens. balance: tokens that the busiest
+    engine computed, by the mean. faults: requests for which the rule failed."""
+
+    workload: str
+    placement: str
+    ttft_p50: float
+    ttft_p99: float
+    hit_rate: float
+    balance: float
+    faults: int
+
+
+def compare(
+    rules: Mapping[str, Rule],
+    policy: Policy,
+    machine: ServerModel,
+    engines: int,
+    *,
+    requests: int,
+    rate: float,
+    seed: int,
+    workloads: Iterable[str] = FLEET_WORKLOADS,
+    begin: Callable[[str], None] = lambda what: None,
+) -> Iterator[FleetFigures]:
+    """machine: of each engine. rate: of each engine, requests/s. begin: hears of each simulation. Depends on its arguments alone.
+    The last figures of each workload are those of one engine with the size and the speed of all."""
+    for name in workloads:
+        rng = np.random.default_rng([seed, list(FLEET_WORKLOADS).index(name)])
+        workload = FLEET_WORKLOADS[name](requests, rate * engines, engines, rng)
+        for title, rule in (*rules.items(), (ONE_ENGINE, round_robin)):
+            begin(f"{name}, {title}")
+            joined = title == ONE_ENGINE
+            count, server = (1, _joined(machine, engines)) if joined else (engines, machine)
+            placement = Placement(count, machine.page_size, rule=rule, record_pages=server.num_pages, seed=seed)
+            outcome = FleetSimulation(policy, server, workload, count, placement, SLOTS * engines // count).run()
+            p50, p99 = (float(np.percentile(outcome.ttft_ns, p)) / 1e9 for p in (50, 99))
+            yield FleetFigures(name, title, p50, p99, outcome.hit_rate, outcome.balance, outcome.faults)
+
+
+def _joined(machine: ServerModel, engines: int) -> ServerModel:
+    """One engine instead of several: with the rows, pages and speed of all."""
+    sizes = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens", "num_pages")
+    grown = {name: getattr(machine, name) * engines for name in sizes}
+    return dataclasses.replace(machine, **grown, row_us=machine.row_us / engines, token_us=machine.token_us / engines)
+
 
 POLICY = "short-prompts"  # where none is named
 HEAD = ("workload", "placement", "TTFT P50", "P99", "prefix hits", "busiest/mean")

@@ -1,1 +1,0 @@
-"""The primitives of the portable language on each target."""

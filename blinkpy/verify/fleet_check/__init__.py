@@ -1,1 +1,0 @@
-"""`blinkpy check --fleet`: what a placement does, before it serves anybody."""

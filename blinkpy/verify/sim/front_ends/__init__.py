@@ -1,1 +1,0 @@
-"""The simulator's front ends: well-behaved, wild and broken."""
