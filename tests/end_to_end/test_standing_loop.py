@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +20,9 @@ from blinkpy.processes import Child
 from blinkpy.progress import Progress
 from blinkpy.queues.words import COUNTER
 
-LEASE_MS, STREAMS, TOKENS, RING = 500, 12, 150, 64
-STANDS_S = 4 * LEASE_MS / 1000
-STEP_US = 5000  # so the streams would end while the loop stands
+LEASE_MS, STREAMS, TOKENS, RING = 3000, 12, 150, 64
+STANDS_S = 2.5 * LEASE_MS / 1000
+STEP_US = 5000  # so the streams would end during the block
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +39,20 @@ def engine() -> Iterator[Config]:
         child.end(10)
 
 
-def spin(until: float) -> None:
-    while time.monotonic() < until:
+def block(seconds: float) -> None:
+    """Pure Python, then calls that each hold the GIL, then a system call."""
+    ends = [time.monotonic() + share * seconds for share in (0.4, 0.8, 1.0)]
+    while time.monotonic() < ends[0]:
         pass
-
-
-def sort(until: float) -> None:
-    """Calls that each hold the GIL."""
-    while time.monotonic() < until:
+    while time.monotonic() < ends[1]:
         sorted(range(200_000), key=str)
+    time.sleep(max(0.0, ends[2] - time.monotonic()))
 
 
-def sleep(until: float) -> None:
-    time.sleep(max(0.0, until - time.monotonic()))
-
-
-def stand(server: RunningServer, how: Any, seconds: float) -> None:
-    """Have the event loop stand still."""
+def stand(server: RunningServer, seconds: float) -> None:
+    """Block the event loop, without a pause."""
     done = threading.Event()
-
-    def block() -> None:
-        how(time.monotonic() + seconds)
-        done.set()
-
-    loop = server.server._loop
-    assert loop is not None
-    loop.call_soon_threadsafe(block)
+    server.engine_client._loop.call_soon_threadsafe(lambda: (block(seconds), done.set()))
     assert done.wait(60 + seconds)
 
 
@@ -73,11 +62,8 @@ def tokens(response: httpx.Response) -> tuple[int, str]:
     return found[-1]["usage"]["completion_tokens"], "".join(part["choices"][0]["text"] for part in found if part["choices"])
 
 
-@pytest.mark.parametrize("how", [spin, sort, sleep])
-def test_streams_outlive_a_loop_that_stands_for_longer_than_the_lease(engine: Config, how: Any) -> None:
+def test_streams_outlive_a_loop_that_is_blocked_for_longer_than_the_lease(engine: Config) -> None:
     fields = {"max_tokens": TOKENS, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-    from pathlib import Path
-
     with (
         serving(engine.engine.name, Path(engine.model.model), lease_ms=LEASE_MS) as server,
         ThreadPoolExecutor(STREAMS) as pool,
@@ -89,10 +75,31 @@ def test_streams_outlive_a_loop_that_stands_for_longer_than_the_lease(engine: Co
         streams = [pool.submit(server.complete, "fog", seed=seed, **fields) for seed in range(STREAMS)]
         wait_for(lambda: pair.in_flight == STREAMS)
         epoch, engine_steps = pair.epoch, pair.transport.read_engine()[COUNTER["generated_tokens"]]
-        stand(server, how, STANDS_S)
+        stand(server, STANDS_S)
         assert pair.transport.read_engine()[COUNTER["generated_tokens"]] - engine_steps <= 2 * RING, "the ring bounds them"
         found = [tokens(stream.result(60)) for stream in streams]
         assert [count for count, _ in found] == [TOKENS] * STREAMS
         assert [text for _, text in found[:2]] == [tokens(response)[1] for response in whole]
         assert server.engine_client.pair is pair and pair.epoch == epoch
         assert pair.transport.read_engine()[COUNTER["leases_expired"]] == expired
+
+
+def test_an_engine_that_dies_during_a_block_is_noticed_in_it(engine: Config) -> None:
+    """Its streams end when the loop runs again; the link thread knows before."""
+    with serving(engine.engine.name, Path(engine.model.model), lease_ms=LEASE_MS) as server, ThreadPoolExecutor(2) as pool:
+        pair = server.engine_client.pair
+        assert pair is not None
+        streams = [pool.submit(server.complete, "fog", max_tokens=2000, stream=True, ignore_eos=True) for _ in range(2)]
+        wait_for(lambda: pair.in_flight == 2)
+        lost = list[float]()
+        find = server.engine_client.links[0]._on_loss
+        server.engine_client.thread.remove(pair)
+        server.engine_client.thread.add(pair, lambda *found: (lost.append(time.monotonic()), find(*found)))
+        transport: Any = pair.transport
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(transport), "lost", lambda transport: True)
+            began = time.monotonic()
+            stand(server, LEASE_MS / 1000)
+        assert lost and lost[0] - began < LEASE_MS / 1000, "found while the loop was blocked"
+        texts = [stream.result(60).text for stream in streams]
+        assert all("The engine is gone." in text for text in texts)
