@@ -249,7 +249,7 @@ class QueueOptions:
         0, "size of a worker's prompt arena, in tokens (0: derived from max_model_len)", low=0, high=1 << 28
     )
     grammar_arena_kib: int = option(
-        0, "size of a worker's arena for grammars and token rules, in KiB (0: 16 of the largest size)", low=0, high=1 << 20
+        0, "size of a worker's arena for grammars and token rules, in KiB (0: 16 times the largest grammar)", low=0, high=1 << 20
     )
     lease_ms: int = option(
         5000,
@@ -268,7 +268,7 @@ class QueueOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The device of the model, and limits and checks of the engine."""
+    """Device, limits and checks of the engine."""
 
     device: str = option(
         "auto",

@@ -57,7 +57,7 @@ def unsupported_table() -> str:
                 rows.setdefault(accepted, set()).add(f"`{name}`" + f" of {where}" * (name in supported))
     several = [(accepted, ", ".join(sorted(rows[accepted]))) for accepted in sorted(rows) if len(rows[accepted]) > 1]
     single = sorted(f"{name} ({accepted})" for accepted, names in rows.items() for name in names if len(names) == 1)
-    return table(("accepted", "fields"), [*several, ("what follows", ", ".join(single))])
+    return table(("accepted", "fields"), [*several, ("the value in brackets", ", ".join(single))])
 
 
 def endpoint_table() -> str:

@@ -49,7 +49,7 @@ ENDPOINTS = (
     Endpoint(
         "GET",
         "/health",
-        "200 while requests are served; 503 while the engine or the queue pair is gone, not ready, silent or draining",
+        "200 while requests are served; 503 while the engine or the queue pair is missing, not ready, silent or draining",
         True,
     ),
     Endpoint("GET", "/livez", "200 as long as the worker answers, also without an engine and while draining", True),
@@ -58,7 +58,7 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", "Prometheus text, of all workers", True),
     Endpoint("GET", "/", "the live page, with a chat to try; not with `--no-page`", True),
     Endpoint("GET", "/openapi.json", "the tables of this page, as OpenAPI 3.1", True),
-    Endpoint("GET", "/docs", "the same for people", True),
+    Endpoint("GET", "/docs", "the same as a web page", True),
 )
 OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
 POSTED_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.posted)

@@ -185,10 +185,11 @@ class ChatBody(_Base, kw_only=True):
             '(or `thinking`), and parts `{"type": "refusal", "refusal": ...}`; a tool\'s has `tool_call_id`'
         ),
     ]
-    max_completion_tokens: Annotated[Limit | None, doc("as `max_tokens`")] = None
+    max_completion_tokens: Annotated[Limit | None, doc("same as `max_tokens`")] = None
     logprobs: Annotated[bool | None, doc("true: log probabilities of the generated tokens")] = None
     top_logprobs: Annotated[
-        TopLogprobs | None, doc(f"0 to {TOP_LOGPROBS}: also of this number of most likely tokens; needs `logprobs`")
+        TopLogprobs | None,
+        doc(f"0 to {TOP_LOGPROBS}: also the log probabilities of this many most likely tokens; needs `logprobs`"),
     ] = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: Continue = None

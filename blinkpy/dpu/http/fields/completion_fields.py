@@ -38,14 +38,14 @@ class CompletionBody(_Base, kw_only=True):
         str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)],
         doc(f"a text, a list of token ids, or up to {MAX_PROMPTS} of these"),
     ]
-    add_special_tokens: Annotated[bool | None, doc("false: no BOS token and the like", "true")] = None
+    add_special_tokens: Annotated[bool | None, doc("false: add no special tokens, such as BOS", "true")] = None
     parse_special: ParseSpecial = None
     echo: Annotated[
         bool | None, doc("true: the text begins with the prompt, and `logprobs` (not with `stream`) with its tokens", "false")
     ] = None
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=INT32_MAX), rule(f"1 to {INT32_MAX}")] | None,
-        doc("at least 1, with `echo` 0; prompt and output have to fit into the context", "the rest of the context"),
+        doc("at least 1, with `echo` 0; prompt and output must fit into the context", "the rest of the context"),
     ] = None
     prompt_logprobs: PromptLogprobs = None
     best_of: Annotated[
@@ -110,7 +110,7 @@ class TokenizeBody(Body):
     model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
     prompt: Annotated[str | None, doc("a text")] = None
     messages: Annotated[Messages | None, doc("instead of `prompt`: a conversation")] = None
-    add_special_tokens: Annotated[bool | None, doc("whether a BOS token and the like are added", "true for a text")] = None
+    add_special_tokens: Annotated[bool | None, doc("whether to add special tokens, such as BOS", "true for a text")] = None
     parse_special: ParseSpecial = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: Continue = None

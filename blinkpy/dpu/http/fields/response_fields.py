@@ -166,7 +166,7 @@ class ResponseBody(_Base, kw_only=True):
         ),
     ]
     instructions: Annotated[str | None, doc("a system message before the input")] = None
-    max_output_tokens: Annotated[Limit | None, doc("as `max_tokens`")] = None
+    max_output_tokens: Annotated[Limit | None, doc("same as `max_tokens`")] = None
     client_metadata: dict[str, Any] | None = None
     include: Annotated[
         list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None,

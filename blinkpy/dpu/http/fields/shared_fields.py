@@ -125,7 +125,7 @@ class Generation(_Sampling):
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None,
         doc(
-            f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each; they end nothing before `min_tokens`",
+            f"a string, or up to {MAX_STOPS}, of 1 to {MAX_STOP_LENGTH:,} characters each; no effect before `min_tokens`",
             "none",
         ),
     ] = None
@@ -238,10 +238,10 @@ class Completing(Generation):
     """The fields of chats and completions."""
 
     max_tokens: Annotated[
-        Limit | None, doc("at least 1; prompt and output have to fit into the context", "the rest of the context")
+        Limit | None, doc("at least 1; prompt and output must fit into the context", "the rest of the context")
     ] = None
     n: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc(f"1 to {MAX_CHOICES} choices of a prompt; seeds count up", "1")
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None, doc(f"1 to {MAX_CHOICES} choices; each uses the next seed", "1")
     ] = None
     stream_options: Annotated[
         StreamOptions | None,
