@@ -88,18 +88,18 @@ def decode(results: Results) -> dict[str, Any]:
     text = (
         f"Between two steps the scheduler's kernel takes {spread(steps, 'scheduler_us')} us, and the GPU waits "
         f"{spread(steps, 'gap_us')} us from one step's last kernel to the next one's first. In turns that admit or end requests "
-        f"it is {spread(steps, 'general_scheduler_us')} us and {spread(steps, 'general_gap_us')} us."
+        f"these times are {spread(steps, 'general_scheduler_us')} us and {spread(steps, 'general_gap_us')} us."
     )
     origins: dict[str, list[str]] = {}
     for title, found in shown.items():
-        origins.setdefault(origin_of(found), []).append(f"{title} {when(found)}")
+        origins.setdefault(origin_of(found), []).append(f"{title} ({when(found)})")
     return {
         "shown": shown,
         "prompt": next(iter(shown.values()))["prompt"],
         "head": ["rows", *(word for title in shown for word in (f"{title} step, ms", "floor, ms", "share"))],
         "rows": rows,
         "text": text,
-        "origins": " ".join(f"{origin}: {'; '.join(runs)}." for origin, runs in origins.items()),
+        "origins": " ".join(f"{'; '.join(runs)}: measured on {origin}." for origin, runs in origins.items()),
     }
 
 

@@ -17,7 +17,7 @@ R16. Best-effort prompts yield in a turn if a best-effort request runs or waits,
 holds. Either a latency-sensitive request that is not stalled runs and lacks more than one token; or a row is
 free and a latency-sensitive request can enter. They do not yield after `yield_steps` consecutive such turns.
 The request that can enter is the first waiting latency-sensitive request with a free entry in its completion
-ring. If a best-effort request is ahead of it, it overtakes that request. No request can enter after
+ring. If a best-effort request is ahead of it, that request is overtaken. No request can enter after
 `yield_steps` such overtakings since a best-effort request was admitted, or was skipped in R12 because of its
 class. While best-effort prompts yield, no best-effort request is admitted. The tokens that running ones lack,
 if more than one, use no budget in R12. They have no part in the batch if a latency-sensitive request has a
