@@ -50,7 +50,7 @@ class CompletionBody(_Base, kw_only=True):
     prompt_logprobs: PromptLogprobs = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc(f"`n` to {MAX_CHOICES}: the `n` of highest mean log probability; not with `stream` or `echo`", "`n`"),
+        doc(f"`n` to {MAX_CHOICES}: the `n` choices with the highest mean log probability; not with `stream` or `echo`", "`n`"),
     ] = None
 
 
