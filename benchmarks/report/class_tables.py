@@ -53,7 +53,7 @@ def one_file(file: Document) -> dict[str, Any]:
     commit = file["commit"].get("hash", "unknown")[:7]
     return {
         "origin": f"{document['model']}, {document['gpu'].get('gpu', 'CPU')}; {file['date'][:10]}, `{commit}`.",
-        "load": f"Lengths of {arguments['data']}; arrivals during {arguments['seconds']:g} s per row{bursts(arguments)}.",
+        "load": f"Lengths: `{arguments['data']}`. Each row has {arguments['seconds']:g} s of arrivals{bursts(arguments)}.",
         "options": f"{'; '.join(options)}." if options else "",
         "head": HEAD,
         "rows": [row_of(cell) for cell in valid_cells(file)],

@@ -172,8 +172,8 @@ class Generation(_Sampling):
     bad_words: Annotated[
         Annotated[list[BadWord], Meta(max_length=MOST_BAD_WORDS)] | None,
         doc(
-            f"up to {MOST_BAD_WORDS} texts of 1 to {MAX_BAD_WORD} characters and {SEQUENCE_TOKENS} tokens: their tokens are not "
-            "generated, at the start of a text or after a space",
+            f"up to {MOST_BAD_WORDS} texts of 1 to {MAX_BAD_WORD} characters and {SEQUENCE_TOKENS} tokens, which are not "
+            "generated at the start of a text or after a space",
             "none",
         ),
     ] = None
