@@ -261,7 +261,7 @@ def remarks(document: Document) -> list[str]:
     if again := grid.repeated(document):
         largest = {name: max(found[name] for found in again.values() if name in found) for name in MEDIANS}
         words = ", ".join(f"{name} {percent(value - 1, 1)}" for name, value in largest.items())
-        lines.append(f"Means of two runs: {len(again)} cells. The runs differ by at most: {words}.")
+        lines.append(f"{len(again)} cells are means of two runs, which differ by at most: {words}.")
     else:
         lines.append("No cell of the grid was measured twice.")
     lines += idle_power(document)
