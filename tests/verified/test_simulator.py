@@ -21,7 +21,7 @@ from blinkpy.verify.sim.synthetic_model import draw, start_draws
 
 
 def test_many_worlds_under_every_shipped_policy(seed: int) -> None:
-    """Claim state/pages (simulator): Free, cached and held pages are all pages. An unshared page has one
+    """Claim state/pages (simulator): Free, cached and held pages add up to all pages. An unshared page has one
     owner, reference counts equal the references, and every list and bound holds.
 
     Claim decisions/progress (simulator): Every request ends within a bounded number of turns, under every
