@@ -1,40 +1,40 @@
-# Everything starts from a machine with Python 3.11 to 3.13 and make:
+# All targets need only Python 3.11 to 3.13 and make:
 #
-#   make serve      environment, install, then the server with the built-in model on 127.0.0.1:8000
-#   make test       environment, then every test that needs neither a GPU nor RDMA
-#   make test-rdma  the tests with real RDMA verbs, in a virtual machine (Debian 12; the first time as root)
-#   make test-clients  clients of other projects, for Python and Node, unmodified, against the demonstration model
-#   make test-ray   a fleet in a local Ray cluster, in an environment of its own
-#   make test-browser  the live page, in a Chromium of this machine
-#   make test-aarch64  the front end on aarch64, in emulation (Debian 12; the first time as root)
-#   make test-kubernetes  the manifests of deploy/kubernetes, by Kubernetes' own schemas
+#   make serve      install, then start the server with the built-in model on 127.0.0.1:8000
+#   make test       install, then run every test that needs neither a GPU nor RDMA
+#   make test-rdma  tests with real RDMA verbs, in a virtual machine (Debian 12; the first run needs root)
+#   make test-clients  unmodified clients of other projects, for Python and Node, against the demonstration model
+#   make test-ray   a fleet in a local Ray cluster, in a separate environment
+#   make test-browser  the live page, in this machine's Chromium
+#   make test-aarch64  the front end on an emulated aarch64 (Debian 12; the first run needs root)
+#   make test-kubernetes  the manifests of deploy/kubernetes, against Kubernetes' schemas
 #   make lint       conflict markers, ruff and mypy
-#   make fuzz       the scheduler and the queues under random storms, for SECONDS; failing examples are kept. ARGS='--processes 8'
-#   make fuzz-hostile  ten million garbage entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
-#   make fuzz-schemas  random JSON schemas and outputs under them, judged by a validator of others; ARGS='--count 1000'
-#   make fuzz-http  a server under a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
-#   make fleet-kills  an engine of two is killed under streams, again and again: each client gets what it should
-#   make fleet-kills-rdma  the same over RDMA, with links that are cut, too, in the virtual machine
-#   make rolling-upgrade  all engines and front ends are replaced under load, one by one: no request of ten thousand fails
-#   make soak       a server under random requests, kills and stops, for SECONDS: no lost or wrong token, nothing grows or stays behind
-#   make attack     random attacks on a front end, two at a time, beside a victim's streams and requests, for SECONDS
-#   make mutants    small changes of the verified code, made by rule: which ones no test notices. ARGS='--count 60', or --all
-#   make coverage   that the tests reach every line and branch of the scheduler, the prefix cache and the queues
-#   make test-gpu   the tests that need an NVIDIA GPU; without one it says so, and tests nothing. ARGS='-n 8': eight at a time
-#   make bench      the benchmarks that need no GPU, into benchmarks/results: a quarter of an hour on an idle machine
-#   make paper      the grid of request rates, isolated and interfered, for MODEL: hours, and it can be interrupted
-#   make tables     the figures of README and docs, and the plots, from benchmarks/results
-#   make measure    all of these figures measured again on this machine: bench, and with a GPU decode steps and grids
-#   make docs       write the generated pages of docs/ again
-#   make clean      remove the environment and everything that was built
+#   make fuzz       random faults against scheduler and queues, for SECONDS; failing examples are saved. ARGS='--processes 8'
+#   make fuzz-hostile  ten million random entries and claims of a hostile front end, in the simulator. ARGS='--seed 7'
+#   make fuzz-schemas  random JSON schemas and outputs, checked by another validator. ARGS='--count 1000'
+#   make fuzz-http  a million damaged requests: no 5xx, no hang, no leak. ARGS='--requests 20000'
+#   make fleet-kills  one of two engines is killed repeatedly under streams: each client must get the right text
+#   make fleet-kills-rdma  the same over RDMA in the virtual machine, also with cut links
+#   make rolling-upgrade  engines and front ends are replaced one by one under load: no request of ten thousand may fail
+#   make soak       random requests, kills and stops, for SECONDS: no lost or wrong token, no leak
+#   make attack     random attacks on a front end, two at a time, next to a well-behaved client, for SECONDS
+#   make mutants    small changes to the verified code, made by rule; a test must detect each. ARGS='--count 60', or --all
+#   make coverage   check that the tests reach every line and branch of scheduler, prefix cache and queues
+#   make test-gpu   tests that need an NVIDIA GPU; without a GPU they are skipped with a message. ARGS='-n 8': eight at a time
+#   make bench      benchmarks that need no GPU, into benchmarks/results; a quarter of an hour on an idle machine
+#   make paper      the grid of request rates, isolated and interfered, for MODEL; takes hours, and can be resumed
+#   make tables     update the figures of README and docs, and the plots, from benchmarks/results
+#   make measure    measure all of these figures on this machine: bench, and with a GPU decode steps and grids
+#   make docs       update the generated parts of docs/
+#   make clean      remove the environment and all build products
 #
 # Variables: MODEL=folder-or-hub-id HOST=127.0.0.1 PORT=8000 ARGS='more options'   for make serve (ARGS also for fuzz, bench, paper, measure, test-gpu)
-#            T='tests/plain -k config'                                           for make test and test-gpu: what to run
+#            T='tests/plain -k config'                                           for make test and test-gpu: tests to run
 #            SECONDS=600                                                         for make fuzz, make soak and make attack
-#            PYTHON=python3.12 VENV=.venv                                        which Python, and where the environment goes
-#            VENV=system                                                         no environment: PYTHON as it is, with the packages
-#                                                                                that it has; for machines without a network
-#            TORCH_ARGS='--index-url URL'                                        options of pip for installing torch
+#            PYTHON=python3.12 VENV=.venv                                        Python, and folder of the environment
+#            VENV=system                                                         no environment: use PYTHON and its installed
+#                                                                                packages; for machines without a network
+#            TORCH_ARGS='--index-url URL'                                        pip's options for installing torch
 
 MODEL ?= demo
 HOST ?= 127.0.0.1
