@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
+from blinkpy.dpu.http.fields.body_model import Row, rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
-from blinkpy.dpu.http.fields.request_body import Row, rows
 from blinkpy.dpu.http.fields.response_fields import ResponseBody
 from blinkpy.dpu.http.fields.shared_fields import Completing
 

@@ -81,7 +81,7 @@ class Parameter(NamedTuple):
 
 # In the order of RequestParameters, SamplingParams and the entry, except that the entry has values of 8 bytes first.
 PARAMETERS = (
-    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # request_body.token_limit settles it
+    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # shared_fields.token_limit settles it
     Parameter(
         "min_tokens",
         "i4",

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from blinkpy.dpu.http.fields.body_model import Body, rows, schemas
 from blinkpy.dpu.http.fields.chat_fields import ChatBody
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody, DetokenizeBody, TokenizeBody
-from blinkpy.dpu.http.fields.request_body import Body, rows, schemas
 from blinkpy.dpu.http.fields.response_fields import ResponseBody
 from blinkpy.version import __version__
 

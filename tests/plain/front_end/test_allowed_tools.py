@@ -18,7 +18,17 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.grammar.compile_grammar import automaton_of_grammar, token_bytes
 from blinkpy.dpu.http.chat_dialect import ChatDialect
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.tool_fields import MAX_TOOLS, read_choice, read_tools
+from blinkpy.dpu.http.fields.request_body import read
+from blinkpy.dpu.http.fields.tool_fields import (
+    MAX_TOOLS,
+    ChatChoice,
+    ChatTools,
+    FlatChoice,
+    Tool,
+    ToolChoice,
+    chat_tools,
+    tool_choice,
+)
 from blinkpy.dpu.text.chat_template import ChatTemplate
 from blinkpy.dpu.text.special_tokens import SpecialTokens
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -31,6 +41,14 @@ from blinkpy.queues.request_parameters import RequestParameters
 FLAT: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
 MANY: Any = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS)]
 MODES = ("auto", "required")
+
+
+def read_tools(value: Any) -> tuple[Tool, ...]:
+    return chat_tools(read(value, ChatTools, "tools"))
+
+
+def read_choice(value: Any, flat: bool = False) -> ToolChoice:
+    return tool_choice(read(value, FlatChoice if flat else ChatChoice, "tool_choice"))
 
 
 def allowed(*names: str, mode: str = "auto") -> ChatCompletionAllowedToolChoiceParam:

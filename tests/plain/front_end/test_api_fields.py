@@ -18,9 +18,9 @@ from support.front_end.json_schema import valid
 from blinkpy.dpu.admission.service_tiers import KEYS_TIER, TIERS
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.endpoints import ENDPOINTS, openapi, page
+from blinkpy.dpu.http.fields.body_model import rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
 from blinkpy.dpu.http.fields.completion_fields import CompletionBody, parse_completion
-from blinkpy.dpu.http.fields.request_body import rows
 from blinkpy.dpu.http.fields.response_fields import ENCRYPTED, LOGPROBS, ResponseBody, parse_response
 from blinkpy.dpu.http.fields.tool_fields import EFFORTS
 from blinkpy.queues.request_parameters import RequestParameters
@@ -419,6 +419,30 @@ def test_any_part_of_a_request_may_be_wrong(endpoint: str, seed: int) -> None:
             assert (error.status, error.code is None) == (400, False), body
             assert re.split(r"[.\[]", error.param or "")[0] in {*TABLES[endpoint], *body}, (error.param, body)
             assert not error.message.startswith(("Expected", "Object", "Invalid")), error.message
+
+
+def test_a_wrong_word_is_told_with_the_words_of_its_place() -> None:
+    """In any order, again and again."""
+    cases: tuple[tuple[str, dict[str, Any], str], ...] = (
+        (
+            "chat",
+            {"messages": [{"role": 5, "content": "x"}]},
+            "'system', 'developer', 'user', 'assistant' or 'tool', not an integer",
+        ),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "[0].type' must be 'text' or 'refusal', not 'x'"),
+        ("chat", {"tool_choice": {"type": 5}}, "must be 'function' or 'allowed_tools', not an integer"),
+        (
+            "responses",
+            {"tools": [{"type": 5}]},
+            "'function', 'namespace', 'web_search' or 'web_search_2025_08_26', not an integer",
+        ),
+        ("responses", {"text": {"format": {"type": "x"}}}, "must be 'text', 'json_object' or 'json_schema', not 'x'"),
+        ("responses", {"input": [{"type": "x"}]}, "'message', 'function_call', 'function_call_output' or 'reasoning', not 'x'"),
+    )
+    for endpoint, fields, words in cases * 5:
+        with pytest.raises(ApiError) as caught:
+            accept(endpoint, **fields)
+        assert words in caught.value.message, caught.value.message
 
 
 def test_parts_of_reasoning_are_texts() -> None:

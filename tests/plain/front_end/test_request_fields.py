@@ -18,10 +18,10 @@ from support.front_end.http_server import NO_DETAILS
 
 from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.answers import Answer, Choice, Usage
+from blinkpy.dpu.http.fields.body_model import rows
 from blinkpy.dpu.http.fields.chat_fields import ChatBody, parse_chat
 from blinkpy.dpu.http.fields.completion_fields import parse_completion
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_body import rows
 from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.body_errors import missing
+from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, rule
 from blinkpy.dpu.http.fields.http_request import Message, Request
-from blinkpy.dpu.http.fields.request_body import Part, SentBack, doc, load, missing, read, refuse_nul, rule
+from blinkpy.dpu.http.fields.request_body import load, read, refuse_nul
 from blinkpy.dpu.http.fields.shared_fields import (
     Completing,
     Limit,

@@ -6,9 +6,11 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.http.fields.body_errors import missing
+from blinkpy.dpu.http.fields.body_model import Body, doc, only, rule
 from blinkpy.dpu.http.fields.chat_fields import Continue, GenerationPrompt, Messages, Tools, messages
 from blinkpy.dpu.http.fields.http_request import Request
-from blinkpy.dpu.http.fields.request_body import Body, doc, load, missing, only, read, refuse_unsupported, rule
+from blinkpy.dpu.http.fields.request_body import load, read, refuse_unsupported
 from blinkpy.dpu.http.fields.shared_fields import (
     Completing,
     PromptLogprobs,

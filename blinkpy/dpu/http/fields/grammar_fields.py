@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.grammar.compile_grammar import MOST_CHOICES, Grammar
-from blinkpy.dpu.http.fields.request_body import Body, only, refuse_unsupported, rule
+from blinkpy.dpu.http.fields.body_model import Body, only, rule
+from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 
 OBJECT: Grammar = {"object": True}
 TEXT = {"type": "text"}

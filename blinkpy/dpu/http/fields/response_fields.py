@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
+from blinkpy.dpu.http.fields.body_model import Body, SentBack, doc, hints, only, rule
 from blinkpy.dpu.http.fields.chat_fields import MAX_MESSAGES, RefusalPart, refuse_refusals
 from blinkpy.dpu.http.fields.grammar_fields import TEXT, FlatFormat, TextFormat, format_grammar
 from blinkpy.dpu.http.fields.http_request import Message, Request
-from blinkpy.dpu.http.fields.request_body import Body, SentBack, doc, hints, load, only, read, refuse_unsupported, rule
+from blinkpy.dpu.http.fields.request_body import load, read, refuse_unsupported
 from blinkpy.dpu.http.fields.shared_fields import (
     Generation,
     Limit,

@@ -15,6 +15,8 @@ from msgspec import Meta
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.banned_words import MAX_BAD_WORD, MOST_BAD_WORDS
 from blinkpy.dpu.generation import MAX_CHOICES
+from blinkpy.dpu.http.fields.body_errors import typed
+from blinkpy.dpu.http.fields.body_model import Body, doc, rule
 from blinkpy.dpu.http.fields.grammar_fields import (
     STRUCTURES,
     Choices,
@@ -28,7 +30,7 @@ from blinkpy.dpu.http.fields.grammar_fields import (
     structures_grammar,
 )
 from blinkpy.dpu.http.fields.http_request import Request, StreamUsage
-from blinkpy.dpu.http.fields.request_body import Body, doc, refuse_unsupported, rule, typed
+from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 from blinkpy.dpu.http.fields.tool_fields import MAX_VALUES_BYTES, check_size
 from blinkpy.dpu.prompt_scores import MOST_SCORES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS

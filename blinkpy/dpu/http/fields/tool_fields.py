@@ -13,7 +13,8 @@ import orjson
 from msgspec import Meta, Struct
 
 from blinkpy.dpu.api_errors import bad_request
-from blinkpy.dpu.http.fields.request_body import Body, Part, only, read, refuse_unsupported, rule
+from blinkpy.dpu.http.fields.body_model import Body, Part, only, rule
+from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 
 MAX_TOOLS = 128  # of a request; also calls of one message
 MAX_TOOLS_BYTES = 1 << 18  # of all tools as JSON
@@ -391,15 +392,3 @@ def _call(where: str, name: str, written: str | None) -> dict[str, Any]:
         place = f"{where}.arguments"
         raise bad_request(f"'{place}' is nested more than {MAX_DEPTH} deep.", place, "invalid_value")
     return {"type": "function", "function": {"name": name, "arguments": arguments if type(arguments) is dict else written}}
-
-
-def read_tools(value: Any, flat: bool = False) -> tuple[Tool, ...]:
-    """The field `tools` alone. Raises ApiError."""
-    check_size("tools", value, MAX_TOOLS_BYTES)
-    return flat_tools(read(value, FlatTools, "tools")) if flat else chat_tools(read(value, ChatTools, "tools"))
-
-
-def read_choice(value: Any, flat: bool = False) -> ToolChoice:
-    """The field `tool_choice` alone. Raises ApiError."""
-    kind: Any = FlatChoice if flat else ChatChoice
-    return tool_choice(read(value, kind, "tool_choice"))

@@ -8,8 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from blinkpy.dpu.http.fields.body_model import Body, only
 from blinkpy.dpu.http.fields.grammar_fields import NO_EBNF
-from blinkpy.dpu.http.fields.request_body import Body, only
 
 CHAT, COMPLETIONS, RESPONSES = "chat", "completions", "responses"
 GENERATING = (CHAT, COMPLETIONS)
