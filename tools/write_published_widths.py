@@ -1,15 +1,18 @@
 """What tests/gpu/test_published_widths.py said on a GPU, as a result file: from pytest's own reports.
 
-    python tools/write_published_widths.py build/widths.xml [more.xml] > benchmarks/results/published_widths.json
+    python tools/write_published_widths.py build/widths.xml [more.xml] > widths.json
+    python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json
 
-A case that several reports have is that of the last one.
+The second command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts.
 """
 
 import json
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
+from benchmarks.common.harness import to_json
 from benchmarks.common.nvml import gpu_environment
 
 FAILED = {"failure", "error"}
@@ -38,13 +41,19 @@ def main(paths: list[str]) -> int:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    environment: dict[str, Any] = {}
     for path in paths:
-        found |= cases_of(path)
-    cases = [found[key] for key in sorted(found)]
-    json.dump({"environment": gpu_environment(), "cases": cases}, sys.stdout, indent=1)
-    print(file=sys.stdout)
-    agreeing = sum(case["agrees"] for case in cases)
-    print(f"{agreeing} of {len(cases)} models and forms agree", file=sys.stderr)
+        if path.endswith(".json"):
+            document = json.loads(Path(path).read_text())
+            environment = document["environment"]
+            cases = {(case["model"], case["form"], case["kv_cache"]): case for case in document["cases"]}
+        else:
+            environment, cases = environment or gpu_environment(), cases_of(path)
+        run = {"gpu": environment["gpu"], "commit": environment["commit"].get("hash", ""), "date": environment["date"]}
+        found |= {key: run | case for key, case in cases.items()}
+    print(to_json({"environment": environment, "cases": [found[key] for key in sorted(found)]}))
+    agreeing = sum(case["agrees"] for case in found.values())
+    print(f"{agreeing} of {len(found)} models and forms agree", file=sys.stderr)
     return 0
 
 

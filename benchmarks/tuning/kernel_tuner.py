@@ -29,7 +29,8 @@ from triton.testing import do_bench_cudagraph
 from benchmarks.common import aot_cases, aot_compile
 from benchmarks.common.harness import ROOT
 from benchmarks.common.model_shapes import SHAPES
-from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, leaves_partials, linear
+from blinkpy.config import ConfigError
+from blinkpy.kernels.linear.linear import VARIANTS, can_leave_partials, check_config, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearWorkspace
@@ -111,6 +112,15 @@ def about_tables() -> dict[str, str | None]:
     return {**versions, "date": datetime.date.today().isoformat()}
 
 
+def fits(config: LinearConfig, shape: LinearShape) -> bool:
+    """Whether a configuration passes its check for a shape."""
+    try:
+        check_config(config, shape)
+    except ConfigError:
+        return False
+    return True
+
+
 def described_model(name: str) -> DecoderDescription:
     """Of a shape's name, or the last part of a published model's hub id. Raises KeyError."""
     published = runpy.run_path(str(ROOT / "tools" / "published_models.py"))["MODELS"]
@@ -154,6 +164,7 @@ def main() -> None:
         for variant in VARIANTS.values()
         if variant.supports(shape)
         for config in variant.candidates(shape, sm_count)
+        if fits(config, shape)
     ]
     print(f"compiling {len(jobs)} candidates", flush=True)
     usable = compiled(compile_candidate, jobs)

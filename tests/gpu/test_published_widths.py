@@ -12,6 +12,7 @@ stands for. They may be LIMIT times as far off as transformers' own model, once 
 import gc
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ LEAST = 2e-3
 """Error of a log probability below which it counts as this: of bfloat16's last bits in logits."""
 NEW = 6  # tokens of each request
 LONG, BEHIND = 1100, 40  # tokens of a prompt of several chunks, and of what follows it in one that shares its pages
-QUANTILES = (0.5, 0.75)  # of the tokens' errors: a token may go to the other of two nearly equal experts, and is far off then
+QUANTILES = (0.5, 0.75)  # of the tokens' errors
+FEW = 100  # tokens
 LARGE = 1_050_000_000
 ORDER = ("fp8", "fp8_blocks", "mxfp4", "bfloat16")  # the newest claims first, should the time end
 CASES = sorted(
@@ -58,11 +60,14 @@ def served(pair: QueuePair, prompts: list[list[int]]) -> tuple[list[list[int]], 
     return texts, torch.from_numpy(records[:, :, 1:, 0].astype(np.int64)), torch.from_numpy(records[:, :, 1:, 1])
 
 
-def errors(found: torch.Tensor, exact: torch.Tensor) -> np.ndarray:
-    """Root mean square of each token's log probabilities, at quantiles of the tokens."""
+def errors(found: torch.Tensor, exact: torch.Tensor, *, experts: bool) -> np.ndarray:
+    """Root mean square error of each token's log probabilities, at quantiles of the tokens.
+
+    experts: a token may go to the other of two nearly equal experts and is far off then; of few tokens only the median counts.
+    """
     assert bool(found.isfinite().all())
     each = (found.double() - exact.double()).pow(2).mean(-1).sqrt().flatten()
-    return np.quantile(each.cpu().numpy(), QUANTILES)
+    return np.quantile(each.cpu().numpy(), QUANTILES[:1] if experts and len(each) < FEW else QUANTILES)
 
 
 @pytest.mark.timeout(400)
@@ -79,7 +84,8 @@ def compare(
         record_property(key, value)
     model = published_widths.make_model(each, int(rng.integers(2**31)), device)
     published_widths.save(model, each, tmp_path, form)
-    reference = Reference(model, form)
+    model.cpu()  # many of these tests share a GPU
+    torch.cuda.empty_cache()
     config = config_for(
         tmp_path, device=device, quantization=form.quantization, kv_cache_dtype=form.kv_cache, max_num_seqs=80, slots=128,
         num_pages=1024, max_model_len=1280, max_num_batched_tokens=512,
@@ -95,18 +101,19 @@ def compare(
         answers = {rows: served(pair, prompts) for rows, prompts in batches.items()}
     shutil.rmtree(tmp_path)  # all of them together would fill a disk
     gc.collect()
-    worst = 0.0
+    reference, worst = Reference(model.to(device), form), 0.0
     for rows, (texts, ids, values) in answers.items():
         prompt = len(texts[0]) - NEW
         assert bool(((ids >= 0) & (ids < published_widths.VOCAB)).all()), f"{rows}: no tokens, as if logits were not finite"
         exact, narrow, rounded = (log_probabilities.cpu().gather(2, ids) for log_probabilities in reference.three(texts, prompt))
-        ours, allowed = errors(values, exact), np.hypot(errors(narrow, exact), errors(rounded, exact))
+        of = partial(errors, exact=exact, experts=any(key in each.config for key in published_widths.EXPERTS))
+        ours, allowed = of(values), np.hypot(of(narrow), of(rounded))
         ratio = float((ours / np.maximum(allowed, LEAST)).max())
         worst = max(worst, ratio)
         print(f"{case_id(case)}, {rows}: error {ours[0]:.4f}, by rounding alone {allowed[0]:.4f}, ratio {ratio:.2f}")
         record_property(f"error, {rows}", f"{ours[0]:.5f}")
         record_property(f"ratio, {rows}", f"{ratio:.3f}")
-        record_property(f"error beside the same roundings, {rows}", f"{errors(values, rounded)[0]:.5f}")
+        record_property(f"error beside the same roundings, {rows}", f"{errors(values, rounded, experts=False)[0]:.5f}")
         spread = float(exact.std())
         assert spread > 0.1, "logits too flat to show an error"
     assert worst <= LIMIT
