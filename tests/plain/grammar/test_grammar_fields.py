@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from support.compiled_grammars import automaton_of_regex, automaton_of_schema, automaton_of_texts
-from support.front_end.fake_engine import FakeEngine
+from support.front_end.fake_engine import FACTS, SIZES, FakeEngine
 from support.front_end.http_server import RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 
@@ -22,8 +22,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    words = 1 << 16  # of the largest automaton
+    facts = FACTS._replace(grammar_share=2, grammar_words=words, grammar_arena=2 * words)
+    sizes = SIZES.__class__(**{**SIZES.__dict__, "prompt_tokens": 4 * words})
     with (
-        FakeEngine() as engine,
+        FakeEngine(sizes=sizes, facts=facts) as engine,
         serving(engine, write_model(tmp_path_factory.mktemp("model")), grammar_compile_ms=5000) as server,
     ):
         yield server
