@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.common.aot_cases import case_launches
 from benchmarks.common.aot_models import all_forms, steps_of
+from benchmarks.common.aot_needs import LONG, MORE_SHARED, MOST_SHARED, formula
 from benchmarks.common.aot_sample import AskedFor, asked_for, choose, drawn_steps
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 
@@ -46,7 +47,9 @@ CONSTANT_FP8 = re.compile(r"E4M3\.UNPACK_B\S* R\d+, [^R]")
 
 @dataclass(frozen=True)
 class Variant:
-    """One compiled kernel. label: a launch that asks for it. error: why it does not compile; then the rest is 0."""
+    """One compiled kernel. label: a launch that asks for it. error: why it does not compile; then the rest is 0. formula: what it
+    needs by blinkpy's own reckoning, bytes of shared memory (0: not said) and registers of a thread. long: its loop has steps
+    enough to fill the pipeline; the formulas are for those."""
 
     label: str
     kernel: str
@@ -58,6 +61,8 @@ class Variant:
     float32: bool = False
     error: str = ""
     constant_bytes: int = 0  # FP8 numbers that are constants of the compiler: see CONSTANT_FP8
+    formula: tuple[int, int] | None = None
+    long: bool = True
 
     def problems(self) -> list[str]:
         shared_limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], self.registers
@@ -69,8 +74,17 @@ class Variant:
             f"{registers} registers in {self.warps} warps": registers > REGISTER_LIMIT or registers * self.warps * 32 > 65_536,
             f"stack frame of {self.stack_frame} bytes": self.stack_frame > spill,
             f"unresolved symbols {self.unresolved}": bool(self.unresolved),
+            f"by formula {self.formula} for {self.shared} bytes and {registers} registers": self.formula_errs(),
         }
         return [problem for problem, there in found.items() if there]
+
+    def formula_errs(self) -> bool:
+        """Whether the formula is above what the compiler reports, or for shared memory far below."""
+        if self.formula is None or self.error:
+            return False
+        shared, registers = self.formula
+        below = self.long and shared > self.shared
+        return registers > self.registers or below or bool(shared and self.shared > MOST_SHARED * shared + MORE_SHARED)
 
 
 class Recorded(NamedTuple):
@@ -87,6 +101,18 @@ class Recorded(NamedTuple):
     @property
     def float32(self) -> bool:
         return "*fp32" in [*self.signature.values()][:2]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The constants by name."""
+        names = [*self.signature]
+        return {names[place[0]]: value for place, value in self.constants.items() if len(place) == 1}
+
+    def formula(self) -> tuple[int, int] | None:
+        """See Variant."""
+        warps, stages = self.options["num_warps"], self.options["num_stages"]
+        needs = formula(self.function.__name__, self.named, [*map(str, self.signature.values())], warps, stages)
+        return None if needs is None else (needs.shared, needs.registers(warps))
 
 
 COMPILE_ONLY = SimpleNamespace(  # stands where Triton's CUDA driver stands; launches nothing
@@ -140,14 +166,14 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
-def needs_of(compiled: Any, label: str, *, float32: bool = False) -> Variant:
+def needs_of(compiled: Any, label: str) -> Variant:
     """What a compiled kernel needs, from its cubin."""
     cubin, name, warps = read_cubin(compiled.asm["cubin"]), compiled.metadata.name, compiled.metadata.num_warps
     needs = cubin.kernels[name]
     shared = compiled.metadata.shared + needs.shared
-    sizes = needs.registers, shared, needs.stack_frame
     constants = len(CONSTANT_FP8.findall(compiled.asm["sass"])) if "e4m3" in compiled.asm["ptx"] else 0
-    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, float32, constant_bytes=constants)
+    sizes = needs.registers, shared, needs.stack_frame
+    return Variant(label, name.lstrip("_"), warps, *sizes, cubin.unresolved, constant_bytes=constants)
 
 
 def compiled_of(recorded: Recorded) -> Variant:
@@ -155,7 +181,9 @@ def compiled_of(recorded: Recorded) -> Variant:
     try:
         source = ASTSource(recorded.function, recorded.signature, recorded.constants, recorded.attributes)
         compiled = triton.compile(source, target=TARGET, options=recorded.options)
-        return needs_of(compiled, recorded.label, float32=recorded.float32)
+        needs = needs_of(compiled, recorded.label)
+        long = recorded.named.get("K", LONG) >= LONG
+        return replace(needs, float32=recorded.float32, formula=recorded.formula(), long=long)
     except Exception as error:  # of Triton, its backend or the assembler
         name, warps = recorded.function.__name__.lstrip("_"), int(recorded.options["num_warps"])
         return Variant(recorded.label, name, warps, error=f"{type(error).__name__}: {error}"[:2000])

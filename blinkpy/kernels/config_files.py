@@ -76,7 +76,7 @@ class ConfigTable(Generic[T]):
             words = f"unknown field {error}" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"{path}: entry {name!r} of {cls.section!r}: {words}; remove the entry, or measure it again "
-                f"(docs/gpu-loop.md): shapes without one have defaults"
+                f"(docs/gpu-loop.md): other shapes have defaults"
             ) from error
         return checked
 

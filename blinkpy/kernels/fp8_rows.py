@@ -14,11 +14,9 @@ import triton.language as tl
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_matrix import BLOCK, LARGEST, Fp8Matrix
 from blinkpy.kernels.launch import COUNT_TOKENS
+from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH
 
 FP8 = torch.float8_e4m3fn
-MAX_WIDTH = 65_536
-"""Widest row: one program holds a row in registers."""
-
 ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
 """Values of the kernels' SCALES besides 0 (no scales): one scale per row of inputs and of weights; or one per
 128 inputs of a row and per 128 x 128 weights.
@@ -143,5 +141,5 @@ def row_warps(block: int) -> int:
 
 
 def check_width(width: int) -> None:
-    if width > MAX_WIDTH:
-        raise ValueError(f"a row of {width} values is wider than the {MAX_WIDTH} values that a program can quantise")
+    if width > MAX_FP8_WIDTH:
+        raise ValueError(f"a row of {width} values is wider than the {MAX_FP8_WIDTH} values that a program can quantise")

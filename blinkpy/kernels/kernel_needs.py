@@ -2,8 +2,8 @@
 compiled.
 
 Shared memory holds the operands of a software pipeline, in as many buffers as Triton 3.6 makes of its stages. Registers are at
-least those of the tensors that live through a kernel's loop. tests/compiled/kernels/test_kernel_needs.py compares the formulas
-with what the compiler reports.
+least those of the tensors that live through a kernel's loop. Ahead-of-time compiling (benchmarks/common/aot_compile.py) compares
+the formulas with the compiler's report for every kernel.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ CAPABILITY = 90
 THREAD_REGISTERS = 255
 REGISTERS = 65_536  # of a multiprocessor, which one program may have all of
 WARP = 32
-OTHER_REGISTERS = 24  # of a thread, for addresses and counters
-OTHER_SHARED = 1024  # bytes beside the buffers
+OTHER_REGISTERS = 8  # of a thread, for addresses and counters
+OTHER_SHARED = 1024  # bytes in addition to the buffers
 MATRIX_UNIT_ROWS = 64  # of the first operand, from which Hopper's matrix unit reads both from shared memory
 
 

@@ -13,7 +13,8 @@ chain of such kernels:
   of its programs waits before it ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +36,16 @@ COUNT_TOKENS = tl.constexpr(1)
 COUNT_DECODE_ROWS = tl.constexpr(2)
 """Indices into `counts`, the int64 [8] header of a batch. Kernels import constants by name: Triton keeps compiled kernels by the
 values of the names they use, but not of the attributes of modules."""
+
+
+@contextmanager
+def noted(what: Callable[[], str]) -> Iterator[None]:
+    """Add a note to an error of the launches within. The note's words are made for an error alone."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what())
+        raise
 
 
 class AtLeast(int):

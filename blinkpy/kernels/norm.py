@@ -8,9 +8,7 @@ from blinkpy.kernels import launch
 from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.fp8_rows import Fp8Rows, row_block, row_warps, store_quantised
 from blinkpy.kernels.launch import COUNT_ROWS, COUNT_TOKENS
-
-MAX_HIDDEN = 32_768
-"""Widest row: one program holds a row in registers."""
+from blinkpy.kernels.shape_limits import MAX_HIDDEN
 
 
 @triton.jit

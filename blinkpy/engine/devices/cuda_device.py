@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from blinkpy.models.gpu.gpu_memory_plan import MemoryPlan
     from blinkpy.progress import TimedPhases
 
+logger = logging.getLogger("blinkpy.engine")
 PACKAGES = ("triton", "cuda.bindings", "numba_cuda")
 OLDEST_CAPABILITY = (8, 0)  # bfloat16 on the matrix units
 OLDEST_FP8 = (8, 9)  # FP8 conversions
@@ -166,8 +168,10 @@ class CudaDevice:
         from blinkpy.engine.link.gpu_queues import pairs_length
         from blinkpy.engine.sizing import pages_for, queue_sizes
         from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+        from blinkpy.models.gpu.model_limits import require_kernels
         from blinkpy.queues.layout import QueueLayout
 
+        require_kernels(model)
         itemsize = self._dtype(config, model).itemsize
         for name in TARGETS:
             if target_ms := getattr(config.scheduler, name):
@@ -199,20 +203,25 @@ class CudaDevice:
     def load(self, setup: Setup) -> Runner:
         import torch
 
-        from blinkpy.kernels.linear.linear_table import LinearTable
         from blinkpy.kernels.sampling.mask_illegal import GrammarView
         from blinkpy.models.cache_scales import choose_scales
         from blinkpy.models.gpu.gpu_calibration import measure_cache
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
         from blinkpy.models.gpu.gpu_step import GpuStep
+        from blinkpy.models.gpu.kernel_tables import KernelTables
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
         from blinkpy.models.paged_cache import PagedCache
         from blinkpy.models.ring_sizes import ring_sizes
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
-        weights, invariant = setup.load_weights(dtype, "cuda"), setup.config.engine.batch_invariant
-        table, page_size = LinearTable.load(torch.cuda.get_device_name()), sizes.page_size
+        buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
+        limits, invariant, page_size = setup.limits, setup.config.engine.batch_invariant, sizes.page_size
+        shapes, graph_of = step_shapes(buckets, whole=invariant, groups=limits.step_groups, cut_tokens=limits.cut_tokens)
+        tables = KernelTables.load(torch.cuda.get_device_name())
+        tables.require(model, dtype, {rows for shape in shapes for rows in (shape.tokens, shape.rows)}, invariant=invariant)
+        logger.info("%s", tables.describe(model, dtype, invariant=invariant))
+        weights, table = setup.load_weights(dtype, "cuda"), tables.linear
         scales = choose_scales(
             setup.config, model, weights.layers,
             lambda: measure_cache(model, weights, page_size, table, self._pdl, invariant=invariant),
@@ -222,15 +231,15 @@ class CudaDevice:
         report("allocating the KV cache and the scheduler's state")
         rings = ring_sizes(setup.config, model)
         cache = PagedCache(model, sizes.num_pages, page_size, dtype, "cuda", rings, scales)
-        buckets = bucket_shapes(sizes.max_num_seqs, setup.config.scheduler.max_num_batched_tokens)
         state, stream = setup.make_state(buckets), torch.cuda.Stream()
-        limits = setup.limits
-        shapes, graph_of = step_shapes(buckets, whole=invariant, groups=limits.step_groups, cut_tokens=limits.cut_tokens)
 
         def make_step(batch: Batch, requests: Requests, grammars: Grammars) -> GpuStep:
             """The captured step graphs. batch, requests, grammars: of the scheduler's state, on the GPU."""
             length = sizes.max_model_len
-            decoder = GpuDecoder(model, weights, cache, batch, requests, shapes, length, table, self._pdl, invariant=invariant)
+            decoder = GpuDecoder(
+                model, weights, cache, batch, requests, shapes, length, table, self._pdl,
+                expert_table=tables.experts, invariant=invariant,
+            )  # fmt: skip
             step = GpuStep(decoder, GrammarView.of(grammars, requests))
             report(CAPTURING)
             step.capture(stream, lambda share: report(CAPTURING, share, 1))

@@ -7,12 +7,10 @@ import torch
 from blinkpy.kernels.attention import decode_attention, prefill_attention
 from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant
 from blinkpy.kernels.attention.fp8_cache import declared_cache
-from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors
+from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors, noted
+from blinkpy.kernels.shape_limits import MAX_GROUP, MAX_HEAD_DIM
 
 VARIANTS: dict[str, AttentionVariant] = by_name(decode_attention.VARIANT, prefill_attention.VARIANT)
-
-MAX_GROUP = 16
-MAX_HEAD_DIM = 256
 
 
 def attend(call: AttentionCall, plan: Any) -> None:
@@ -28,7 +26,8 @@ def attend(call: AttentionCall, plan: Any) -> None:
     needed = {LAST_TOKENS} if call.last_tokens else {DECODE_ROWS} if call.new is not None else set()
     if not variant.rows.issuperset(needed):
         raise ValueError(f"attention variant {variant.name!r} supports only {', '.join(sorted(variant.rows))}")
-    variant.launch(call, plan)
+    with noted(lambda: f"{plan} for {list(call.q.shape)} over {list(call.cache.keys.shape)} {call.cache.keys.dtype}"):
+        variant.launch(call, plan)
 
 
 def check_call(call: AttentionCall) -> None:

@@ -325,8 +325,7 @@ def check_decode(call: AttentionCall, plan: DecodePlan) -> DecodeWorkspace:
     (tokens, heads, head_dim), kv_heads, rows, scratch = call.q.shape, call.cache.keys.shape[1], call.rows, call.workspace
     if rows > min(tokens, len(call.out)):
         raise ValueError(f"rows {rows} exceeds q [{tokens}] or out [{len(call.out)}]")
-    if plan.splits & (plan.splits - 1) or plan.min_tiles < 1:
-        raise ValueError(f"{plan}: splits must be a power of two and min_tiles positive")
+    plan.check_needs(head_dim, heads // kv_heads, call.q.dtype, fp8=call.cache.scales is not None)
     if scratch is None:
         raise ValueError("decode attention needs a workspace")
     splits = rows * heads * plan.splits

@@ -11,10 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, as_half, attend_tile, first_visible, paged_offsets, sink_weight
 from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
 from blinkpy.kernels.attention.fp8_cache import scales_of
+from blinkpy.kernels.attention.split_plan import attention_needs
+from blinkpy.kernels.config_files import check_power_of_two
+from blinkpy.kernels.kernel_needs import check_needs
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 
@@ -34,6 +38,19 @@ class PrefillPlan:
     every_row: bool = False
     """Decode rows, too: chunks of one token, whose result is then that of the same token in a longer chunk."""
     variant: str = "tiles"  # name of an `AttentionVariant`
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes that no kernel can be built from."""
+        for name, least in (("block_m", 16), ("block_n", 16), ("warps", 1)):
+            check_power_of_two(f"plan of prefill attention: {name}", getattr(self, name), least)
+        if min(self.stages, self.programs, self.sm_count) < 1:
+            raise ConfigError(f"plan of prefill attention: stages, programs and sm_count must be at least 1 in {self}")
+
+    def check_needs(self, head_dim: int, dtype: torch.dtype, *, fp8: bool) -> None:
+        """Raise ConfigError unless a program fits a multiprocessor. fp8: the cache has FP8 numbers."""
+        buffers = max(1, (self.stages + 1) // 2)
+        needs = attention_needs(self.block_m, self.block_n, head_dim, dtype, buffers=buffers, fp8=fp8)
+        check_needs(needs, self.warps, f"plan of prefill attention: {self} for heads of {head_dim}")
 
 
 def plan_prefill(
@@ -217,8 +234,9 @@ def prefill_attention(call: AttentionCall, plan: PrefillPlan) -> None:
     (keys, values, page_table, _), (scales, fp8), batch = call.cache, scales_of(call.cache), call.batch
     (tokens, heads, head_dim), (_, kv_heads, page_size, _) = call.q.shape, keys.shape
     block_g, block_m = triton.next_power_of_2(heads // kv_heads), plan.block_m
-    if block_m < max(16, block_g) or block_m & (block_m - 1):
-        raise ValueError(f"block_m {block_m} must be a power of two, at least 16 and at least the head group {block_g}")
+    plan.check_needs(head_dim, call.q.dtype, fp8=fp8)
+    if block_m < block_g:
+        raise ValueError(f"block_m {block_m} must be at least the head group {block_g}")
     tiles = tokens // (block_m // block_g) + min(call.rows, tokens)
     _prefill_attention[(min(kv_heads * tiles, plan.sm_count * plan.programs),)](
         call.q, keys, values, call.q if call.sinks is None else call.sinks, scales, call.out, page_table, batch.row_slots,

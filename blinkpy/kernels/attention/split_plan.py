@@ -7,6 +7,10 @@ from typing import Self
 import torch
 import triton
 
+from blinkpy.config import ConfigError
+from blinkpy.kernels.config_files import check_power_of_two
+from blinkpy.kernels.kernel_needs import OTHER_SHARED, Needs, check_needs
+
 
 @dataclass(frozen=True)
 class DecodePlan:
@@ -26,6 +30,31 @@ class DecodePlan:
     decode, so the splits of a row are adjacent in the grid, before all absent rows, and share its tiles evenly.
     """
     variant: str = "split"  # name of an `AttentionVariant`
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes that no kernel can be built from."""
+        for name, least in (("splits", 1), ("block_n", 16), ("warps", 1)):
+            check_power_of_two(f"plan of decode attention: {name}", getattr(self, name), least)
+        if min(self.min_tiles, self.stages) < 1:
+            raise ConfigError(f"plan of decode attention: min_tiles and stages must be at least 1 in {self}")
+
+    def check_needs(self, head_dim: int, group: int, dtype: torch.dtype, *, fp8: bool) -> None:
+        """Raise ConfigError unless a program fits a multiprocessor. group: query heads of a key and value head; fp8: the cache
+        has FP8 numbers."""
+        block_m = max(16, triton.next_power_of_2(group + 1))
+        needs = attention_needs(block_m, self.block_n, head_dim, dtype, buffers=1, fp8=fp8)
+        check_needs(needs, self.warps, f"plan of decode attention: {self} for heads of {head_dim}")
+
+
+def attention_needs(block_m: int, block_n: int, head_dim: int, dtype: torch.dtype, *, buffers: int, fp8: bool) -> Needs:
+    """Queries, and in each buffer a tile of keys and one of values; sums of float32. From an FP8 cache to float32 one tile at a
+    time is converted."""
+    width = triton.next_power_of_2(head_dim)
+    if fp8 and dtype == torch.float32:
+        cached = block_n * width * dtype.itemsize
+    else:
+        cached = 2 * buffers * block_n * width * (1 if fp8 else dtype.itemsize)
+    return Needs(block_m * width * dtype.itemsize + cached + OTHER_SHARED, block_m * width)
 
 
 def plan_decode(

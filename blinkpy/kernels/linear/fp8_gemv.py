@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, MAX_WIDTH
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP
 from blinkpy.kernels.fp8_words import WORD, multiply_words, multiply_words_exactly, pack_row
 from blinkpy.kernels.kernel_needs import Needs
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
+from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH
 from blinkpy.kernels.tile_product import finish_row
 
 
@@ -137,14 +138,14 @@ def block_k(k: int) -> int:
 
 def supports(shape: LinearShape) -> bool:
     """One row of whole words, no wider than other kernels take one."""
-    return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0 and shape.k <= MAX_WIDTH
+    return shape.fp8 and shape.rows == 1 and shape.k % WORD.value == 0 and shape.k <= MAX_FP8_WIDTH
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """The row, packed to float16 or as float32, and two tiles of weights; of float32 one unpacked tile, too."""
+    """The row, packed to float16 or as float32, and two tiles of weights; of float32 half a tile unpacked, too."""
     row, halves, exact = block_k(shape.k), 2 if shape.swiglu else 1, (shape.inputs or shape.result) == torch.float32
     weights = 2 * halves * config.block_n * row // 4
-    return Needs(values=row + weights + config.block_n * row if exact else row // 2 + weights)
+    return Needs(values=row + weights + config.block_n * row // 2 if exact else row // 2 + weights)
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:

@@ -102,10 +102,10 @@ def supports(shape: LinearShape) -> bool:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """A tile of weights, its sums, and the row's part."""
+    """A tile of weights, and its sums."""
     halves, vector = 2 if shape.swiglu else 1, 1 if config.elementwise else 16 // shape.dtype.itemsize
     tile = halves * config.block_n * config.block_k
-    return Needs(values=tile * shape.dtype.itemsize // 4 + tile // vector + config.block_k)
+    return Needs(values=tile * shape.dtype.itemsize // 4 + tile // vector)
 
 
 def candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:

@@ -13,7 +13,7 @@ from blinkpy.kernels.activation import swiglu
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
 from blinkpy.kernels.kernel_needs import check_needs
-from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors
+from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors, noted
 from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearShape, LinearVariant
@@ -40,6 +40,12 @@ def linear(call: LinearCall, config: LinearConfig) -> None:
         normed, scratch = take(scratch, call.x, call.x.shape[1])
         rms_norm(call.x, *call.norm, call.counts, normed, pdl=call.pdl)
         call = replace(call, x=normed, norm=None)
+    with noted(lambda: f"{config} for {call.shape}"):
+        launch_variant(call, config, variant, scratch)
+
+
+def launch_variant(call: LinearCall, config: LinearConfig, variant: LinearVariant, scratch: torch.Tensor) -> None:
+    """The product, and behind it SwiGLU where the variant does not fuse that. scratch: memory that no norm uses."""
     if call.swiglu and "swiglu" not in variant.fuses:
         gate_up, _ = take(scratch, call.out, call.weight.shape[0])
         variant.launch(replace(call, out=gate_up, swiglu=False), config)

@@ -220,12 +220,12 @@ def fp8_candidates(shape: LinearShape, sm_count: int) -> Iterator[LinearConfig]:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """Operands in the pipeline's buffers, and sums in registers; with a scale for each block twice as many."""
-    wide, sums = (2 if shape.swiglu else 1) * config.block_n, 2 if shape.blocks and shape.fp8 else 1
+    """Operands in the pipeline's buffers, and sums in registers; with a scale for each block those of a step, too."""
+    wide, parts = (2 if shape.swiglu else 1) * config.block_n, config.block_n if shape.blocks and shape.fp8 else 0
     tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
     first, tf32 = config.block_n if config.weights_first else config.block_m, shape.dtype == torch.float32
     shared = pipeline_bytes(tile, config.stages, first, config.warps, tf32=tf32)
-    return Needs(shared, config.block_m * wide * sums)
+    return Needs(shared, config.block_m * (wide + parts))
 
 
 def supports(shape: LinearShape) -> bool:

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
-from blinkpy.kernels.kernel_needs import OTHER_SHARED, Needs
+from blinkpy.kernels.kernel_needs import Needs, pipeline_bytes
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_k
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled
@@ -169,9 +169,11 @@ def check_strips(config: LinearConfig, shape: LinearShape) -> None:
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
     """As of split_k.py; strips of 16 columns that are not there cost nothing."""
-    wide, sums = (2 if shape.swiglu else 1) * config.block_n, 2 if shape.blocks and shape.fp8 else 1
+    halves = 2 if shape.swiglu else 1
+    wide, parts = halves * config.block_n, halves * tile_widths(config.block_n)[0] if shape.blocks and shape.fp8 else 0
     tile = (config.block_m + wide) * config.block_k * shape.dtype.itemsize
-    return Needs(config.stages * tile + OTHER_SHARED, config.block_m * wide * sums)
+    first = halves * tile_widths(config.block_n)[0] if config.weights_first else config.block_m
+    return Needs(pipeline_bytes(tile, config.stages, first, config.warps), config.block_m * (wide + parts))
 
 
 def wide_tiles_linear(call: LinearCall, config: LinearConfig) -> None:

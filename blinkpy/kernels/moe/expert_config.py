@@ -13,7 +13,11 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import ConfigTable, check_power_of_two
-from blinkpy.kernels.kernel_needs import Needs, check_needs
+from blinkpy.kernels.fp8_matrix import BLOCK
+from blinkpy.kernels.kernel_needs import OTHER_SHARED, Needs, check_needs, pipeline_bytes
+
+LEAST_PACKED_K = 128
+"""Columns of a tile of MXFP4. A part has a quarter of them: with 16, Triton 3.6 multiplied small tiles wrongly on an H200."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,28 @@ def check_expert_config(config: ExpertConfig, shape: ExpertShape, dtype: torch.d
 
 
 def tile_needs(block_m: int, tile: ExpertTile, shape: ExpertShape, dtype: torch.dtype, *, halves: int) -> Needs:
-    """The resources of a program of the grouped product. halves: 2 for gate and up."""
-    return Needs()
+    """The needs of a program of the grouped product. dtype: of activations. halves: 2 for gate and up."""
+    inputs = shape.hidden if halves == 2 else shape.width
+    block_k, wide, tf32 = (
+        step_over_k(tile, inputs, packed=shape.mxfp4, fp8=shape.fp8),
+        halves * tile.block_n,
+        dtype == torch.float32,
+    )
+    if inputs <= block_k:  # one step, and no pipeline
+        return Needs(OTHER_SHARED, block_m * wide)
+    if shape.mxfp4:  # inputs and words of eight weights are taken apart in registers, so that no operand stays in use
+        operands = block_m * block_k * dtype.itemsize + wide * block_k // 2
+        return Needs((tile.stages - 1) * operands + OTHER_SHARED, block_m * wide)
+    operands = (block_m + wide) * block_k * (1 if shape.fp8 else dtype.itemsize)
+    shared = pipeline_bytes(operands, tile.stages, block_m, tile.warps, tf32=tf32 and not shape.fp8)
+    return Needs(shared, block_m * (wide + (tile.block_n if shape.fp8 == "blocks" else 0)))
+
+
+def step_over_k(tile: ExpertTile, inputs: int, *, packed: bool, fp8: str) -> int:
+    """Inputs of one step of a grouped product: no more than there are, or than share a scale, and as many as the matrix unit
+    takes. packed: the matrix is MXFP4; fp8: `ExpertShape.fp8`."""
+    least, most = LEAST_PACKED_K if packed else 32 if fp8 else 16, BLOCK if fp8 == "blocks" else tile.block_k
+    return max(least, min(tile.block_k, most, 1 << (inputs - 1).bit_length()))
 
 
 def default_expert_config(shape: ExpertShape, tokens: int, dtype: torch.dtype) -> ExpertConfig:

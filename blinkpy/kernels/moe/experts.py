@@ -6,7 +6,7 @@ import torch
 
 from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import FP8
-from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors
+from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, AtLeast, by_name, check_tensors, noted
 from blinkpy.kernels.moe import expert_gemv, grouped_experts, packed_gemv
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertVariant
@@ -50,7 +50,8 @@ def experts(call: ExpertCall, plan: ExpertPlan) -> None:
         raise ValueError("MXFP4 is not supported for experts with scaled inputs")
     if not VARIANTS[plan.variant].supports(shape, 1):
         raise ValueError(f"expert variant {plan.variant!r} does not support {shape}")
-    VARIANTS[plan.variant].launch(call, plan.prepared)
+    with noted(lambda: f"variant {plan.variant!r} of experts with {plan.prepared} for {shape}, {tokens} tokens"):
+        VARIANTS[plan.variant].launch(call, plan.prepared)
 
 
 def _declared_matrices(call: ExpertCall) -> list[tuple[Any, ...]]:

@@ -8,12 +8,10 @@ import triton.language as tl
 
 from blinkpy.kernels import launch
 from blinkpy.kernels.activation import clamped_times
-from blinkpy.kernels.fp8_matrix import BLOCK
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, GROUP, ROW_SCALES, Fp8Rows, quantise_rows
 from blinkpy.kernels.launch import COUNT_TOKENS
-from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile
+from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable, ExpertTile, step_over_k
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall, ExpertCase, ExpertVariant
-from blinkpy.kernels.moe.mxfp4_tile import LEAST_BLOCK_K
 from blinkpy.kernels.moe.packed_linear import packed_linear
 from blinkpy.kernels.moe.routing import Routing, _route, _sort_assignments, route
 from blinkpy.kernels.tile_product import scaled, weight_tile
@@ -150,7 +148,7 @@ def grouped_linear(
     assignments, n, k = routing.ids.numel(), out.shape[1], x.shape[1]
     packed = () if scales is None else (scales,)
     kind = 0 if fp8 is None else ROW_SCALES.value if fp8[0].dim() == 1 else BLOCK_SCALES.value
-    least, most = LEAST_BLOCK_K if packed else 32 if fp8 else 16, BLOCK if kind == BLOCK_SCALES.value else tile.block_k
+    block_k = step_over_k(tile, k, packed=bool(packed), fp8=("", "rows", "blocks")[kind])
     operands, how = (packed, {}) if packed else (fp8 or (x, x), {"SCALES": kind, "SCALE_INPUTS": shares is not None})
     of_rows = () if packed else (x if shares is None else shares,)
     kernel = packed_linear if packed else _expert_linear
@@ -158,7 +156,7 @@ def grouped_linear(
         x, weight.view(torch.int32) if packed else weight, *operands, x if bias is None else bias, *of_rows, out,
         routing.assignments, routing.block_experts, x.stride(0),
         N=n, K=k, DIVIDE=assignments // x.shape[0], SWIGLU=swiglu, BLOCK_M=routing.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=max(least, min(tile.block_k, most, triton.next_power_of_2(k))), BIAS=bias is not None, ALPHA=clamp.alpha,
+        BLOCK_K=block_k, BIAS=bias is not None, ALPHA=clamp.alpha,
         LIMIT=clamp.limit, PRECISION=launch.dot_precision(x.dtype), **how,
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch.options(pdl),
     )  # fmt: skip

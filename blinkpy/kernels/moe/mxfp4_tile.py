@@ -16,8 +16,6 @@ import triton.language as tl
 SIGNS = tl.constexpr(-2147450880)  # 0x80008000, of two bfloat16
 E2M1_BITS = tl.constexpr(0x01C001C0)
 UNSCALE = tl.constexpr(2.0**126)
-LEAST_BLOCK_K = 128
-"""Columns of a tile. A part has a quarter of them: with 16, Triton 3.6 multiplies small tiles wrongly (seen on an H200)."""
 
 
 @triton.jit

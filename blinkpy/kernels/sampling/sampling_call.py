@@ -8,6 +8,7 @@ import torch
 import triton
 
 from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.config_files import check_power_of_two
 from blinkpy.kernels.sampling.mask_illegal import GrammarView
 
 
@@ -21,6 +22,11 @@ class SamplingWorkspace:
     keys: torch.Tensor  # int64 [rows, capacity]
     chunk: int
     block: int
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for sizes that the kernels can't be built from."""
+        for name, value, least in (("chunk", self.chunk, 16), ("block", self.block, 16), ("capacity", self.keys.shape[1], 32)):
+            check_power_of_two(f"workspace of sampling: {name}", value, least)
 
     @classmethod
     def allocate(

@@ -12,6 +12,7 @@ from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.models.cache_scales import calibration_batch, calibration_tokens
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.kernel_errors import compiler_errors
 from blinkpy.models.gpu.step_shapes import StepShape
 from blinkpy.models.paged_cache import PagedCache
 from blinkpy.models.weights.decoder_weights import Weights
@@ -28,5 +29,6 @@ def measure_cache(
     batch: Any = map_arrays(lambda array: torch.from_numpy(array).to(device), calibration_batch(model))
     requests: Any = SimpleNamespace(page_table=torch.arange(cache.num_pages, dtype=torch.int32, device=device)[None])
     decoder = GpuDecoder(model, weights, cache, batch, requests, [shape], tokens, table, pdl, invariant=invariant)
-    decoder.layers(shape)
+    with compiler_errors("the measurement of an FP8 cache"):
+        decoder.layers(shape)
     return cache.largest()

@@ -25,6 +25,7 @@ from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.fp8_matrix import Fp8Matrix
 from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
 from blinkpy.kernels.gather import embed, last_tokens
+from blinkpy.kernels.launch import noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
@@ -150,9 +151,11 @@ class GpuDecoder:
             self._ends_group = block == blocks[-1] and group + 1 < shape.groups
             last, mlp = index == len(layers) - 1, self.model.layers[index].mlp
             if not is_mlp:
-                self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
+                with noted(lambda index=index: f"attention of layer {index}"):  # type: ignore[misc]
+                    self._attention(shape, layers[index], index, last_tokens_only=shape.last_tokens_only and last)
             if is_mlp or last:
-                BLOCKS[type(mlp)](self, layers[index], mlp)
+                with noted(lambda index=index: f"MLP of layer {index}"):  # type: ignore[misc]
+                    BLOCKS[type(mlp)](self, layers[index], mlp)
         if self._ends_group and self.stream.partials is not None:
             raise RuntimeError("a layer group must not leave partial sums for the next group")
 

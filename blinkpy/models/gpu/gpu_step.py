@@ -12,6 +12,7 @@ from blinkpy.kernels.sampling.record_logprobs import write_logprobs
 from blinkpy.kernels.sampling.sample_tokens import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.gpu.gpu_decoder import GpuDecoder
+from blinkpy.models.gpu.kernel_errors import compiler_errors
 from blinkpy.models.gpu.step_shapes import StepShape, mlp_follows
 
 
@@ -53,7 +54,8 @@ class GpuStep:
         with torch.cuda.stream(stream):
             for index, shape in enumerate(self.shapes):
                 # Launched once for real: kernels are compiled and loaded, and cuBLAS takes its workspace now.
-                self.launch(shape)
+                with compiler_errors(f"a step of {shape.name}"):
+                    self.launch(shape)
                 stream.synchronize()
                 progress((index + 1) / (2 * len(self.shapes)))
             gc.collect()

@@ -1,17 +1,21 @@
-"""The tables of measured configurations of a GPU, and which layers of a model have entries there; the others have defaults."""
+"""The tables of measured configurations of a GPU, and which layers of a model have entries; other layers have defaults."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import FOLDER
 from blinkpy.kernels.fp8_rows import FP8
-from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, LinearTable, key
+from blinkpy.kernels.linear.linear_table import ROW_BUCKETS, InvariantLinearTable, LinearTable, key
 from blinkpy.kernels.linear.linear_variants import LinearShape
-from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.gpu.model_limits import first_layers
 from blinkpy.models.weights.weight_parts import layer_parts, outer_parts
 
 
@@ -30,9 +34,21 @@ class KernelTables:
         """
         return cls(gpu, LinearTable.load(gpu, folder), ExpertTable.load(gpu, folder))
 
+    def require(self, model: DecoderDescription, dtype: torch.dtype, rows: set[int], *, invariant: bool = False) -> None:
+        """Raise ConfigError unless each layer has a configuration that passes its check. rows: all numbers of rows of steps."""
+        linear, experts = (InvariantLinearTable(), InvariantExpertTable()) if invariant else (self.linear, self.experts)
+        for name, shape in linear_layers(model, dtype).items():
+            for count in rows:
+                with named(name):
+                    linear.config(shape._replace(rows=count))
+        if any(model.expert_layers):
+            for count in rows:
+                with named(f"experts of {model.name}"):
+                    experts.config(expert_shape(model), count, dtype)
+
     def measured(self, model: DecoderDescription, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
         """By kind of layer: how many of its shapes have entries, and how many shapes there are. dtype: of activations."""
-        shapes, found = linear_shapes(model, dtype), {}
+        shapes, found = set(linear_layers(model, dtype).values()), dict[str, tuple[int, int]]()
         rows = {shape: [shape._replace(rows=bucket) for bucket in ROW_BUCKETS] for shape in shapes}
         known = [shape for shape in shapes if any(key(some) in self.linear.entries for some in rows[shape])]
         found["linear layers"] = len(known), len(shapes)
@@ -51,11 +67,20 @@ class KernelTables:
         return f"configurations of kernels: {'; '.join(words)}; attention: by its rule"
 
 
-def linear_shapes(model: DecoderDescription, dtype: torch.dtype) -> list[LinearShape]:
-    """The shapes of a model's products, each once and without rows; experts have separate tables."""
-    found = dict[LinearShape, None]()
-    layers = dict(zip(model.layers, range(len(model.layers)), strict=True)).values()
-    parts = [*outer_parts(model), *(part for layer in layers for part in layer_parts(model, layer))]
+@contextmanager
+def named(layer: str) -> Iterator[None]:
+    """Begin a ConfigError with the name of a layer."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{layer}: {error}") from None
+
+
+def linear_layers(model: DecoderDescription, dtype: torch.dtype) -> dict[str, LinearShape]:
+    """By the checkpoint's name the shapes of a model's products, without rows; of layers that are alike those of the first.
+    Experts have a separate table."""
+    found = dict[str, LinearShape]()
+    parts = [*outer_parts(model), *(part for layer in first_layers(model) for part in layer_parts(model, layer))]
     for part in parts:
         if len(part.shape) != 2 or part.packed or part.field.endswith("_bias"):
             continue
@@ -67,8 +92,8 @@ def linear_shapes(model: DecoderDescription, dtype: torch.dtype) -> list[LinearS
             shape = shape._replace(dtype=FP8, result=dtype, blocks=len(part.scale_shape) == 2)
         if part.field.endswith("gate_up"):
             shape = shape._replace(n=outputs // 2, swiglu=True)
-        found[shape] = None
-    return list(found)
+        found[part.sources[0][0].removesuffix(".weight")] = shape
+    return found
 
 
 def expert_shape(model: DecoderDescription) -> ExpertShape:

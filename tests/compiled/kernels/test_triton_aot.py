@@ -9,13 +9,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.common.aot_compile import Variant
 from benchmarks.common.aot_models import Form, forms_of, published
+from benchmarks.common.aot_needs import formula
 from benchmarks.common.aot_sample import MOST, AskedFor, choose
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
@@ -92,6 +95,20 @@ print(*(variant.problems() for variant in aot_compile.compile_all(list(gate.reco
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "does not compile: CompilationError" in done.stdout, f"{done.stdout}\n{done.stderr[-4000:]}"
+
+
+def test_a_formula_that_errs_is_a_problem() -> None:
+    """Every compiled kernel that has a formula is compared with it."""
+    found = Variant("x", "linear", 4, 100, 50_000, 0, formula=(49_000, 90))
+    assert not found.problems()
+    for shared, registers in ((51_000, 90), (20_000, 90), (49_000, 101)):
+        assert any("by formula" in problem for problem in replace(found, formula=(shared, registers)).problems())
+    assert not replace(found, formula=(51_000, 90), long=False).problems(), "a short loop fills no pipeline"
+    of_split_k = {"N": 64, "K": 4096, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 128, "SWIGLU": False, "SCALES": 0}
+    needs = formula("_linear", of_split_k, ["*bf16", "*bf16"], 4, 3)
+    assert needs is not None
+    assert needs.shared == 3 * (64 + 64) * 128 * 2 + 1024
+    assert formula("_embed", {}, ["*i32", "*bf16"], 4, 3) is None
 
 
 def test_the_gate_rejects_an_oversized_tile() -> None:

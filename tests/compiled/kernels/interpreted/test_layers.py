@@ -179,7 +179,7 @@ def test_last_tokens_that_do_not_fit_are_refused() -> None:
         ("an earlier launch that rotates and caches", replace(call, new=NewTokens(qkv, angles, angles)), plan),
         ("needs an earlier launch", call, replace(plan, overlap_prefill=True)),
         ("query_starts: shape", replace(call, batch=short), plan),
-        ("computes chunks", call, plan_prefill(torch.float32)),
+        ("supports only chunks", call, plan_prefill(torch.float32)),
     ):
         with pytest.raises(ValueError, match=message):
             attend(refused, chosen)

@@ -1,0 +1,68 @@
+"""What the formulas of blinkpy.kernels say that a kernel needs, from the constants that it is compiled with."""
+
+import re
+from typing import Any
+
+import torch
+
+from blinkpy.kernels.attention.split_plan import attention_needs
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
+from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.linear.linear import VARIANTS
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTile, tile_needs
+
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8e4nv": FP8}
+LINEAR = {"_linear": "triton", "_linear_tma": "tma", "_gemv": "gemv", "_fp8_gemv": "fp8_gemv"}
+MOST_SHARED = 1.4  # times the formula, and MORE_SHARED bytes: what the ends of kernels keep beside the buffers
+MORE_SHARED = 10_240
+LONG = 640  # inputs of the least published layer
+
+
+def dtype_of(signature: str) -> torch.dtype | None:
+    """Of what a pointer or a tensor descriptor points to."""
+    found = re.match(r"\*(\w+)|tensordesc<(\w+)", signature)
+    return TYPES.get(found[1] or found[2]) if found else None
+
+
+def formula(kernel: str, constants: dict[str, Any], types: list[str], warps: int, stages: int) -> Needs | None:
+    """By the name of a kernel; None where there is no formula. types: of its parameters."""
+    first, second = (dtype_of(some) for some in types[:2])
+    if kernel in LINEAR:
+        return _of_linear(LINEAR[kernel], constants, first, second, warps, stages)
+    if kernel in ("_expert_linear", "packed_linear"):
+        return _of_experts(constants, first, second, warps, stages)
+    if kernel in ("_decode_attention", "_prefill_attention") and first is not None:
+        c, buffers = constants, 1 if kernel == "_decode_attention" else max(1, (stages + 1) // 2)
+        return attention_needs(c["BLOCK_M"], c["BLOCK_N"], c["D"], first, buffers=buffers, fp8=c["FP8"])
+    return None
+
+
+def _of_linear(
+    variant: str, c: dict[str, Any], first: torch.dtype | None, second: torch.dtype | None, warps: int, stages: int
+) -> Needs:
+    block_n = c.get("BLOCK_N") or sum(c[f"WIDTH_{i}"] for i in range(3))
+    config = LinearConfig(
+        variant,
+        block_m=c.get("BLOCK_M", 16),
+        block_n=block_n,
+        block_k=16 if variant == "fp8_gemv" else c["BLOCK_K"],
+        warps=warps,
+        stages=stages,
+        weights_first=c.get("WEIGHTS_FIRST", False),
+        elementwise=c.get("VECTOR") == 1,
+    )
+    shape = LinearShape(1, c["N"], c["K"], swiglu=bool(c["SWIGLU"]), dtype=second or torch.bfloat16)
+    if second == FP8:
+        shape = shape._replace(blocks=c["SCALES"] == BLOCK_SCALES.value, inputs=None if first == FP8 else first)
+    return VARIANTS[variant].needs(config, shape)
+
+
+def _of_experts(c: dict[str, Any], first: torch.dtype | None, second: torch.dtype | None, warps: int, stages: int) -> Needs:
+    packed, halves = "SCALES" not in c, 2 if c["SWIGLU"] else 1
+    fp8 = "" if packed else ("", "rows", "blocks")[c["SCALES"]]
+    sizes = (c["K"], c["N"]) if halves == 2 else (c["N"], c["K"])
+    shape = ExpertShape(8, 1, *sizes, packed, fp8)
+    tile = ExpertTile(c["BLOCK_N"], c["BLOCK_K"], warps, stages)
+    return tile_needs(c["BLOCK_M"], tile, shape, torch.bfloat16 if first == FP8 else first or torch.bfloat16, halves=halves)

@@ -1,0 +1,39 @@
+"""Errors of kernels that do not compile or fit the GPU, in words for the user: layer, shape and configuration."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from blinkpy.config import ConfigError
+
+logger = logging.getLogger("blinkpy.engine")
+COMPILER_ERRORS = (CompilationError, OutOfResources, PTXASError)
+
+
+@contextmanager
+def compiler_errors(what: str) -> Iterator[None]:
+    """Make a ConfigError of an error of Triton or the assembler.
+
+    what: the step, in words. Notes of the error name layer and configuration; the compiler's words go to the log at DEBUG.
+    """
+    try:
+        yield
+    except COMPILER_ERRORS as error:
+        logger.debug("the compiler's words:", exc_info=error)
+        raise ConfigError(explained(error, what)) from None
+
+
+def explained(error: Exception, what: str) -> str:
+    """One line for the user."""
+    where = ", ".join([*reversed(getattr(error, "__notes__", [])), what])
+    if isinstance(error, OutOfResources):
+        why = f"does not fit this GPU: {error.required} of {error.name} needed, {error.limit} there are"
+    else:
+        why = f"does not compile ({type(error).__name__})"
+    return (
+        f"a kernel {why}: {where}. This is a fault of blinkpy: report this line with the output of `blinkpy doctor`. "
+        "--batch-invariant uses other configurations, and --device cpu none of these kernels"
+    )

@@ -1,0 +1,143 @@
+"""Properties: whatever the shape, defaults pass their checks, and attention's plans fit a multiprocessor."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkpy.config import ConfigError
+from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
+from blinkpy.kernels.attention.prefill_attention import plan_prefill
+from blinkpy.kernels.attention.split_plan import plan_decode
+from blinkpy.kernels.fp8_rows import FP8, row_block, row_warps
+from blinkpy.kernels.linear.linear import VARIANTS, check_config
+from blinkpy.kernels.linear.linear_config import LinearConfig
+from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable, default_config, key, shape_of
+from blinkpy.kernels.linear.linear_variants import LinearShape
+from blinkpy.kernels.moe.expert_config import (
+    ExpertShape,
+    ExpertTable,
+    InvariantExpertTable,
+    check_expert_config,
+    default_expert_config,
+    tile_needs,
+)
+from blinkpy.kernels.shape_limits import MAX_EXPERTS, MAX_FP8_WIDTH, MAX_GROUP, MAX_HEAD_DIM, MIN_HEAD_DIM
+
+DTYPES = (torch.bfloat16, torch.float32)
+SIZES = st.one_of(st.integers(1, 70_000), st.integers(1, 2300).map(lambda n: 32 * n), st.integers(4, 16).map(lambda n: 1 << n))
+ROWS = st.one_of(st.integers(1, 300), st.integers(1, 16_384))
+
+
+@st.composite
+def linear_shapes(draw: st.DrawFn) -> LinearShape:
+    activations = draw(st.sampled_from(DTYPES))
+    shape = LinearShape(
+        draw(ROWS), draw(SIZES), draw(st.integers(1, MAX_FP8_WIDTH)), swiglu=draw(st.booleans()), dtype=activations
+    )
+    if draw(st.booleans()):
+        shape = shape._replace(k=draw(SIZES.filter(lambda k: k <= MAX_FP8_WIDTH)))
+    if draw(st.booleans()):
+        return shape._replace(dtype=FP8, result=activations, blocks=draw(st.booleans()))
+    return shape
+
+
+@given(linear_shapes())
+def test_defaults_of_linear_layers_pass_their_check(shape: LinearShape) -> None:
+    for table in (LinearTable(), InvariantLinearTable()):
+        config = table.config(shape)
+        check_config(config, shape)
+        sizes = (config.block_m, config.block_k, config.warps) + (() if config.variant == "tma" else (config.block_n,))
+        assert not any(size & (size - 1) for size in sizes)
+        assert (
+            not (shape.fp8 and shape.blocks and VARIANTS[config.variant].kernels and config.variant != "fp8_gemv")
+            or config.block_k <= 128
+        )
+    every = {InvariantLinearTable().config(shape._replace(rows=rows)) for rows in (1, 2, 64, 65, 4096)}
+    assert len(every) == 1, "a batch-invariant layer has one configuration"
+    assert shape_of(key(shape)) == shape._replace(result=None, blocks=shape.blocks and shape.fp8)
+
+
+@given(linear_shapes(), st.data())
+def test_what_is_not_a_power_of_two_is_no_configuration(shape: LinearShape, data: st.DataObject) -> None:
+    config, odd = default_config(shape), data.draw(st.integers(3, 255).filter(lambda n: n & (n - 1)))
+    for field in ("block_m", "block_k", "warps"):
+        with pytest.raises(ConfigError, match=field):
+            replace(config, **{field: min(odd, 31) if field == "warps" and odd > 31 else odd})
+    if VARIANTS[config.variant].kernels:
+        with pytest.raises(ConfigError, match="block_n"):
+            check_config(replace(config, block_n=odd), shape)
+
+
+EXPERTS = st.builds(
+    ExpertShape,
+    experts=st.integers(1, MAX_EXPERTS),
+    top_k=st.integers(1, 16),
+    hidden=st.integers(1, 1024).map(lambda n: 32 * n),
+    width=st.integers(1, 1024).map(lambda n: 32 * n),
+)
+
+
+@given(EXPERTS, st.sampled_from(["", "rows", "blocks", "mxfp4"]), ROWS, st.sampled_from(DTYPES))
+def test_defaults_of_experts_pass_their_check(shape: ExpertShape, form: str, tokens: int, dtype: torch.dtype) -> None:
+    shape = replace(shape, mxfp4=form == "mxfp4", fp8="" if form == "mxfp4" else form, top_k=min(shape.top_k, shape.experts))
+    config = default_expert_config(shape, tokens, dtype)
+    check_expert_config(config, shape, dtype)
+    for tile, halves in ((config.up, 2), (config.down, 1)):
+        needs = tile_needs(config.block_m, tile, shape, dtype, halves=halves)
+        assert 0 < needs.shared <= SHARED_MEMORY_LIMIT[90]
+        assert 0 < needs.registers(tile.warps) <= 255
+    assert len({InvariantExpertTable().config(shape, rows, dtype) for rows in (1, 64, 4096)}) == 1
+    assert ExpertShape.of_key(shape.key(dtype)) == (shape, dtype)
+    assert ExpertTable().config(shape, tokens, dtype) == config
+
+
+@given(
+    rows=ROWS,
+    kv_heads=st.integers(1, 128),
+    context=st.integers(1, 1 << 21),
+    head_dim=st.integers(MIN_HEAD_DIM, MAX_HEAD_DIM),
+    dtype=st.sampled_from(DTYPES),
+    mixed=st.booleans(),
+    fp8=st.booleans(),
+    sm_count=st.integers(1, 200),
+)
+def test_plans_of_attention_pass_their_check(
+    rows: int, kv_heads: int, context: int, head_dim: int, dtype: torch.dtype, mixed: bool, fp8: bool, sm_count: int
+) -> None:
+    """A plan is checked where it is made; what it needs is for the widest head and the largest group."""
+    plan = plan_decode(rows, kv_heads, context, sm_count, dtype, mixed=mixed, head_dim=head_dim, fp8=fp8)
+    assert plan.splits <= 64
+    plan.check_needs(head_dim, MAX_GROUP, dtype, fp8=fp8)
+    for every_row in (False, True):
+        prefill = plan_prefill(dtype, sm_count, head_dim=head_dim, every_row=every_row)
+        assert prefill.block_m >= MAX_GROUP
+        prefill.check_needs(head_dim, dtype, fp8=fp8)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, MAX_FP8_WIDTH))
+def test_a_row_is_held_by_one_program(width: int) -> None:
+    block = row_block(width)
+    assert width <= block < 2 * max(width, 128) and not block & (block - 1)
+    assert block // (32 * row_warps(block)) <= 128, "numbers of a thread"
+
+
+def test_a_configuration_of_another_variant_is_refused() -> None:
+    shape = LinearShape(64, 4096, 4096)
+    for config, words in (
+        (LinearConfig("none"), "unknown variant"),
+        (LinearConfig("gemv"), "does not support"),
+        (LinearConfig("triton", block_k=256), ""),
+        (LinearConfig("triton", 64, 256, 256, stages=5), "shared memory"),
+        (LinearConfig("triton", 256, 512, 16, stages=1), "registers"),
+    ):
+        if words:
+            with pytest.raises(ConfigError, match=words):
+                check_config(config, shape)
+        else:
+            check_config(config, shape)
+    with pytest.raises(ConfigError, match="block_k 256 is over 128"):
+        check_config(LinearConfig("triton", block_k=256), shape._replace(dtype=FP8, blocks=True))
