@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from blinkpy.dpu.http.endpoints import ENDPOINTS
-from blinkpy.dpu.http.fields.request_body import rows
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -67,7 +66,7 @@ SHAPES: dict[str, Callable[[int], Any]] = {
         "json_schema": {"name": "a", "schema": {"properties": {f"p{at}": {} for at in range(size // 9)}}},
     },
 }
-FIELDS = {endpoint.path: tuple(rows(endpoint.body)) for endpoint in ENDPOINTS if endpoint.body is not None}
+FIELDS = {endpoint.path: endpoint.body.__struct_encode_fields__ for endpoint in ENDPOINTS if endpoint.body is not None}
 
 
 def body_of_field(path: str, field: str, shape: str, size: int) -> bytes:

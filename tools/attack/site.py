@@ -22,11 +22,11 @@ BOUND = re.compile(r"worker.* at most ([\d,.]+) MiB")  # of its memory, as the s
 LOSSES = re.compile(r"^blinkpy_engine_losses_total(?:\{[^}]*\})? (\d+)", re.MULTILINE)
 LOAD = re.compile(r'"server_load": ?(\d+)')
 ANSWER_S, REST_S = 30.0, 60.0
-DESCRIPTORS, STEP_US = 1024, 20_000
+DESCRIPTORS, STEP_US, SLOTS = 1024, 20_000, 256
 MOST_MIB = 512.0  # of a worker, unless the server prints a bound
 KEYS = '[victim]\nkey = "victim"\n[tenant]\nkey = "tenant"\n'
 OPTIONS = (
-    *("--device", "null", "--null-step-us", str(STEP_US), "--workers", "1", "--slots", "256", "--port", "0"),
+    *("--device", "null", "--null-step-us", str(STEP_US), "--workers", "1", "--slots", str(SLOTS), "--port", "0"),
     *("--load-format", "dummy", "--no-access-log", "--log-level", "warning"),
 )
 

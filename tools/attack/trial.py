@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from attack.site import Site
+from attack.site import SLOTS, Site
 from attack.victim import ANSWER, HEALTH, STREAMS, Diary, victim
 from benchmarks.common.harness import check
 from benchmarks.serving.attack_clients import attacker
@@ -17,7 +17,9 @@ from benchmarks.serving.attack_grammar import NEIGHBOUR, STRANGER, Attack
 from benchmarks.serving.attack_kinds import KINDS
 
 MOST_TIMES, STRANGER_TIMES = 3.0, 2.0  # the P99 gap to the quiet one
-LEAST_GAP_S = 0.1  # a P99 below this is no finding, whatever the quiet one was: a busy machine has such gaps, too
+LEAST_GAP_S = 0.06  # a P99 below three steps is no finding
+MARGIN = 64  # slots of the victim and of prompts that take several
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 BURST_GAP_S, LONGEST_GAP_S = 0.1, 1.0  # the longest gap: with clients that connect only once, and with other clients
 ASKED_S = 1.0  # P99 of a new request, and of /health
 REFUSED = 0.02  # share of the victim's requests that may be refused
@@ -134,9 +136,21 @@ def figures_of(diary: Diary, quiet: tuple[float, float], attacked: tuple[float, 
     return figures
 
 
-def fills_the_slots(attack: Attack) -> bool:
-    """Whether the victim's own tenant may take all slots: its new requests then wait for its own earlier ones."""
-    return attack.who == NEIGHBOUR and KINDS[attack.work].resource == "engine"
+def slots_of(attack: Attack) -> int:
+    """Slots of the engine that an attack asks for at one moment."""
+    kind = KINDS[attack.work]
+    if kind.method != "POST" or not kind.needs_key or not kind.body or kind.path not in GENERATING:
+        return 0
+    prompts = kind.body.get("prompt")
+    count = len(prompts) if isinstance(prompts, list) and isinstance(prompts[0], str) else 1
+    grows = attack.size if kind.grows == "n" or (kind.grows == "prompt" and isinstance(prompts, list)) else 1
+    return attack.connections * count * int(kind.body.get("n", 1)) * grows
+
+
+def waits_for_itself(plan: Plan, site: Site) -> bool:
+    """Whether requests of the victim's own tenant may take all slots: its new requests then wait for its own earlier ones."""
+    own = [attack for attack in plan.attacks if attack.who == NEIGHBOUR or not site.kind.tenants]
+    return sum(map(slots_of, own)) > SLOTS - MARGIN
 
 
 def judge(trial: Trial, plan: Plan, site: Site, diary: Diary, peak_mib: float) -> None:
@@ -152,8 +166,7 @@ def judge(trial: Trial, plan: Plan, site: Site, diary: Diary, peak_mib: float) -
     burst = all(attack.rounds == 1 for attack in plan.attacks)  # too short for a P99
     if longest > 1000 * (BURST_GAP_S if burst else LONGEST_GAP_S) and longest > times * before:
         broken["longest gap"] = f"{before:.0f} -> {longest:.0f} ms"
-    own = any(map(fills_the_slots, plan.attacks)) or (not site.kind.tenants and any(
-        KINDS[attack.work].resource == "engine" for attack in plan.attacks))  # fmt: skip
+    own = waits_for_itself(plan, site)
     if not own and attacked["answer_p99_ms"] > 1000 * ASKED_S:
         broken["answer"] = f"P99 of a new request {quiet['answer_p99_ms']:.0f} -> {attacked['answer_p99_ms']:.0f} ms"
     if not own and attacked["answers_refused"] > max(1, REFUSED * attacked["answers"]):
