@@ -27,7 +27,7 @@ from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.shared_fields import token_limit
 from blinkpy.dpu.http.message_answer import MessageAnswer
 from blinkpy.dpu.http.preparation.preparation_queue import PreparationQueue
-from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader
+from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, RequestReader, is_brief
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
@@ -36,8 +36,6 @@ from blinkpy.dpu.text.tokenizer import NOTHING
 from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.words import Int32
-
-INLINE_BYTES = 2048  # of a body that is prepared in place: under a millisecond
 
 
 class Service:
@@ -94,7 +92,7 @@ class Service:
 
     def is_short(self, body: bytearray) -> bool:
         """Whether it is prepared in place, in under a millisecond."""
-        return len(body) <= INLINE_BYTES
+        return is_brief(body)
 
     def prepare_short(self, kind: str, body: bytearray, limits: EngineLimits) -> Any:
         """The result of one of JOBS. Raises ApiError."""

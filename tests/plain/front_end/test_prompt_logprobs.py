@@ -14,7 +14,7 @@ from support.front_end.http_server import MODEL, serving
 from support.front_end.tiny_tokenizer import write_model
 
 from blinkpy.dpu.http.answer_sinks import Collector
-from blinkpy.dpu.http.service import INLINE_BYTES
+from blinkpy.dpu.http.preparation.request_jobs import INLINE_BYTES
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.queues.submission import SUBMIT_SCORE_PROMPT

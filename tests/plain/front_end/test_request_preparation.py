@@ -85,6 +85,26 @@ def values_and_depth(value: object) -> tuple[int, int]:
     return 1 + max(1, sum(count for count, _ in below)), 1 + max([depth for _, depth in below], default=0)
 
 
+@pytest.mark.parametrize(
+    ("body", "brief"),
+    [
+        ({"prompt": "x" * 1900}, True),
+        ({"prompt": [7] * 500}, True),
+        ({"prompt": "x" * 2100}, False),
+        ({"prompt": ["a"] * 100}, False),
+        ({"prompt": "a", "bad_words": ["b"] * 100}, False),
+        ({"messages": [{"role": "user", "content": "a"}] * 20}, False),
+        ({"messages": [{"role": "user", "content": "a"}] * 4, "temperature": 0}, True),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": []}, False),
+    ],
+)
+def test_what_takes_longer_than_a_millisecond_leaves_the_loop(body: dict[str, Any], brief: bool) -> None:
+    """By what costs most of a body's bytes (benchmarks/parts/request_costs.py), however its fields are spelled."""
+    assert request_jobs.is_brief(bytearray(orjson.dumps(body))) == brief
+    hidden = orjson.dumps(body).replace(b'"tools"', b'"\\u0074ools"')
+    assert request_jobs.is_brief(bytearray(hidden)) == brief
+
+
 def test_values_and_nesting_are_counted_as_a_parser_does(rng) -> None:
     for _ in range(300):
         value = [random_json(rng, int(rng.integers(0, 7)))]

@@ -28,9 +28,19 @@ from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import Int32
 
+# Of bodies that are prepared on the event loop, within a millisecond (benchmarks/parts/request_costs.py). What costs most by
+# the byte are strings: messages, prompts, banned words; and tools, whatever their number.
+INLINE_BYTES, INLINE_QUOTES = 2048, 96
 TEMPLATE_SLACK = 1 << 20  # characters that a chat template may add to the messages
 
 Body = bytes | bytearray
+
+
+def is_brief(body: Body) -> bool:
+    """Whether a body is prepared in under a millisecond. Escaped names may hide any field."""
+    if len(body) > INLINE_BYTES or body.count(b'"') > INLINE_QUOTES:
+        return False
+    return b'"tools"' not in body and b"\\u00" not in body
 
 
 class EngineLimits(NamedTuple):
