@@ -6,6 +6,7 @@ from blinkpy.dpu.token_logprobs import Record, TokenLogprobs, token_logprobs
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.words import TOP_LOGPROBS
 
+SCORE_BYTES = 128  # of memory for each log probability
 MOST_SCORES = 1 << 18
 """Log probabilities of one prompt: bounds the memory of an answer that is on its way."""
 
@@ -24,6 +25,7 @@ class PromptScores:
             raise ValueError(f"{1 + count} log probabilities for each of {len(tokens)} tokens are more than {MOST_SCORES:,}")
         self._offsets = [0] * len(tokens) if offsets is None else list(offsets)
         self._count, self._length = count, len(tokens)
+        self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, once it is complete
         self.entries = [TokenLogprobs(tokens[0], None, [], self._offsets[0])]
         self.ranks: list[int | None] = [None]
         """Places of the tokens among the most likely ones, from 1 on; None for the first token, and beyond TOP_LOGPROBS."""

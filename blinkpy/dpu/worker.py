@@ -1,5 +1,6 @@
 """One front-end process: its queue pair, its event loop, its HTTP server."""
 
+import logging
 import mmap
 import signal
 import socket
@@ -22,6 +23,7 @@ from blinkpy.dpu.fleet.identity import IdentityCheck, tokenizer_digest
 from blinkpy.dpu.fleet.placement_rules import load_rule
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.http_server import Server
+from blinkpy.dpu.http.memory_bound import worker_memory_bytes
 from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.link.link_thread import WORDS_BYTES, LinkThread
@@ -32,6 +34,8 @@ from blinkpy.process_exit import end_within, exit_process
 from blinkpy.processes import Reporter, child_main
 from blinkpy.transport.handshake import new_owner
 from blinkpy.transport.transport_kinds import WorkerIdentity
+
+logger = logging.getLogger("blinkpy.frontend")
 
 MOST_END_S = 6.0  # beyond shutdown_s, before the kernel ends a worker that has lost its supervisor
 SWITCH_S = 0.0005  # until a thread that prepares or writes something long gives way to the event loop
@@ -117,6 +121,8 @@ def serve_worker(
     sys.setswitchinterval(SWITCH_S)
     allowed = allowed_connections(config.frontend.max_connections)
     config = replace(config, frontend=replace(config.frontend, max_connections=allowed))
+    if pair == 0:
+        logger.info("each worker takes at most %d MiB of memory with these options", worker_memory_bytes(config) >> 20)
 
     def ready() -> None:
         reporter.ready(attached=server.app.service.engine.pair is not None)

@@ -21,6 +21,7 @@ LINE_END = b"\r\n"
 SIZE_LINES = [b"%x\r\n" % size for size in range(512)]  # of chunks, made beforehand
 BACKLOG_BYTES = 8 << 20  # what a slow client may leave unread, whatever the number of events, where nobody says it
 TEXT_BYTES, PAIR_BYTES = 128, 128  # memory of a piece of text, and of a log probability
+UNREAD_BYTES = 1 << 16  # of a stream, from which on they are counted with those of others
 TOLD_BYTES = 1 << 16  # by which an answer grows until it tells so
 LONG_BYTES = 1 << 18  # of an answer that takes more than a few milliseconds to be written
 
@@ -38,8 +39,9 @@ class Collector:
         with_logprobs: bool = True,
         shows_prompt: bool = False,
         room: ByteRoom | None = None,
+        owner: str = "",
     ):
-        self._room, self._bytes, self._told = room, 0, TOLD_BYTES
+        self._room, self._owner, self._bytes, self._told = room, owner, 0, TOLD_BYTES
         self.answer, self._n, self._with_logprobs, self.shows_prompt = answer, n, with_logprobs, shows_prompt
         self.choices = n
         self.generations: list[Generation] = []
@@ -59,7 +61,15 @@ class Collector:
             self._bytes += PAIR_BYTES * sum(2 + len(entry.top) for entry in logprobs)
         if self._bytes > self._told and self._room is not None:
             self._told = self._bytes + TOLD_BYTES
-            self._room.hold(self, self._bytes, self._give_up)
+            self._room.hold(self, self._bytes, self._give_up, self._owner)
+
+    def expect(self, size: int) -> None:
+        """The answer will keep this number of bytes beside its text. Raises ApiError if there is no room for them."""
+        self._bytes += size
+        if size and self._room is not None:
+            self._room.hold(self, self._bytes, self._give_up, self._owner)
+            if self.error is not None:
+                raise self.error.again()
 
     @property
     def is_long(self) -> bool:
@@ -228,6 +238,8 @@ class Streamer(Collector):
         transport.write(data)
         unread = transport.get_write_buffer_size()
         if unread:
+            if unread > UNREAD_BYTES:
+                self._connection.hold_unread()
             self._backlog += count
             if self._backlog > self._max_backlog or unread > self._max_bytes:
                 self.stop()

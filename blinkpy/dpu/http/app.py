@@ -40,6 +40,7 @@ STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
+OBJECT_COST = 8  # bytes of Python's objects for a byte of JSON
 LONG_SCORES = 2048  # tokens of scored prompts whose answer is written in a thread: a millisecond
 
 VERSION = orjson.dumps({"version": __version__})
@@ -251,12 +252,18 @@ class App:
         if service.needs_automaton(request):
             await exchange.unless_gone(service.compile_grammar(request, exchange.asker))
         admission, ticket = service.admission, service.enter(request, prompts, exchange.tenant)
+        if request.tools or request.metadata or request.grammar is not None:  # what stays of a body until the answer ends
+            connection = exchange.connection
+            connection.all.answers.hold(
+                exchange, OBJECT_COST * exchange.size, lambda error: connection.abort(), exchange.asker.name
+            )
         try:
             if not ticket.inside:
                 await exchange.unless_gone(admission.wait(ticket))
             await self._answer(request, prompts, chat, exchange, ticket)
         finally:
             admission.leave(ticket)
+            exchange.connection.all.answers.release(exchange)
 
     async def _answer(
         self, request: Request, prompts: list[Int32], chat: bool | None, exchange: Exchange, ticket: Ticket
@@ -280,7 +287,14 @@ class App:
             sink: Collector = Streamer(answer, connection, most, request.stream_usage, slow, most_bytes, chunked)
         else:
             room = connection.all.answers
-            sink = Collector(answer, request.n, request.parameters.logprobs >= 0, request.prompt_logprobs is not None, room)
+            sink = Collector(
+                answer,
+                request.n,
+                request.parameters.logprobs >= 0,
+                request.prompt_logprobs is not None,
+                room,
+                exchange.asker.name,
+            )
         service.submit(request, prompts, sink, exchange.arrival, ticket)
         exchange.generations = sink.generations
         connection.on_lost = partial(drop, "disconnects")

@@ -221,6 +221,7 @@ class Service:
                 if len(prompt) > pair.facts.page_size or generation.scoring:  # a whole page is there to share, or scores are
                     leader = leader or generation
         sink.choices = choices
+        sink.expect(sum({id(one.scores): one.scores.bytes for one, _, _ in work if one.scores is not None}.values()))
         sink.generations = ticket.generations = [generation for generation, _, _ in work]
         try:
             self._submit_granted(work, ticket)

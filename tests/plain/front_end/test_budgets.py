@@ -20,10 +20,10 @@ from support.front_end.tiny_tokenizer import write_model
 from support.front_end.victim import attacked
 from support.waiting import wait_for
 
-from blinkpy.config import options
+from blinkpy.config import Config, options
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.wire.byte_pace import BytePace
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.memory_bound import worker_memory_bytes
+from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
 from blinkpy.dpu.http.wire.connection import CHUNK_BYTES
 from blinkpy.dpu.http.wire.connections import BODY_BURST
 from blinkpy.dpu.metrics import COUNTERS, LIMITS
@@ -226,3 +226,74 @@ def test_a_room_for_the_largest_spares_those_who_hold_little() -> None:
     assert (gone, room.used, room.given_up) == (["large"], 45, 1)
     room.hold("old", 99, lambda error: gone.append("old"))
     assert (gone, room.used) == (["large", "old"], 35)
+
+
+def test_who_holds_most_in_all_gives_way_however_it_is_split(rng) -> None:
+    """Against lists: the owner with the most bytes, and of its holders the oldest, or the largest."""
+    for largest in (False, True):
+        gone, held = list[int](), dict[int, tuple[int, str]]()
+        room = ByteRoom(1000, lambda: ApiError(503, "full"), largest=largest)
+        for number in range(500):
+            owner, size = "abc"[int(rng.integers(3))], int(rng.integers(1, 300))
+            if rng.random() < 0.3 and held:
+                name = next(iter(held))
+                room.release(name)
+                del held[name]
+            held[number] = size, owner
+            room.hold(number, size, lambda error, number=number, gone=gone: gone.append(number), owner)
+            expected = list[int]()
+            while sum(size for size, _ in held.values()) > 1000:
+                totals = {one: sum(size for size, its in held.values() if its == one) for one in "abc"}
+                most = max(totals.values())
+                own = [name for name, (_, its) in held.items() if totals[its] == most]
+                victim = max(own, key=lambda name: held[name][0]) if largest else own[0]
+                if gone and gone[len(expected)] != victim:  # owners that hold the same: either may give way
+                    victim = gone[len(expected)]
+                    assert totals[held[victim][1]] == most
+                expected.append(victim)
+                del held[victim]
+            assert gone == expected
+            assert room.used == sum(size for size, _ in held.values())
+            gone.clear()
+
+
+def test_scores_of_prompts_are_counted_before_the_engine_makes_them(folder) -> None:
+    """Many prompts with many log probabilities each would fill the memory while they come."""
+    with attacked(folder, answer_room_mib=1) as (server, victim):
+        begin = victim.events
+        asked = {"max_tokens": 1, "prompt_logprobs": 20}
+        answer = server.complete([[7] * 100 for _ in range(4)], **asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_answers")
+        assert server.engine_client.pair.in_flight == 1, "the victim's alone"
+        assert server.complete([[7] * 100], **asked).status_code == 200
+        assert server.server.connections.answers.used == 0
+        wait_for(lambda: victim.events >= begin + EVENTS)
+
+
+def test_streams_that_are_not_read_have_a_room_together(folder) -> None:
+    """Each is within its own bound: beyond that of all the oldest of the client with the most are closed."""
+    with attacked(folder, unread_room_mib=1, max_output_backlog=1 << 20) as (server, victim), contextlib.ExitStack() as stack:
+        room = server.server.connections.unread
+        for _ in range(6):
+            sock = stack.enter_context(connected(server))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(completion_bytes(prompt=[7], max_tokens=60_000, stream=True, logprobs=20))
+        wait_for(lambda: room.given_up + count_of(server, "unread_given_up") >= 1, 120)
+        begin = victim.events
+        wait_for(lambda: victim.events >= begin + EVENTS)
+        assert room.used <= room.limit
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"max_connections": 8192}, {"max_header_bytes": 1 << 17}, {"body_room_mib": 1024}, {"unread_room_mib": 512},
+        {"answer_room_mib": 512}, {"grammar_cache_mib": 512}, {"slots": 4096}, {"max_waiting_tokens": 1 << 30},
+    ],
+)  # fmt: skip
+def test_the_bound_of_a_worker_s_memory_follows_its_options(changed: dict[str, int]) -> None:
+    ((name, value),) = changed.items()
+    before, after = (worker_memory_bytes(Config().with_options(one)) for one in ({}, changed))
+    grows = (value << 20 if name.endswith("_mib") else value) / 8
+    assert after - before > grows
+    assert before < 3 << 30

@@ -33,8 +33,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.http.preparation import preparation_queue, request_jobs
 from blinkpy.dpu.http.preparation.json_shape import check_shape
 from blinkpy.dpu.http.preparation.request_jobs import EngineLimits
-from blinkpy.dpu.http.wire.byte_pace import BytePace
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
 from blinkpy.dpu.http.wire.connection import CHUNK_COST, Connection
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.text.tokenizer import Tokenizer
@@ -492,8 +491,8 @@ def test_a_body_that_is_given_up_is_let_go(engine, folder) -> None:
     errors: list[ApiError] = []
 
     class Seen(ByteRoom):
-        def hold(self, holder, size, give_up) -> None:
-            super().hold(holder, size, lambda error: (errors.append(error), give_up(error)))
+        def hold(self, holder, size, give_up, owner="") -> None:
+            super().hold(holder, size, lambda error: (errors.append(error), give_up(error)), owner)
 
     with serving(engine, folder, body_room_mib=1, max_body_bytes=1 << 20) as server:
         room = server.server.connections

@@ -1,41 +1,82 @@
-"""Room for bytes that many connections share."""
+"""Room for bytes that many connections share, and a pace for bytes that they bring."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from blinkpy.dpu.api_errors import ApiError
 
 GiveUp = Callable[[ApiError], None]
 
 
+class _Held(NamedTuple):
+    size: int
+    give_up: GiveUp
+    owner: str
+
+
 class ByteRoom:
-    """At most `limit` bytes, whoever holds them: beyond that the holder who has held some for longest gives its own up, so that
-    what comes and goes quickly always has room; with `largest` it is the one that holds most. error: makes the reason, a new one
-    each time: one that is raised again and again keeps the frames of all times alive; given_up: how many did for want of room."""
+    """At most `limit` bytes of all holders. Beyond that a holder of the owner with the most bytes gives up its own."""
 
-    def __init__(self, limit: int, error: Callable[[], ApiError], largest: bool = False):
+    def __init__(
+        self,
+        limit: int,
+        error: Callable[[], ApiError],  # a new error each time: one that is raised again keeps the frames of all times alive
+        largest: bool = False,  # the holder that gives up is the largest of its owner's; otherwise the oldest
+    ):
         self.limit, self.error, self._largest = limit, error, largest
-        self.used = self.given_up = 0
-        self._held: dict[object, tuple[int, GiveUp]] = {}  # the oldest first
+        self.used = self.given_up = 0  # bytes; holders that gave up for lack of room
+        self._held: dict[object, _Held] = {}  # the oldest first
+        self._owners: dict[str, list[int]] = {}  # bytes and holders of each
 
-    def hold(self, holder: object, size: int, give_up: GiveUp) -> None:
+    def hold(self, holder: object, size: int, give_up: GiveUp, owner: str = "") -> None:
         """The holder has this number of bytes from now on. give_up: called, also from here, when it has to do without."""
-        self.used += size - self._held.get(holder, (0,))[0]
-        self._held[holder] = size, give_up
+        before = self._held.get(holder)
+        if before is not None:
+            self._count(before.owner, -before.size, -1)
+        self._count(owner, size, 1)
+        self._held[holder] = _Held(size, give_up, owner)
         while self.used > self.limit:
             self.given_up += 1
-            held = self._held
-            self._evict(max(held, key=lambda one: held[one][0]) if self._largest else next(iter(held)), self.error())
+            self._evict(self._victim(), self.error())
 
     def release(self, holder: object) -> None:
-        """The holder has none any more."""
-        self.used -= self._held.pop(holder, (0,))[0]
+        """The holder has no bytes any more."""
+        held = self._held.pop(holder, None)
+        if held is not None:
+            self._count(held.owner, -held.size, -1)
 
     def clear(self, error: Callable[[], ApiError]) -> None:
-        """All of them give theirs up, for this reason, and not for want of room."""
+        """All holders give up, for this reason, and not for lack of room."""
         for holder in list(self._held):
             self._evict(holder, error())
 
+    def _victim(self) -> object:
+        owner = max(self._owners, key=lambda owner: self._owners[owner][0])
+        own = (holder for holder, held in self._held.items() if held.owner == owner)
+        return max(own, key=lambda holder: self._held[holder].size) if self._largest else next(own)
+
+    def _count(self, owner: str, size: int, holders: int) -> None:
+        self.used += size
+        total = self._owners.setdefault(owner, [0, 0])
+        total[0] += size
+        total[1] += holders
+        if not total[1]:
+            del self._owners[owner]
+
     def _evict(self, holder: object, error: ApiError) -> None:
-        size, give_up = self._held.pop(holder)
-        self.used -= size
-        give_up(error)
+        held = self._held.pop(holder)
+        self._count(held.owner, -held.size, -1)
+        held.give_up(error)
+
+
+class BytePace:
+    """A virtual clock of bytes that were taken. Bytes beyond the pace wait, so that no turn of the event loop is long."""
+
+    def __init__(self, per_second: float, burst: float):
+        self._second, self._burst_s = per_second, burst / per_second  # burst: bytes that may come together, after a rest
+        self._free = 0.0  # when all that was taken would be through, s
+
+    def wait_s(self, size: int, now: float) -> float:
+        """Seconds to wait after taking this number of bytes, before more is taken. now: of any clock that goes forward."""
+        self._free = max(self._free, now) + size / self._second
+        return max(0.0, self._free - now - self._burst_s)

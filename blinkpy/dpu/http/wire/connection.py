@@ -20,6 +20,7 @@ from blinkpy.dpu.http.wire.connections import Connections
 from blinkpy.dpu.http.wire.exchange import PIPELINED, SLOW, UNPARSED, UNREAD_BODY, Exchange
 
 HIGH_WATER = 1 << 16  # bytes of a connection that wait to be parsed, or of a body that wait to be read, before reading pauses
+COUNTED_BYTES = 1 << 14  # of a connection that wait to be parsed, from which on they are counted with those of others
 SLICE = 1 << 12  # bytes that are parsed at a time, where they may be many small parts
 BODY_SLICE = 1 << 16  # the same of a body whose length is known: one part
 CHUNK_COST = 1 << 11  # a chunk costs as much CPU as this many bytes
@@ -102,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._arrived_bytes += len(data)
         if self._arrived_bytes > HIGH_WATER:
             self.pause_reading(UNPARSED)
+        if self._arrived_bytes > COUNTED_BYTES:
+            self.all.unparsed.hold(self, self._arrived_bytes, self._give_up_bytes, self.asker.name)
         if not self._asked:
             self._ask()
 
@@ -166,6 +169,8 @@ class Connection(asyncio.Protocol):
             self._feed(piece)
             if self._arrived_bytes <= HIGH_WATER:
                 self.resume_reading(UNPARSED)
+            if self._arrived_bytes <= COUNTED_BYTES:
+                self.all.unparsed.release(self)
             self._serve()
             self._go_on()
 
@@ -182,7 +187,7 @@ class Connection(asyncio.Protocol):
             return
         self.pending.popleft()
         self._served = None
-        self._hold_unread()
+        self.hold_unread()
         if not exchange.keep_alive:
             self.transport.close()
             return
@@ -377,11 +382,15 @@ class Connection(asyncio.Protocol):
             refused.write_error(error)
         self.transport.close()
 
-    def _hold_unread(self) -> None:
+    def hold_unread(self) -> None:
         """Account for what was written and the client has not taken: it stays in this process until then."""
         unread = self.transport.get_write_buffer_size()
         if unread:
-            self.all.unread.hold(self, unread, lambda error: self.abort())
+            self.all.unread.hold(self, unread, self._give_up_bytes, self.asker.name)
+
+    def _give_up_bytes(self, error: ApiError) -> None:
+        """There is no room for what this connection holds."""
+        self.abort()
 
     def leave(self) -> None:
         """End with the answer that comes next, unless it has begun: its client was told that it may ask again."""

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from blinkpy.config import AccessOptions, FrontendOptions
 from blinkpy.dpu.admission.gate import Gate
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.http.wire.byte_pace import BytePace
-from blinkpy.dpu.http.wire.byte_room import ByteRoom
+from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.metrics import Metrics
 
@@ -16,6 +15,7 @@ Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 Exchange = Any
 
 BODY_BURST = 1 << 23  # bytes of all bodies that arrive, beyond their pace: one body at once
+UNPARSED_BYTES = 64 << 20  # that have arrived on all connections, and wait for their turn to be parsed
 SPARE_CONNECTIONS = 64  # beyond those that are served
 
 
@@ -28,6 +28,10 @@ class Application(Protocol):
 
 def too_many_bodies() -> ApiError:
     return ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
+
+
+def too_much_unparsed() -> ApiError:
+    return ApiError(503, "More has arrived than the server can parse.", code="too_much_unparsed")
 
 
 def too_much_unread() -> ApiError:
@@ -61,6 +65,7 @@ class Connections:
         self.waiting: dict[Connection, None] = {}  # for headers, the longest first
         self.bodies = ByteRoom(body_bytes, too_many_bodies)
         self.unread = ByteRoom(options.unread_room_mib << 20, too_much_unread)
+        self.unparsed = ByteRoom(UNPARSED_BYTES, too_much_unparsed)
         self.answers = ByteRoom(options.answer_room_mib << 20, too_many_answers, largest=True)
         self.pace = BytePace(options.body_mib_per_s << 20, BODY_BURST)
         self.leaving = False  # each connection ends with its next answer
@@ -93,6 +98,7 @@ class Connections:
         self.open.discard(connection)
         self.waiting.pop(connection, None)
         self.unread.release(connection)
+        self.unparsed.release(connection)
 
     def start(self, task: "asyncio.Task[None]") -> None:
         """Keep a request's task until it ends."""

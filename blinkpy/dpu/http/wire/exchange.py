@@ -54,6 +54,7 @@ class Exchange:
         self.expects_continue = False
         self.started = self.complete = False  # the answer
         self.body_arrived = False
+        self.size = 0  # of the whole body, bytes
         self._gone = False
         self._body = bytearray()  # that has arrived and was not read
         self._more: asyncio.Future[None] | None = None
@@ -100,6 +101,7 @@ class Exchange:
         except BaseException:
             body.clear()  # an error keeps this frame, until it is collected
             raise
+        self.size = len(body)
         self.connection.resume_reading(UNREAD_BODY)  # a client that leaves is to be seen
         return body
 
@@ -144,7 +146,7 @@ class Exchange:
     async def _read_slowly(self, body: bytearray, limit: int) -> None:
         """Append all of the body, within a time, beside others that arrive. Raises ApiError and ClientGone."""
         room, timeout_s = self.connection.all.bodies, self.connection.options.body_timeout_s
-        refused: list[ApiError] = []
+        refused, owner = list[ApiError](), self.asker.name
 
         def give_up(error: ApiError) -> None:
             refused.append(error)
@@ -153,9 +155,9 @@ class Exchange:
 
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                room.hold(self, 1, give_up)  # it arrives, and can be told
+                room.hold(self, 1, give_up, owner)  # it arrives, and can be refused
                 while await self._read_piece(body, limit):
-                    room.hold(self, len(body), give_up)
+                    room.hold(self, len(body), give_up, owner)
                     await self._keep_pace()
         except TimeoutError:
             message = f"The body did not arrive within {timeout_s:g} s."
