@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,8 +11,11 @@ import subprocess
 import sys
 from typing import Any
 
+from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.fork_server.forked_jobs import KILLED
 from blinkpy.processes import child_environment
 
+LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
 PIECE = 1 << 16  # bytes that are read at once
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # it forks
 
@@ -36,14 +40,28 @@ class ForkServer:
         self.process = self._control = None
 
     async def run(self, *parts: bytes | bytearray) -> bytes:
-        """The answer to a job, which is made of parts; empty when time or memory did not suffice. Whoever cancels this ends the
-        fork."""
+        """The answer to a job, which is made of parts; empty when time or memory did not suffice. A job that the kernel kills
+        runs once more. A cancelled call ends the fork. Raises ApiError with status 503 if the machine lacks memory, processes
+        or descriptors."""
+        try:
+            for _ in range(2):
+                answer = await self._run(*parts)
+                if not answer.endswith(KILLED):
+                    return answer
+        except OSError as error:
+            if error.errno not in LACKS:
+                raise
+        raise ApiError(503, "The machine lacks memory, processes or descriptors for this request.", code="out_of_resources")
+
+    async def _run(self, *parts: bytes | bytearray) -> bytes:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
             try:
                 socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
-            except OSError:  # it died: the next one takes the job
+            except OSError as error:  # it died: the next one takes the job
+                if error.errno in LACKS:
+                    raise
                 self.close()
                 socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
             theirs.close()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 NICENESS = 10  # behind the event loops on the same cores
 PAGE = resource.getpagesize()
+KILLED = b"\0the kernel has killed this job\0"  # at the end of what comes from a fork that was killed
 
 
 class ForkBudget(NamedTuple):
@@ -37,7 +38,8 @@ def serve_jobs(control_fd: int, work: Callable[[bytes], bytes], budget: ForkBudg
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is for the worker
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    jobs: dict[int, socket.socket] = {}  # of the forks that run, by process id
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(jobs))
     gc.collect()
     gc.freeze()  # what forks share stays shared
     gc.disable()  # a fork ends before what it drops matters, and looking for that took a fifth of its time
@@ -46,13 +48,45 @@ def serve_jobs(control_fd: int, work: Callable[[bytes], bytes], budget: ForkBudg
             order, files, _, _ = socket.recv_fds(control, 1, 1)
             if not order:
                 return
-            with socket.socket(fileno=files[0]) as job:
-                if os.fork() == 0:
+            job = socket.socket(fileno=files[0])
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # its end comes after its entry in the table
+            try:
+                pid = os.fork()
+                if pid == 0:
                     try:
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+                        for other in jobs.values():
+                            other.close()
                         control.close()
                         _run(job, work, budget)
                     finally:
                         os._exit(0)
+                jobs[pid] = job
+            except OSError:  # no process or no memory for one: as if it had been killed
+                _end_killed(job)
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _reap(jobs: dict[int, socket.socket]) -> None:
+    """Close the sockets of forks that have ended, and mark those that were killed: the kernel does so when memory runs out."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            job = jobs.pop(pid, None)
+            if job is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                _end_killed(job)
+            elif job is not None:
+                job.close()
+
+
+def _end_killed(job: socket.socket) -> None:
+    with job, contextlib.suppress(OSError):
+        job.setblocking(False)
+        job.sendall(KILLED)
 
 
 def _run(job: socket.socket, work: Callable[[bytes], bytes], budget: ForkBudget) -> None:

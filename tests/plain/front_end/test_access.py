@@ -1,5 +1,6 @@
 """Who reaches the server, and how: other origins, HTTPS, Unix sockets, paths behind a proxy; checked before a model is loaded."""
 
+import contextlib
 import re
 import socket
 import ssl
@@ -14,6 +15,7 @@ import pytest
 from support.front_end.fake_engine import SIZES, FakeEngine
 from support.front_end.http_server import MODEL, events, serving
 from support.front_end.tiny_tokenizer import write_model
+from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.supervisor import BACKLOG, Supervisor
@@ -154,6 +156,24 @@ def test_https_with_streams(engine, folder, certificate) -> None:
             streamed = events(client.post("/v1/completions", json={**BODY, "max_tokens": 40, "stream": True}))
             assert "".join(event["choices"][0]["text"] for event in streamed) == whole
         assert not server.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 200"), "plain HTTP"
+
+
+def test_silent_handshakes_count_as_connections_and_hinder_nobody(engine, folder, certificate) -> None:
+    """They are counted from accept on: the one that has waited longest gives way, and those that never begin have a deadline."""
+    cert, key = certificate
+    options = {"ssl_certfile": cert, "ssl_keyfile": key, "max_connections": 20, "header_timeout_s": 2}
+    with serving(engine, folder, **options) as server, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(60)]
+        begun = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        begun.sendall(b"\x16\x03\x01\x02\x00\x01")  # of a handshake
+        open_now = server.server.connections.open
+        wait_for(lambda: 0 < len(open_now) <= 20)
+        with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.post("/v1/completions", json=BODY).status_code == 200
+        wait_for(lambda: len(open_now) == 0)
+        for sock in (*silent, begun):
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1000)[:1] in (b"", b"\x15"), "closed, or an alert"
 
 
 def test_https_that_asks_for_clients_certificates(engine, folder, certificate) -> None:

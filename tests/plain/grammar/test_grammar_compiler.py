@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from support.compiled_grammars import automaton_of_texts
 from support.waiting import wait_for
 
 from blinkpy.dpu.admission.gate import Asker
+from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.fork_server.forked_jobs import NICENESS
 from blinkpy.dpu.grammar import grammar_compiler
 from blinkpy.dpu.grammar.grammar_compiler import GrammarBusyError, GrammarCompiler
@@ -193,6 +196,50 @@ def test_the_next_one_is_compiled_after_a_death() -> None:
         assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
 
     run(work)
+
+
+def test_a_job_that_the_kernel_kills_runs_once_more() -> None:
+    """As it does when memory runs out. After a second time the client may try later: the grammar is not at fault."""
+
+    async def killed(server: int, before: set[int]) -> set[int]:
+        wait = asyncio.get_running_loop().time() + 60
+        while not (forks := set(nice_of(server)) - {server} - before):
+            assert asyncio.get_running_loop().time() < wait
+            await asyncio.sleep(0.002)
+        for pid in forks:
+            os.kill(pid, signal.SIGKILL)
+        return forks
+
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        server = compiler._forks.process
+        assert server is not None
+        asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
+        first = await killed(server.pid, set())
+        assert await killed(server.pid, first)
+        with pytest.raises(ApiError, match="memory") as caught:
+            await asked
+        assert (caught.value.status, caught.value.code) == (503, "out_of_resources")
+        assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
+
+    run(work, compile_s=60.0)
+
+
+def test_without_descriptors_a_compile_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(compiler: GrammarCompiler) -> None:
+        await compiler.automaton(choices("a"), ASKER)
+        running = asyncio.create_task(compiler.automaton(SLOW, ASKER))
+        await asyncio.sleep(0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.socketpair", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+            with pytest.raises(ApiError) as caught:
+                await compiler.automaton(choices("b"), ASKER)
+        assert caught.value.status == 503
+        assert not running.done(), "what runs goes on"
+        running.cancel()
+        assert (await compiler.automaton(choices("b"), ASKER)).accepts(b"b")
+
+    run(work, compile_s=60.0)
 
 
 def test_too_many_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
