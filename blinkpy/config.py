@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 Options = TypeVar("Options")
 
 TRANSPORTS: dict[str, str] = {}
-"""What each transport is for, by name: blinkpy.transport.transport_kinds fills it."""
+"""The purpose of each transport, by name: blinkpy.transport.transport_kinds fills it."""
 TOOL_CALL_PARSERS: dict[str, str] = {}
 """How models write tool calls, by name: blinkpy.dpu.tools.call_format fills it."""
 REASONING_PARSERS: dict[str, str] = {}
@@ -25,7 +25,7 @@ REASONING_PARSERS: dict[str, str] = {}
 STEP_TOKENS = 2048
 """Tokens of a step, where steps have one size and nothing speaks for less."""
 YIELD_STEPS = 16
-"""Steps in a row in which best-effort prompts wait for latency-sensitive ones, where nothing else is asked for."""
+"""Default number of consecutive steps in which best-effort prompts wait for latency-sensitive ones."""
 CUT_STEP_TOKENS, SUSPEND_STEPS = 256, 16
 """Tokens up to which a step is not cut, and steps that may interrupt one, where nothing else is asked for."""
 MOST_GROUPS = 255
@@ -62,17 +62,19 @@ def option(
 ) -> Any:
     """A dataclass field that is an option.
 
-    low, high: inclusive bounds. choices: allowed strings, or a mapping from them to what they mean. commands: names of the
-    commands that have the flag, where these are not those of its section. repeats: the flag may be given several times; the value
-    has commas between them.
+    low, high: inclusive bounds.
+    choices: allowed strings, or a mapping from them to descriptions.
+    commands: names of the commands with the flag, if they differ from those of its section.
+    repeats: the flag may be repeated; the values are joined by commas.
     """
     about = {"help": help, "low": low, "high": high, "choices": choices, "commands": commands, "repeats": repeats}
     return field(default=default, metadata=about)
 
 
 def extends(section: str) -> Callable[[type[Options]], type[Options]]:
-    """Decorate a frozen dataclass of options: their flags and TOML names stand in the section, their values are those of
-    Config.extension(the class)."""
+    """Decorate a frozen dataclass of options: it adds them to the section. Read their values by
+    Config.extension(the class).
+    """
 
     def add(kind: type[Options]) -> type[Options]:
         _EXTENSIONS[kind] = section
@@ -468,7 +470,7 @@ class FrontendOptions:
     log_level: str = option("info", "minimum level of log lines", choices=("debug", "info", "warning", "error"), commands=ALL)
 
 
-# What the entries of lists of AccessOptions look like.
+# Patterns of list entries in AccessOptions.
 ORIGIN_LISTS = {
     "allowed_origins": r"\*|[a-z][a-z0-9+.-]*://[^\s/,\"]+",
     "allowed_methods": r"\*|[A-Z]+",
@@ -593,7 +595,7 @@ class Config:
 
 
 def _kinds() -> Iterator[tuple[str, Any]]:
-    """(section name, class of options), extensions behind what they extend."""
+    """(section name, class of options), extensions after their section."""
     for section in dataclasses.fields(Config):
         if section.name in COMMANDS:
             yield section.name, section.default_factory
@@ -601,7 +603,7 @@ def _kinds() -> Iterator[tuple[str, Any]]:
 
 
 def options(command: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """(section name, field) of every option, in order; of a command, those that it has as flags."""
+    """(section name, field) of every option, in order. command: only the options that it has as flags."""
     for section, kind in _kinds():
         for item in dataclasses.fields(kind):
             if not command or command in (item.metadata["commands"] or COMMANDS[section]).split():
@@ -609,7 +611,7 @@ def options(command: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 
 def help_text(item: dataclasses.Field[Any]) -> str:
-    """What an option is for; of one without a text of its own, what its choices are."""
+    """The help text of an option, or a list of its choices."""
     choices = item.metadata["choices"]
     return str(item.metadata["help"]) or "; ".join(f"{name}: {choices[name]}" for name in choices)
 
@@ -713,7 +715,7 @@ def check_asked(values: Mapping[str, Any]) -> None:
     """Raise ConfigError where options that somebody set, by flat name, exclude each other, though a default gives way."""
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
-    for name in ("api_key", "api_keys"):  # of a variable that is not set, perhaps: everybody would be let in
+    for name in ("api_key", "api_keys"):  # perhaps from an unset variable, which would disable authentication
         if values.get(name) == "":
             raise ConfigError(f"{name} is empty: leave it out if no key is needed")
 
@@ -778,7 +780,7 @@ def option_values(content: Mapping[str, Any], path: str | Path) -> dict[str, Any
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A guess at what somebody meant who gave an unknown name, for the end of a message; "" without one."""
+    """A suggestion for an unknown name, to append to a message, or ""."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,6 +1,6 @@
-"""`blinkpy doctor`: what this machine has for a front end or an engine over RDMA, and what to do where something is missing.
+"""`blinkpy doctor`: checks whether this machine can run a front end or an engine over RDMA, with advice.
 
-Nothing is changed, and nothing but NumPy is needed: the NVIDIA driver is asked through its own library.
+It changes nothing, and needs only NumPy: it queries the NVIDIA driver through its library.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ GPU_DIRECT_RDMA_SUPPORTED, WRITES_ORDERING, DMA_BUF_SUPPORTED = 116, 118, 124
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. text: what was found and, where it is not fine, what to do."""
+    """The result of one check. text: the finding, with advice if it is not OK."""
 
     state: str
     what: str
@@ -50,7 +50,9 @@ def doctor(config: Config, given: frozenset[str] = frozenset()) -> int:
 
 
 def front_end(device: str, gid_index: int) -> Iterator[Finding]:
-    """What every end of a link needs: fences, locked memory, verbs and a port. device, gid_index: as in RdmaOptions."""
+    """Requirements of both ends of a link: fences, locked memory, verbs and a port. device, gid_index: as in
+    RdmaOptions.
+    """
     yield Finding(OK, "machine", f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}")
     try:
         store_fence()

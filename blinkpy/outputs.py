@@ -1,4 +1,4 @@
-"""What `LLM` returns for a prompt."""
+"""Results of `LLM` for a prompt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +30,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with what was generated for it. prompt is None when token ids were given. prompt_logprobs: for each of
-    prompt_token_ids as CompletionOutput.logprobs, and None for the first; None unless asked for."""
+    """A prompt with its outputs.
+
+    prompt: None if token ids were given.
+    prompt_logprobs: for each of prompt_token_ids as in CompletionOutput.logprobs, None for the first; None
+        unless requested.
+    """
 
     request_id: str
     prompt: str | None

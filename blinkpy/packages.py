@@ -6,7 +6,7 @@ from blinkpy.config import ConfigError
 
 
 def installed(name: str) -> bool:
-    """Whether a package or a module of one can be found. One that is there and fails when it is imported counts as well."""
+    """Whether a package or module is installed. A package that fails when it is imported counts as installed."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # the parent of a dotted name
@@ -14,8 +14,11 @@ def installed(name: str) -> bool:
 
 
 def missing_packages(who: str, *names: str, extra: str = "") -> str:
-    """All of these packages that are missing, and what to install; "" when they are there. who: what needs them. extra: of
-    blinkpy-serve, that brings them; "" for the base install."""
+    """A message with the missing packages and how to install them; "" if all are installed.
+
+    who: the part that needs them.
+    extra: the extra of blinkpy-serve that includes them; "": the base install.
+    """
     missing = [name for name in names if not installed(name)]
     source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
     return f"{who} needs {', '.join(missing)}: pip install {source}" if missing else ""

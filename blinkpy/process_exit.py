@@ -1,4 +1,6 @@
-"""How a process ends: at a signal, with a failure in one line, at once, or after a bound; and how to say that one did."""
+"""The end of a process: by a signal, with an error in one line, immediately, or after a time limit; and its
+description.
+"""
 
 import contextlib
 import faulthandler
@@ -13,7 +15,7 @@ from typing import NoReturn, Self
 
 STANDARD_ERROR = 2
 FLUSH_S = 1.0  # for the last output to go out
-TRACES_S = 1.5  # before a bound, from when on what keeps the process can be read
+TRACES_S = 1.5  # before the time limit: when to print the stacks
 SECOND_SIGNAL = b"blinkpy: second signal: exiting immediately\n"
 
 
@@ -22,11 +24,12 @@ class Stopped(Exception):
 
 
 class Signals:
-    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is said in a line. SIGHUP ends
-    nothing, here and in the processes that are started within.
+    """SIGINT and SIGTERM as a count: one asks for an orderly end, two for an immediate one, which is reported
+    in a line. SIGHUP ends no process, here and in child processes.
 
-    react: called at each of them with the count, in the main thread. quiet: the parent says that line. on_hang_up: called at each
-    SIGHUP.
+    react: called at each signal with the count, in the main thread.
+    quiet: the parent reports that line.
+    on_hang_up: called at each SIGHUP.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class Signals:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[Self]:
-        """Count signals within the block. After one the process is about to end: from then on they are ignored, so that none
-        kills it half way, with an exit code that means a crash."""
+        """Count signals within the block. After the block the process is about to end: further signals are ignored,
+        so that none kills it with an exit code that means a crash.
+        """
         on_hang_up = self._on_hang_up
         hang_up = signal.signal(signal.SIGHUP, (lambda *_: on_hang_up()) if on_hang_up is not None else signal.SIG_IGN)
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -64,8 +68,9 @@ class Signals:
 
 
 def print_error(message: str) -> int:
-    """Say a failure in one line; the exit code for it. The line is written at once: print() would let lines of other processes in
-    before its end. One that nobody reads is given up after FLUSH_S."""
+    """Print an error in one line, and return its exit code. The line is written in one call, since print()
+    would mix it with lines of other processes. If the output is not read, it is dropped after FLUSH_S.
+    """
     if output_is_read(FLUSH_S):
         sys.stderr.write(f"blinkpy: error: {message}\n")
         sys.stderr.flush()
@@ -73,10 +78,10 @@ def print_error(message: str) -> int:
 
 
 def output_is_read(seconds: float) -> bool:
-    """Whether standard error takes a line, now or within a time: a pipe that nobody reads does not, once it is full."""
+    """Whether standard error accepts a line, now or within a time. A full pipe without a reader does not."""
     try:
         return bool(select.select([], [STANDARD_ERROR], [], seconds)[1])
-    except OSError:  # it is closed, and whoever writes finds out
+    except OSError:  # it is closed; writing to it will fail
         return True
 
 
@@ -88,10 +93,12 @@ def describe_exit(code: int) -> str:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process without taking the interpreter and its libraries down first, when all that matters is closed.
+    """End this process without shutting down the interpreter and its libraries. Close important resources
+    before.
 
-    After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that wakes up while
-    the interpreter ends, such as the one that watches the parent, can do so. Output that nobody reads keeps it for FLUSH_S.
+    After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that
+    wakes up while the interpreter ends, such as the one that watches the parent, can do so. Unread output
+    delays it by FLUSH_S.
     """
     flushing = threading.Thread(target=_flush, name="flush", daemon=True)
     flushing.start()
@@ -100,19 +107,20 @@ def exit_process(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody is left to read it
+    with contextlib.suppress(OSError, ValueError):  # the reader is gone
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 def end_within(seconds: float) -> None:
-    """This process has so long to end, from the first call on; then the kernel ends it by SIGALRM, whatever it waits for: a
-    thread, output that nobody reads, the interpreter's own end. TRACES_S before, it writes where all its threads are. To be
-    called in the main thread, also by a signal handler."""
+    """Limit the time until this process ends, counted from the first call. Then the kernel ends it by SIGALRM,
+    even if it waits for a thread, unread output or the interpreter's shutdown. TRACES_S before, it prints the
+    stacks of all threads. Call it in the main thread; a signal handler may do so.
+    """
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # standard error is closed
-        # By its number: the file would be flushed first, and a thread whose line nobody reads may hold it.
+        # By its number: the file object would be flushed first, and a blocked thread may hold its lock.
         faulthandler.dump_traceback_later(max(seconds - TRACES_S, seconds / 2), file=STANDARD_ERROR)

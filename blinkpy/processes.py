@@ -1,8 +1,8 @@
-"""Processes of blinkpy that another one starts: the config goes in, reports come out, and no child outlives its parent.
+"""Child processes of blinkpy: they get a config, send reports, and never outlive their parent.
 
-A child gets one end of a socket. It brings the config and orders; it then stays open, and its end tells the child that the
-parent is gone, also when the parent was killed. Reports go to the parent: {"phase", "done", "total"} while starting,
-{"ready": {...}} once, {"error": text} before a failed end.
+A child gets one end of a socket. It carries the config and orders, and then stays open. When it closes, the
+child knows that the parent ended, even if it was killed. Reports go to the parent: {"phase", "done",
+"total"} while starting, {"ready": {...}} once, {"error": text} before a failed end.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
 from blinkpy.progress import ProgressCallback
 
-STEADY_S = 60.0  # a process that served for so long and then died counts as one that died for the first time
+STEADY_S = 60.0  # after serving for this long, a death counts as the first one
 MOST_GAP_S = 1.0  # of the time between two looks at a beat that counts: the watcher may have been stopped
 
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
@@ -73,22 +73,26 @@ class Reporter:
         self._send({"ready": facts})
 
     def drained(self) -> None:
-        """Asked to end, the process has nothing left to do; until it is asked once more, it refuses what comes."""
+        """Report that the process was asked to end and has finished its work. It refuses new work until it is asked
+        again.
+        """
         self._send({"drained": True})
 
     def error(self, message: str) -> None:
         self._send({"error": message})
 
     def _send(self, report: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError):  # the parent is gone, and the end of the socket is about to tell
+        with contextlib.suppress(ConnectionError):  # the parent is gone; the socket is about to report it
             self._parent.send(report)
 
 
 class Child:
-    """The parent's end: one process running an entry of a module.
+    """A child process that runs an entry of a module, as its parent sees it.
 
-    orders: what the entry gets beside the config. fds: open files that it inherits, under their numbers. own_session: Ctrl-C at
-    a terminal reaches the parent alone, which then ends its children in order. environment: variables beside this process's.
+    orders: arguments of the entry in addition to the config.
+    fds: open files that it inherits, under their numbers.
+    own_session: Ctrl-C at a terminal reaches only the parent, which then ends its children in order.
+    environment: variables in addition to this process's.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Child:
                 start_new_session=own_session,
                 env=child_environment() | dict(environment or {}),
             )
-        with contextlib.suppress(ConnectionError):  # it died at once: whoever waits for it sees that
+        with contextlib.suppress(ConnectionError):  # it died immediately; waiting for it reports that
             self._socket.send((as_table(config), orders or {}))
 
     @property
@@ -134,7 +138,7 @@ class Child:
         return found
 
     def last_error(self) -> str:
-        """What it reported as its failure, and nobody has read yet; empty if it said nothing. After its end."""
+        """The error that it reported, if it was not read yet, or "". Call it after its end."""
         return next((report["error"] for report in self.reports(0) if "error" in report), "")
 
     def wait_ready(
@@ -143,7 +147,7 @@ class Child:
         """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
 
         Raises ChildError if the child ends, reports an error, or is silent for too long. on_tick is called several
-        times a second, and what it raises ends the wait.
+        times a second; its exceptions end the wait.
         """
         last = time.monotonic()
         while True:
@@ -171,7 +175,7 @@ class Child:
         self._process.send_signal(signal.SIGHUP)
 
     def leave(self) -> None:
-        """Send SIGUSR1, which asks it to end with what it has; not before it is ready."""
+        """Send SIGUSR1, which asks it to finish its requests and end; not before it is ready."""
         self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, timeout: float) -> int | None:
@@ -182,8 +186,8 @@ class Child:
             return None
 
     def end(self, timeout: float, hurry: Callable[[], bool] = lambda: False, hurry_s: float = 0.0) -> int:
-        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise. hurry_s: what
-        it gets from hurry() on, after a second SIGTERM, in seconds.
+        """End it: in order if it does so within timeout seconds and before hurry() is true, by SIGKILL otherwise.
+        hurry_s: time limit in seconds after hurry() and a second SIGTERM.
 
         Returns the exit code.
         """
@@ -238,7 +242,9 @@ def child_environment() -> dict[str, str]:
 
 
 def child_main(entries: Mapping[str, Entry], entry: str, fd: int) -> int:
-    """What a child runs: reads its config, follows its parent, and calls the entry that the parent named."""
+    """The main function of a child: read its config, end with its parent, and call the entry that the parent
+    named.
+    """
     os.set_inheritable(fd, False)
     parent = Connection(fd)
     try:

@@ -1,4 +1,4 @@
-"""What a start-up or a batch is doing, for a person: one line that moves on a terminal, one line per phase anywhere else."""
+"""Progress of a start or a batch: one updated line on a terminal, one line per phase elsewhere."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ GENERATING = "generating"
 
 
 class ProgressCallback(Protocol):
-    """How the parts of a start-up say what they do. done of total, in any unit; total 0: unknown."""
+    """Callback for progress of a start: (phase, done, total), in any unit; total 0: unknown."""
 
     def __call__(self, phase: str, done: float = 0, total: float = 0) -> None: ...
 
@@ -42,7 +42,11 @@ def bar(done: float, total: float, width: int = 20) -> str:
 
 
 class Progress:
-    """Shows phases one after another, for one thread. stream: by default standard error. clock: seconds, for tests."""
+    """Shows consecutive phases, for one thread.
+
+    stream: by default standard error.
+    clock: seconds, for tests.
+    """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self._stream = sys.stderr if stream is None else stream
@@ -92,8 +96,12 @@ class Progress:
 
 
 class OutputCount:
-    """Shows how many outputs of a batch have ended. shown: whether it does; None: on a terminal only; or a maker of bars, as tqdm
-    is one: it is called with `total` and `desc`, and what it makes has update(n) and close(). total: 0 shows nothing."""
+    """Shows how many outputs of a batch have ended.
+
+    shown: whether to show it; None: only on a terminal; or a factory such as tqdm, called with `total` and
+        `desc`, whose result has update(n) and close().
+    total: 0 shows nothing.
+    """
 
     def __init__(self, shown: bool | Callable[..., Any] | None, total: int):
         self.done, self._total = 0, total

@@ -8,9 +8,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 
 SCHEDULER = ("queues", "device", "kv", "scheduler")
-"""What the scheduler's decisions are made of: a recording replays on the same sources."""
+"""Sources that determine the scheduler's decisions: a recording replays on the same sources."""
 DEVICE_CODE = (*SCHEDULER, "kernels", "models/cpu", "engine/devices/null_step.py", "verify/sim")
-"""What compiled code that outlives the process is made of."""
+"""Sources of compiled code that outlives the process."""
 VERIFIED = (
     *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/pace.py", "scheduler/phases"),
     "scheduler/tenant_service.py",
@@ -20,7 +20,7 @@ VERIFIED = (
     "dpu/link/store_fence.py",
     "transport/segment.py",
 )
-"""What the tests reach to the last line and branch: `make coverage`."""
+"""Sources that tests must cover completely, by line and branch: `make coverage`."""
 
 
 def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
@@ -36,7 +36,7 @@ def source_files(parts: Iterable[str], package: Path = PACKAGE) -> list[Path]:
 
 
 def source_digest(parts: Iterable[str], package: Path = PACKAGE) -> str:
-    """SHA-256, hexadecimal, of the parts' files: their paths below the package, and what they hold."""
+    """SHA-256, hexadecimal, of the parts' files: their paths below the package, and their contents."""
     digest = hashlib.sha256()
     for file in source_files(parts, package):
         text = file.read_bytes()

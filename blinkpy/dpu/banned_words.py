@@ -15,7 +15,7 @@ def banned_sequences(words: Iterable[str], encode: Callable[[str], Int32]) -> li
     for word in words:
         alone, spaced = (encode(text).tolist() for text in (word.lstrip(), f" {word.lstrip()}"))
         if not 1 <= len(alone) <= SEQUENCE_TOKENS:
-            raise ValueError(f"{word!r} has {len(alone)} tokens, and a bad word 1 to {SEQUENCE_TOKENS}")
+            raise ValueError(f"{word!r} has {len(alone)} tokens, but a bad word must have 1 to {SEQUENCE_TOKENS}")
         sequences.append(alone)
         if len(spaced) == len(alone) and spaced[0] != alone[0]:
             sequences.append(spaced)

@@ -50,7 +50,7 @@ def failure(finish: int, reason: int, excluding: str = "") -> ApiError:
     if finish == completion.FINISH_CANCELLED:
         return unavailable("The engine cancelled the request.")
     known = finish == completion.FINISH_ERROR
-    message = "The engine could not go on with this request." if known else f"Unknown end {finish}."
+    message = "The engine failed to continue this request." if known else f"The engine reported an unknown finish code {finish}."
     return ApiError(500, message, code="engine_error")
 
 

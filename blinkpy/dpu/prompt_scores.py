@@ -22,7 +22,9 @@ class PromptScores:
 
     def __init__(self, tokens: list[int], count: int, offsets: Iterable[int] | None = None):
         if len(tokens) * (1 + count) > MOST_SCORES:
-            raise ValueError(f"{1 + count} log probabilities for each of {len(tokens)} tokens are more than {MOST_SCORES:,}")
+            raise ValueError(
+                f"{1 + count} log probabilities for each of {len(tokens)} tokens exceed the limit of {MOST_SCORES:,}"
+            )
         self._offsets = [0] * len(tokens) if offsets is None else list(offsets)
         self._count, self._length = count, len(tokens)
         self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, once it is complete

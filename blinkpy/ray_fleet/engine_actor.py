@@ -33,14 +33,18 @@ class Started(NamedTuple):
 
 
 def config_of(table: Mapping[str, Any]) -> Config:
-    """A config from what as_table() gave in another process."""
+    """A config from the result of as_table() in another process."""
     load_choices()
     return Config().with_options(table)
 
 
 class EngineActor:
-    """table: the engine's options. number: of the engine. crosses_machines: front ends may be on other nodes. Methods are called
-    in threads, end() while others run."""
+    """Runs one engine. Methods are called in threads, end() while others run.
+
+    table: the engine's options.
+    number: of the engine.
+    crosses_machines: front ends may be on other nodes.
+    """
 
     def __init__(self, table: Mapping[str, Any], number: int, crosses_machines: bool):
         self._number, self._crosses_machines = number, crosses_machines
@@ -50,8 +54,9 @@ class EngineActor:
         start_logging(f"engine {number}", self._config.frontend.log_level, self._config.watch.log_format)
 
     def start(self, lost: Sequence[str]) -> Started:
-        """Start, and wait until it serves. lost: segments of engines whose actors are gone. One of them may still finish what it
-        has on this actor's GPU: its end is awaited."""
+        """Start, and wait until it serves. lost: segments of engines whose actors are gone. One of them may still
+        be running on this actor's GPU; wait for its end.
+        """
         config = self._config.with_options({"name": private_name()})
         if self._crosses_machines:
             config = config.with_options({"listen": f"{_bracketed(node_address())}:0"})
@@ -73,7 +78,7 @@ class EngineActor:
         return Started(_address(self._kept.flags) if self._crosses_machines else name, name)
 
     def wait_end(self) -> str:
-        """Wait until it has died, or had to be ended, and tell how. Nothing of it is left then."""
+        """Wait until the engine has died or was ended, and return how. All of its resources are freed then."""
         assert self._kept is not None
         with self._busy:
             try:
@@ -84,7 +89,7 @@ class EngineActor:
         return how
 
     def end(self) -> None:
-        """End it in order: what it has may continue for shutdown_s."""
+        """End it in order: its requests may continue for shutdown_s."""
         self._stopping.set()
         waited = self._busy.acquire(timeout=ENGINE_STOP_S)
         if self._kept is not None:
@@ -108,7 +113,7 @@ class EngineActor:
 
 
 def _address(flags: str) -> str:
-    """What the flags of a front end name as the engine."""
+    """The engine's address in the flags of a front end."""
     words = shlex.split(flags)
     return words[words.index("--engine") + 1]
 

@@ -1,4 +1,6 @@
-"""What a fleet's scaling goes by, from the /metrics of its front ends: numbers of requests, pages and seconds."""
+"""The inputs of a fleet's scaling, from the /metrics of its front ends: numbers of requests, pages and
+seconds.
+"""
 
 from collections.abc import Mapping
 
@@ -9,9 +11,10 @@ TTFT, QUANTILE = "time_to_first_token_seconds", 0.9
 
 
 def fleet_gauges(now: Mapping[int, ServerSample], before: Mapping[int, ServerSample]) -> FleetGauges | None:
-    """Of the front ends' looks, by their numbers, and of earlier ones. None if none of them answered.
+    """The gauges of the front ends' samples, by number, and of earlier samples. None without any answer.
 
-    Every front end tells of all engines, so that the highest value counts; each has a queue and histograms of its own.
+    Every front end reports all engines, so the highest value counts; each front end has its own queue and
+    histograms.
     """
     answered = {number: sample for number, sample in now.items() if not sample.problem}
     if not answered:

@@ -1,7 +1,8 @@
-"""Keeps a fleet as its plan says: places actors, starts again what died, and has as many engines as the load needs.
+"""Keeps a fleet according to its plan: places actors, restarts dead ones, and adapts the number of engines to
+the load.
 
-It waits for calls of actors' methods, so that it hears of a death when it happens: `start` ends once the actor's process serves,
-`wait_end` once it does not any more, and either fails when the actor itself is gone.
+It waits for calls of actors' methods, so that it notices a death immediately: `start` returns once the
+actor's process serves, `wait_end` once it has stopped serving, and both fail when the actor itself is gone.
 """
 
 import logging
@@ -28,7 +29,7 @@ PLACE_S = 30.0  # after which the log says that an actor has no place yet
 START_S = 1800.0  # longest start, with the wait for a node that an autoscaler of Ray's brings
 END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # beyond shutdown_s, before an actor that should end is killed
 HURRY_S = 3.0  # the same after a second signal
-SILENT_S = 5.0  # of all front ends, and three looks: what was seen before counts for nothing then
+SILENT_S = 5.0  # of all front ends, and three samples: earlier samples are discarded then
 LOST = 16  # segments of lost engines that are kept in mind
 
 STARTING, SERVING, ENDING, PAUSING = "starting", "serving", "ending", "pausing"
@@ -37,7 +38,7 @@ logger = logging.getLogger("blinkpy.ray")
 
 
 class Cluster(Protocol):
-    """What a keeper needs of RayCluster."""
+    """The part of RayCluster that a keeper uses."""
 
     def place_engine(self, number: int, start: int) -> Any: ...
     def place_front_end(self, number: int, start: int) -> Any: ...
@@ -49,9 +50,15 @@ class Cluster(Protocol):
 
 @dataclass(eq=False)
 class Member:
-    """An engine or a front end, and its actor. call: start, wait_end or end. since: of the phase, s. address, segment: as of
-    Started. starts: that there were; pause_s: before the last one. due: of the next one, s. told: the log knows that it has no
-    place."""
+    """An engine or a front end, and its actor.
+
+    call: start, wait_end or end.
+    since: start of the phase, s.
+    address, segment: as in Started.
+    starts: number of starts; pause_s: pause before the last one.
+    due: time of the next start, s.
+    told: the log has reported that it has no node.
+    """
 
     is_engine: bool
     number: int
@@ -112,11 +119,11 @@ class FleetKeeper:
 
     @property
     def size(self) -> int:
-        """Engines that there should be: those that end are not counted."""
+        """Number of engines, without those that are ending."""
         return sum(engine.phase != ENDING for engine in self.engines)
 
     def turn(self) -> None:
-        """Wait a moment for what happens, and react. Raises ConfigError if something can't start at all."""
+        """Wait briefly for events, and react. Raises ConfigError if something can't start at all."""
         now = self._clock()
         for member in self._members():
             if member.phase == PAUSING and now >= member.due:
@@ -135,8 +142,8 @@ class FleetKeeper:
             on_ready([front_end.address for front_end in self.front_ends])
 
     def end(self, hurry: Callable[[], bool]) -> None:
-        """End all: front ends finish what they have, then engines end. hurry: whether they get HURRY_S alone."""
-        self._on_ready = None  # what can't start is not a matter any more
+        """End all: front ends finish their requests, then engines end. hurry: whether they get only HURRY_S."""
+        self._on_ready = None  # after this, a failed start no longer ends the fleet
         for members in (self.front_ends.copy(), self.engines.copy()):
             for member in members:
                 if member.phase in (STARTING, SERVING):
@@ -160,7 +167,7 @@ class FleetKeeper:
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for calls, and react to those that have ended."""
+        """Wait for calls, and react to finished ones."""
         members = {member.call: member for member in self._members() if member.call is not None}
         looks = {member.look: member for member in self.front_ends if member.look is not None}
         calls = [*members, *looks, *self._telling]
@@ -180,11 +187,11 @@ class FleetKeeper:
                 self._looks.now[looks[call].number] = sample
             else:
                 self._telling.remove(call)
-                if problem:  # the call that waits for its end tells of it, too
+                if problem:  # the call that waits for its end reports it, too
                     logger.warning("a front end rejected its list of engines: %s", problem)
 
     def _ended(self, member: Member, result: Any, problem: str) -> None:
-        """A call has ended: what that means by the member's phase."""
+        """React to the end of a call, according to the member's phase."""
         member.call = None
         if member.phase == STARTING and not problem:
             self._started(member, Started(*result))
@@ -257,7 +264,7 @@ class FleetKeeper:
         member.phase, member.since, member.call, member.look = phase, self._clock(), None, None
 
     def _check_time(self, member: Member, now: float) -> None:
-        """What takes too long is told, or ended."""
+        """Report or end a member whose phase takes too long."""
         spent = now - member.since
         if member.phase == STARTING:
             if spent > PLACE_S and not member.told:

@@ -1,4 +1,5 @@
-"""What `blinkpy ray up` reads: a TOML file with options of engines and front ends by their usual names, and some tables more.
+"""The file of `blinkpy ray up`: a TOML file with options of engines and front ends by their usual names, and
+additional tables.
 
     model = "Qwen/Qwen3-8B"
 
@@ -41,7 +42,7 @@ from blinkpy.transport.verbs import RdmaOptions
 MOST_FRONT_ENDS = 64
 NO_GPU = ("cpu", "null")  # devices
 MOST_LOOKS = 10_000  # that a decision to have fewer engines looks back on
-# Options that name what this file places itself, with what to write instead.
+# Options that this file replaces, with the replacement.
 OWN_OPTIONS = {
     "name": "engines get names of their own",
     "engine": "front ends get all engines",
@@ -55,7 +56,7 @@ OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class EnginesPlan:
-    """How many engines, and what each takes of a node."""
+    """The number of engines, and the resources of each."""
 
     least: int = option(1, "engines at least", low=1, high=MOST_ENGINES)
     most: int = option(0, "engines at most (0: as many as least)", low=0, high=MOST_ENGINES)
@@ -114,8 +115,8 @@ TABLES: dict[str, type] = {"engines": EnginesPlan, "front_ends": FrontEndsPlan, 
 
 
 def read_plan(path: str) -> FleetPlan:
-    """The plan of a file. Raises ConfigError for what can't be read, is unknown, out of bounds, or does not
-    match.
+    """The plan of a file. Raises ConfigError for a file that can't be read, and for unknown or inconsistent
+    options.
     """
     load_choices()
     content = read_toml(path)

@@ -29,8 +29,12 @@ PREFIX = "blinkpy-ray-"  # of folders with a list of engines: PREFIX, the actor'
 
 
 class FrontEndActor:
-    """table: the front end's options. number: of the front end. crosses_machines: others on other nodes want its address. Methods
-    are called in threads, end() while others run."""
+    """Runs one front end. Methods are called in threads, end() while others run.
+
+    table: the front end's options.
+    number: of the front end.
+    crosses_machines: its address must be reachable from other nodes.
+    """
 
     def __init__(self, table: Mapping[str, Any], number: int, crosses_machines: bool = False):
         self._config, self._crosses_machines = config_of(table), crosses_machines
@@ -84,7 +88,7 @@ class FrontEndActor:
         return look(self._url, insecure=True)
 
     def wait_end(self) -> str:
-        """Wait until it has died, and tell how."""
+        """Wait until it has died, and return how."""
         assert self._child is not None
         with self._busy:
             try:
@@ -99,7 +103,7 @@ class FrontEndActor:
         return describe_exit(code) + (f" ({reason})" if reason else "")
 
     def end(self) -> None:
-        """End it in order: what it has may continue for shutdown_s."""
+        """End it in order: its requests may continue for shutdown_s."""
         self._stopping.set()
         waited = self._busy.acquire(timeout=END_GRACE_S)
         if self._child is not None:
@@ -117,7 +121,7 @@ class FrontEndActor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_for_address(self) -> None:
-        """The front end of an actor that was lost may still finish what it has. Raises ConfigError."""
+        """Wait until the front end of a lost actor has freed its address. Raises ConfigError."""
         deadline = time.monotonic() + self._config.frontend.shutdown_s + END_GRACE_S
         while True:
             try:

@@ -1,5 +1,5 @@
-"""A cluster of Ray's: where actors run, and the calls of their methods. What the package knows of Ray stands
-here, except the address of a node.
+"""A Ray cluster: placement of actors, and calls of their methods. Only this module uses Ray, except for the
+address of a node.
 """
 
 import contextlib
@@ -27,16 +27,19 @@ TEXT = 300  # characters of Ray's messages that the log gets
 
 
 class ActorLostError(Exception):
-    """An actor is gone, or its method raised what it should not. The message says why."""
+    """An actor is gone, or its method raised an unexpected exception. The message states the reason."""
 
 
 class RayCluster:
-    """Connected until close(). address: of a running cluster; "": a new one, of this machine, that ends with close(). own: it
-    is one of our own. Raises ConfigError."""
+    """A connection to a cluster until close(). Raises ConfigError.
+
+    address: of a running cluster; "": start one on this machine, which close() ends.
+    own: the cluster was started here.
+    """
 
     def __init__(self, plan: FleetPlan, address: str = ""):
         require_packages("ray up", "ray", extra="ray")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to Ray's makers that nobody asked for
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent to Ray's makers unless enabled
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         if not address or _is_loopback(address):
             os.environ[LOOPBACK_ALONE] = "0"  # Ray listens on 127.0.0.1 then, and nowhere else; it is read by the import
@@ -76,7 +79,7 @@ class RayCluster:
         return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, table, number, crosses)
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
-        """Begin a call; what stands for its result."""
+        """Begin a call; returns a reference to its result."""
         return getattr(actor, method).remote(*arguments)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
@@ -94,7 +97,7 @@ class RayCluster:
             raise ActorLostError(brief(error)) from error
 
     def kill(self, actor: Any) -> None:
-        """End an actor at once, and with it what it started."""
+        """End an actor and its processes immediately."""
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
             self._ray.kill(actor, no_restart=True)
 
@@ -118,9 +121,9 @@ class RayCluster:
 
 
 def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
-    """The node of all engines and front ends that share memory: the one with most GPUs among those with the
-    resources that were asked for. nodes: as ray.nodes() gives them. Raises ConfigError if no node has enough
-    for the engines at least.
+    """The node of all engines and front ends that share memory: the node with most GPUs among those with the
+    required resources. nodes: from ray.nodes(). Raises ConfigError if no node has enough for the minimum number
+    of engines.
     """
     wanted = {"GPU": plan.engine_gpus * plan.engines.least, "CPU": plan.engines.cpus * plan.engines.least}
     wanted["CPU"] += plan.front_ends.cpus * plan.front_ends.number
@@ -139,7 +142,7 @@ def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise ConfigError if nobody listens."""
+    """Raise ConfigError if the address does not accept connections."""
     host, port = split_address(address, "address")
     try:
         socket.create_connection((host, port), REACH_S).close()

@@ -1,9 +1,10 @@
-"""How many engines a fleet should have: a plain function of what front ends publish. It knows nothing of Ray.
+"""How many engines a fleet should have: a pure function of the gauges of front ends. It does not depend on
+Ray.
 
-Each target says how many engines the load needs; the highest number counts. More come as soon as they are needed, `up_s` after
-the last change at the earliest. Fewer come once the load has allowed it for `down_s` without a break, and then as many as its
-peak in that time needs. So no load, however it changes, makes the number go down within `down_s` of any change, nor up within
-`up_s`.
+Each target gives the number of engines that the load needs; the highest number counts. The fleet grows as
+soon as necessary, at the earliest `up_s` after the last change. It shrinks once the load has allowed it for
+`down_s` without a break, to the number that the peak of that time needs. So no load, however it changes,
+makes the number go down within `down_s` of any change, nor up within `up_s`.
 """
 
 import math
@@ -47,8 +48,12 @@ class FleetGauges(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaleHistory:
-    """What the rule knows of earlier. size: engines that there are, or that are being started. changed_at: when that was last
-    changed, s. seen: (s, engines that were needed) of earlier looks, the oldest first; of the last down_s and one before."""
+    """The rule's history.
+
+    size: engines that exist or are being started.
+    changed_at: time of its last change, s.
+    seen: (s, required engines) of earlier samples, the oldest first: those of the last down_s, and one before.
+    """
 
     size: int
     changed_at: float = NEVER

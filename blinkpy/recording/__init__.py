@@ -1,2 +1,3 @@
-"""The flight recorder's other half: where an engine keeps what blinkpy.scheduler.phases.recorder writes, and copies of its state;
-how other processes read that; and dumps of it."""
+"""The recording of an engine: memory for the records of blinkpy.scheduler.phases.recorder and for snapshots of
+the state, a reader for other processes, and dump files.
+"""

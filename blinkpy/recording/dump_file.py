@@ -52,7 +52,7 @@ def write_dump(path: Path, capture: Capture, reason: str) -> None:
 
 
 def read_dump(path: Path) -> Capture:
-    """Read a dump. Raises RecordingError, in one line, for what is not one or is damaged."""
+    """Read a dump. Raises RecordingError, in one line, for a file that is not a dump or is damaged."""
     try:
         with zipfile.ZipFile(path) as source:
             arrays = {name.removesuffix(".npy"): read_array(io.BytesIO(source.read(name))) for name in source.namelist()}
@@ -60,7 +60,7 @@ def read_dump(path: Path) -> Capture:
         words = arrays.pop(WORDS)
     except OSError as error:
         raise RecordingError(f"can't read {path}: {error.strerror or error}") from error
-    except Exception as error:  # zlib.error, for one, has no base class of its own
+    except Exception as error:  # zlib.error, for example, has no specific base class
         raise RecordingError(f"{path} is not a recording, or it is damaged: {error}") from error
     if about.get("format") != FORMAT:
         raise RecordingError(f"{path} has format {about.get('format')}; this version reads {FORMAT}")
@@ -74,8 +74,10 @@ def read_dump(path: Path) -> Capture:
 
 
 def save_crash(reader: RecordingReader, folder: str, name: str, reason: str) -> str:
-    """Save the recording of an engine that died. folder: "" for one of the user's state. Returns a line: where it is, or why it
-    is not there. Raises nothing for what the disk or the recording are like, since something worse is being reported."""
+    """Save the recording of an engine that died. folder: "": a folder in the user's state directory. Returns a
+    line with its path, or with the reason of a failure. Raises no errors of disk or recording, since a worse
+    error is being reported.
+    """
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         place = Path(folder or Path(state) / "blinkpy")

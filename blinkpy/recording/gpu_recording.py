@@ -1,10 +1,9 @@
 """The recording of a scheduler that runs on the GPU.
 
-Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it is
-there when the GPU has failed. The copies of the state are made by the loop itself, between two steps: all
-arrays lie in one piece of GPU memory, and a graph of one node copies it, at the memory's speed. The host's
-process fetches such a copy when it looks after the loop, on a separate stream. When it is stopped for
-longer than that, copies are missed, and nothing else happens.
+Its ring is host memory that the GPU writes in place, a few words a row and step, and never reads: so it
+survives a failure of the GPU. The loop itself copies the state between two steps: all arrays are in one
+block of GPU memory, and a graph of one node copies it at the memory's speed. The host process fetches these
+copies on a separate stream. If it is stopped, copies are missed, without other effects.
 """
 
 from typing import Any
@@ -39,7 +38,9 @@ class GpuRecording:
         self.progress: Any = self.state.recorder.progress
 
     def _placed(self, state: State, cursor_at: int) -> State:
-        """The state on the GPU: what is copied side by side in one piece of memory, as in a snapshot; the ring in host memory."""
+        """The state on the GPU: the copied arrays contiguous in one block of memory, as in a snapshot; the ring in
+        host memory.
+        """
 
         def tensor(array: np.ndarray, at: int) -> torch.Tensor:
             source = torch.from_numpy(np.ascontiguousarray(array))

@@ -1,4 +1,4 @@
-"""Where a recording is, and where things are in its memory, which follows from its description alone."""
+"""The place of a recording, and the layout of its memory, which follows from its description."""
 
 import contextlib
 import json
@@ -42,7 +42,8 @@ WRITES = 0  # odd while it is being written
 TAKEN_AT = 1  # position of the first record after it
 SNAPSHOT_HEAD = 8
 
-# What a turn decides from, beside entries: in shared memory where the host runs the scheduler, so that it outlives the turn.
+# The inputs of a turn, except entries: in shared memory if the host runs the scheduler, so that they
+# survive a crash.
 INPUTS = ("inbox.", "batch.sampled")
 CURSOR = "recorder.cursor"
 

@@ -1,15 +1,18 @@
-"""Where an engine keeps its recording: memory that other processes of the same user can read, without asking the engine.
+"""The memory of an engine's recording, which other processes of the same user can read without involving the
+engine.
 
-It is an anonymous file in memory, which needs no room in /dev/shm and vanishes with its last user; a symbolic link next to the
-queue segment leads to it. It holds a description in JSON, the recorder's ring, and two *snapshots*: copies of the scheduler's
-state between two turns. The ring alone can't be replayed, since it has forgotten how its first record came about; from a
-snapshot on it can.
+It is an anonymous file in memory, which takes no space in /dev/shm and vanishes with its last user; a
+symbolic link next to the queue segment leads to it. It holds a description in JSON, the recorder's ring,
+and two *snapshots*: copies of the scheduler's state between two turns. The ring alone can't be replayed,
+since the state before its first record is unknown; from a snapshot on, it can.
 
-A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is at most half a ring
-old, and all records from there on are still in the ring: a dump covers between a quarter and three quarters of it.
+A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is
+at most half a ring old, and all later records are still in the ring: a dump covers between a quarter and
+three quarters of it.
 
-A record is complete when its turn has decided. The inputs of a turn that does not get there lie in the same memory
-(`share_inputs`), where the scheduler itself puts them before it decides: a reader makes the last record from them.
+A record is complete when its turn has decided. The inputs of a turn that fails before that are in the same
+memory (`share_inputs`), where the scheduler stores them before it decides: a reader builds the last record
+from them.
 """
 
 import contextlib
@@ -46,11 +49,15 @@ SNAPSHOT_LIMIT = 2 << 30  # bytes of one copy of the state
 
 
 class RecordingMemory:
-    """The engine's side. recorder: the arrays for State.recorder; the scheduler writes them. copy_every: words
-    between two snapshots.
+    """The engine's side of a recording.
 
-    facts: what a replay has to know beside the state (JSON). limits.record_turns must not be 0. Raises
-    RecordingError if copies of the state would be too large.
+    recorder: the arrays of State.recorder, which the scheduler writes.
+    copy_every: words between two snapshots.
+
+    facts: data that a replay needs in addition to the state (JSON).
+    limits: record_turns must not be 0.
+
+    Raises RecordingError if snapshots would be too large.
     """
 
     def __init__(self, limits: Limits, state: State, facts: Mapping[str, Any]):
@@ -69,7 +76,7 @@ class RecordingMemory:
         self.memory = mmap.mmap(self._fd, layout.total_bytes)
         self._views = RecordingViews(self.memory, layout)
         self.shared = memoryview(self.memory)[layout.progress : layout.first_snapshot]
-        """What the scheduler writes itself, on page boundaries: recorder.progress and recorder.words."""
+        """Written by the scheduler itself, on page boundaries: recorder.progress and recorder.words."""
         self.memory[8:16] = len(layout.text).to_bytes(8, "little")
         self.memory[16 : 16 + len(layout.text)] = layout.text
         self.memory[0:8] = MAGIC
@@ -137,7 +144,7 @@ class RecordingMemory:
         self._next ^= 1
 
     def close(self) -> None:
-        """Remove the link; the memory goes with its last user."""
+        """Remove the link; the memory is freed by its last user."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 if self._link is not None and os.readlink(self._link) == self._target:

@@ -28,8 +28,12 @@ STUCK_S = 0.05  # a turn that is under way for so long does not end
 
 
 class Capture(NamedTuple):
-    """What can be replayed of a recording: a snapshot of the state, and the records behind it. description: the JSON. words:
-    int64, the records; the last one may be of a turn that did not end. arrays: the snapshot, by name."""
+    """The replayable part of a recording: a snapshot of the state, and the records after it.
+
+    description: the JSON.
+    words: int64, the records; the last one may be of an unfinished turn.
+    arrays: the snapshot, by name.
+    """
 
     description: dict[str, Any]
     words: Int64
@@ -37,7 +41,9 @@ class Capture(NamedTuple):
 
 
 class RecordingReader:
-    """A recording seen from another process, or after the engine's end. Raises RecordingError if there is none."""
+    """A recording, read by another process, or after the engine's end. Raises RecordingError if it does not
+    exist.
+    """
 
     def __init__(self, name: str):
         path = link_path(name)
@@ -77,7 +83,7 @@ class RecordingReader:
                 writes, first = int(head[WRITES]), int(head[TAKEN_AT])
                 if writes == 0 or writes % 2 or not 0 <= end - first <= 3 * self._words // 4:
                     continue
-                if end - first + len(unended) > self._words:  # what it noted lies over the first records
+                if end - first + len(unended) > self._words:  # its notes overwrite the first records
                     continue
                 arrays = {name: array.copy() for name, array in self._views.copies[i].items()}
                 words = self._views.ring[np.arange(first, end) & (self._words - 1)]
@@ -88,8 +94,9 @@ class RecordingReader:
         raise RecordingError("the recording is overwritten faster than it can be copied; increase --record-steps")
 
     def _unended_record(self) -> Int64:
-        """A record of the turn that is under way and does not end, with its inputs alone; empty if there is none, or it has not
-        read them yet."""
+        """A record of an unfinished turn with only its inputs; empty if the last turn finished, or has not read
+        them yet.
+        """
         views = self._views
         inputs, opened = views.inputs, views.inputs[layouts.OPENED].copy()
         now, number, position = opened[[layouts.OPENED_NS, layouts.OPENED_TURN, layouts.OPENED_AT]].tolist()

@@ -1,1 +1,1 @@
-"""The processes of a server: what `serve` starts and watches, the engine's process and the front end's."""
+"""The processes of a server: `serve`, the engine's process and the front end's."""

@@ -1,5 +1,6 @@
-"""Where a server listens and what else front ends read: checked before minutes go into loading a model, and shown to people when
-it is ready."""
+"""The addresses and files of front ends: checked before a model is loaded for minutes, and printed when the
+server is ready.
+"""
 
 import json
 import shlex
@@ -33,7 +34,9 @@ def check_access(config: Config, inherited: bool = False) -> None:
 
 
 def check_certificates(access: AccessOptions) -> None:
-    """Raise ConfigError for certificates that can't be used. A key with a passphrase is one: nobody is there to type it."""
+    """Raise ConfigError for certificates that can't be used. This includes a key with a passphrase, since no
+    user can type it.
+    """
     if not access.ssl_certfile:
         return
     context, used = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"ssl_certfile {access.ssl_certfile} with its key"
@@ -58,7 +61,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def base_url(host: str, port: int, scheme: str = "http") -> str:
-    """Where to reach a server that listens on a host, from the same machine."""
+    """The URL of a server that listens on a host, from the same machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -1,4 +1,6 @@
-"""What a child process runs: `python -m blinkpy.serving.children ENTRY FD`, started by blinkpy.processes.Child."""
+"""The main module of a child process: `python -m blinkpy.serving.children ENTRY FD`, started by
+blinkpy.processes.Child.
+"""
 
 import sys
 from functools import partial

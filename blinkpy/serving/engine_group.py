@@ -14,7 +14,7 @@ from blinkpy.serving.kept_engine import POLL_S, KeptEngine, Tick
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-JOIN_S = 5.0  # for a thread that is told to stop: it looks several times a second
+JOIN_S = 5.0  # for a thread to stop; it checks several times a second
 
 
 def gpus_of(config: Config, engines: int) -> list[str]:
@@ -34,8 +34,11 @@ def gpus_of(config: Config, engines: int) -> list[str]:
 
 
 class EngineGroup:
-    """engines: their number. It has the methods of KeptEngine that `serve` calls. front_config: what front ends get. Raises
-    ConfigError."""
+    """Several engines, with the methods of KeptEngine that `serve` calls. Raises ConfigError.
+
+    engines: their number.
+    front_config: the config of front ends.
+    """
 
     def __init__(self, config: Config, engines: int, starts_fd: int, hurry: Callable[[], bool]):
         gpus = gpus_of(config, engines)
@@ -61,8 +64,9 @@ class EngineGroup:
         ]
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
-        """Start all at the same time, and wait until they serve; the progress is the first one's. Raises ChildError, and what
-        on_tick raises."""
+        """Start all concurrently, and wait until they serve; reports the first one's progress. Raises ChildError,
+        and exceptions of on_tick.
+        """
         reports: queue.Queue[tuple[str, float, float]] = queue.Queue()
         self._report = lambda phase, done=0.0, total=0.0: reports.put((phase, done, total))
         for thread in self._threads:
@@ -80,7 +84,9 @@ class EngineGroup:
                 continue
 
     def wait_end(self, on_tick: Tick) -> str:
-        """Wait until an engine has died that is not started again, and tell how. Raises what on_tick raises, and ChildError."""
+        """Wait until an engine has died that is not restarted, and return how. Raises ChildError, and exceptions of
+        on_tick.
+        """
         while True:
             on_tick()
             try:

@@ -62,10 +62,11 @@ def engine_child(config: Config, reporter: Reporter) -> int:
 
 
 def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str], None]) -> int:
-    """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second one stops.
+    """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second
+    one stops.
 
-    on_ready gets the flags that make front ends reach this engine. Raises ConfigError for what the user can mend, an engine
-    that isn't installed included, and CudaError when the GPU fails.
+    on_ready gets the flags with which front ends reach this engine. Raises ConfigError for errors that the user
+    can correct, including missing packages, and CudaError if the GPU fails.
     """
     spare_cores()
     try:
@@ -110,10 +111,11 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
 
 
 def spare_cores() -> None:
-    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. Before torch is imported.
+    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. Before torch is
+    imported.
 
-    By default GNU's spin 300,000 times, and on cores that others use too they spin for one that the kernel has put aside: with
-    this count a token took a fifth of the time on two busy cores, and the same time on two quiet ones.
+    By default GNU's threads spin 300,000 times, on busy cores even for a thread that is not scheduled. With
+    this count, a token took a fifth of the time on two busy cores, and the same time on two idle ones.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)

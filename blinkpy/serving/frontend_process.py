@@ -35,7 +35,9 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 
 def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
-    """The front ends as a child of `serve`. starts_fd: of EngineStarts, -1 where nobody here starts the engine."""
+    """The front ends as a child of `serve`. starts_fd: of EngineStarts, or -1 if this server does not start the
+    engine.
+    """
     return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)
 
 
@@ -46,8 +48,11 @@ def run_front(
     starts_fd: int = -1,
     inherited: Inheritance | None = None,
 ) -> int:
-    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a folder already. quiet: the parent says
-    what a second signal does. inherited: from the front end before."""
+    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a local folder.
+
+    quiet: the parent reports a second signal.
+    inherited: sockets from the previous front end.
+    """
     from blinkpy.dpu.supervisor import Supervisor, longest_end_s
 
     start_logging("frontend", config.frontend.log_level, config.watch.log_format)

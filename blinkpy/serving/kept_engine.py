@@ -1,10 +1,12 @@
-"""The engine of `blinkpy serve`: its process, and with --restart a new one whenever it died, forever.
+"""The engine of `blinkpy serve`: its process, and with --restart a new one after each death.
 
-An engine that died has its recording saved and its segment removed before the next one starts. One whose beat stands still for
-engine_hang_s is ended first. The beat is its loop's, not the process's: with its loop on a GPU, a stopped one serves on.
+After a death, the recording is saved and the segment removed before the next start. An engine without a
+heartbeat for engine_hang_s is killed first. The heartbeat is its loop's, not the process's: with the loop
+on a GPU, a stopped process serves on.
 
-The pause before a start doubles up to PAUSES_S, and is the first one again after an engine that served for a while. Front ends
-learn from EngineStarts when to expect it; they notice the death, and attach to the new engine, by themselves.
+The pause before a start doubles up to PAUSES_S, and is reset after an engine that served for a while.
+EngineStarts publishes the time of the next start to front ends; they notice the death and attach to the new
+engine by themselves.
 """
 
 import contextlib
@@ -25,19 +27,22 @@ from blinkpy.transport.engine_life import EngineLife
 from blinkpy.transport.segment import unlink_stale
 
 PAUSES_S = (0.5, 60.0)  # the first, and the longest
-FAULT_EXIT_S = 30.0  # from a fault to the end of the process: it saves its recording, and frees what it has
+FAULT_EXIT_S = 30.0  # from a fault to the end of the process, which saves its recording and frees its resources
 START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
 POLL_S = 0.1
 
 logger = logging.getLogger("blinkpy.serve")
 
-Tick = Callable[[], None]  # called several times a second; what it raises ends a wait
+Tick = Callable[[], None]  # called several times a second; its exceptions end a wait
 
 
 class KeptEngine:
-    """Its processes have the config's segment, one after another. hurry: whether a second signal came. called:
-    in the log; environment: of its processes, beside this one's. flags: what a front end is started with to
-    reach it, once it serves.
+    """The engine's processes, one after another, share the config's segment.
+
+    hurry: whether a second signal arrived.
+    called: its name in the log.
+    environment: variables of its processes, in addition to this one's.
+    flags: with which a front end reaches it, once it serves.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class KeptEngine:
         self._start_s = self._pause_s = 0.0
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
-        """Start a process, and wait until it serves. Raises ChildError, and what on_tick raises."""
+        """Start a process, and wait until it serves. Raises ChildError, and exceptions of on_tick."""
         began, self._ready_at = time.monotonic(), None
         self._child = Child("engine", self._config, environment=self._environment)
         self.flags = str(self._child.wait_ready(START_SILENCE_S, on_progress, on_tick).get("flags", ""))
@@ -72,8 +77,9 @@ class KeptEngine:
         self._starts.serving()
 
     def wait_end(self, on_tick: Tick) -> str:
-        """Wait until the engine has died, or has to be ended, and tell how; then its recording is saved. Raises what on_tick
-        raises."""
+        """Wait until the engine has died, or has to be killed; save its recording, and return how it ended. Raises
+        exceptions of on_tick.
+        """
         assert self._child is not None
         engine, faulted_at, hangs = self._config.engine, 0.0, False
         watch = BeatWatch(engine.engine_hang_s)
@@ -92,7 +98,7 @@ class KeptEngine:
                 self._child.kill()
         how = f"hung, and was ended: its loop stood still for {engine.engine_hang_s} s" if hangs else describe_exit(code)
         reason = self._child.last_error()
-        if code < 0 and self._recording is not None:  # one that fails has saved it itself
+        if code < 0 and self._recording is not None:  # a process that exits with an error has saved it itself
             logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {how}"))
         return how + (f" ({reason})" if reason else "")
 
@@ -114,7 +120,7 @@ class KeptEngine:
             try:
                 self.start(lambda *report: None, on_tick)
             except ChildError as error:
-                on_tick()  # what it raises comes first
+                on_tick()  # its exceptions have priority
                 reason = f"{self.called} did not start: {error}"
                 continue
             logger.warning("%s is ready again after %.1f s", self.called, self._start_s)
@@ -126,7 +132,7 @@ class KeptEngine:
         self._clear(drain_s + ENGINE_STOP_S if self._ready_at is not None else START_STOP_S)
 
     def _clear(self, stop_s: float = 0.0) -> None:
-        """End the process, if it still runs, and what it started; remove what it left."""
+        """End the process and its children if they still run, and remove its files."""
         if self._child is not None:
             self._child.end(stop_s, self._hurry)
         self._child = self._recording = self._life = None

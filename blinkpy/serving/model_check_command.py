@@ -14,7 +14,9 @@ SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilizat
 
 
 def run_check_model(options: CheckModelOptions) -> int:
-    """Print the page, or JSON; 1 where the model can't be served. Raises ConfigError if there is none."""
+    """Print the report, or JSON. Returns 1 if the model can't be served. Raises ConfigError if it does not
+    exist.
+    """
     folder = resolve_model(options.model, weights=False, tokenizer=False)
     local = options.model == "demo" or Path(options.model).expanduser().exists()
     given = {name: getattr(options, name) for name in SERVER_OPTIONS}

@@ -1,4 +1,4 @@
-"""What can be said of a model without reading its weights: what it is, what it needs, and what is not supported. No torch."""
+"""The facts of a model, without reading its weights: its kind, its memory, and unsupported features. No torch."""
 
 import json
 import logging
@@ -35,7 +35,12 @@ LOGGERS = ("blinkpy.engine", "blinkpy.frontend")
 
 
 class GpuFit(NamedTuple):
-    """How a model fits on a GPU. context: tokens of the longest sequence; cached: of all together; problem: why there is none."""
+    """How a model fits on a GPU.
+
+    context: tokens of the longest sequence.
+    cached: tokens of all sequences together.
+    problem: why it does not fit, or "".
+    """
 
     gpu: str
     context: int
@@ -109,7 +114,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
 
 
 def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
-    """Sums of a number of each weight, for the decoder's parts, those that there are."""
+    """Sums of a number per weight, for each part of the decoder."""
     found: Counter[str] = Counter()
     for part in outer_parts(model):
         found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += number(part)

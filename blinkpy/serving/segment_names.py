@@ -1,4 +1,4 @@
-"""Queue segments that nobody gave a name: those of `serve` and `LLM`."""
+"""Names of queue segments of `serve` and `LLM`, which the user does not choose."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import secrets
 from blinkpy.recording.recording_layout import remove_dead_links
 from blinkpy.transport.segment import FOLDER, unlink_stale
 
-SERVE_PREFIX = "serve-"  # of the names of segments that nobody chose
+SERVE_PREFIX = "serve-"  # prefix of generated segment names
 
 
 def private_name() -> str:

@@ -1,12 +1,13 @@
 """`blinkpy serve`: an engine and front ends as processes, watched by this one.
 
-Order of a start: find the model, start the engine, wait until it is ready, start the front ends, say the address. Order of an
-end: front ends stop accepting and finish what they have (--shutdown-s), then the engine stops, then the segment is gone. An
-engine that dies before that is started again (blinkpy.serving.kept_engine).
+Order of a start: find the model, start the engine, wait until it is ready, start the front ends, print the
+address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the
+engine stops, then the segment is removed. An engine that dies before that is restarted
+(blinkpy.serving.kept_engine).
 
-Whatever dies, nothing hinders the next start: children end when this process does (see blinkpy.processes),
-a segment without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have
-their own names.
+No death prevents the next start: children end when this process does (see blinkpy.processes), a segment
+without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have their own
+names.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ def serve(config: Config, given: frozenset[str]) -> int:
 def _run(config: Config) -> int:
     """Serve until a signal or a failure; the exit code."""
     progress = Progress()
-    told, hang_ups = list[Child](), list[None]()  # who hears of SIGHUP: the front end, once it is ready
+    told, hang_ups = list[Child](), list[None]()  # processes that receive SIGHUP: the front end, once it is ready
 
     def hang_up() -> None:
         hang_ups.append(None)

@@ -1,4 +1,4 @@
-"""One look at a server: what its /metrics say, and what follows from two of them."""
+"""One sample of a server's /metrics, and values derived from two samples."""
 
 import re
 import ssl
@@ -16,9 +16,13 @@ MOST_BYTES = 4 << 20  # of an answer
 
 @dataclass
 class ServerSample:
-    """values: sums over all labels, by name without "blinkpy_"; buckets: of histograms, count up to each bound; state: the
-    engine's, "" without one; problem: why there is nothing else, "" normally; at: s of the monotonic clock; tenants: what is
-    known of each, by name, without "tenant_"."""
+    """values: sums over all labels, by name without "blinkpy_".
+    buckets: of histograms: count up to each bound.
+    state: the engine's, or "".
+    problem: why the sample is empty, or "".
+    at: s of the monotonic clock.
+    tenants: values of each, by name, without "tenant_".
+    """
 
     at: float
     values: dict[str, float] = field(default_factory=dict)
@@ -55,7 +59,7 @@ class ServerSample:
 
 
 def parse_metrics(text: str, at: float) -> ServerSample:
-    """The sample of an exposition. Lines of others are passed over."""
+    """The sample of an exposition. Unknown lines are skipped."""
     sample = ServerSample(at)
     for line in text.splitlines():
         found = LINE.fullmatch(line)
@@ -82,7 +86,7 @@ def parse_metrics(text: str, at: float) -> ServerSample:
 
 
 def look(url: str, insecure: bool) -> ServerSample:
-    """Ask a server. What goes wrong is the sample's problem."""
+    """Fetch a sample from a server. An error is stored as its problem."""
     context = ssl.create_default_context() if url.startswith("https:") else None
     if context is not None and insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -100,7 +100,9 @@ def interrupts() -> Iterator[int]:
 
 @contextlib.contextmanager
 def keys() -> Iterator[bool]:
-    """Single keys of a terminal, without an echo; in the end the terminal is as it was. False: standard input is none."""
+    """Read single keys from a terminal, without echo, and restore the terminal at the end. False: standard
+    input is not a terminal.
+    """
     if not sys.stdin.isatty():
         yield False
         return

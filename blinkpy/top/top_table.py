@@ -10,7 +10,7 @@ from blinkpy.top.server_sample import ServerSample
 
 NONE = "-"
 WIDEST = 1000  # columns
-MOST_TENANTS = 20  # that are shown, those who take most
+MOST_TENANTS = 20  # maximum number shown, those with most tokens
 Cell = Callable[[ServerSample, ServerSample | None], str]
 
 
@@ -98,9 +98,7 @@ def _table(now: dict[str, ServerSample], before: dict[str, ServerSample], column
 
 
 def tenant_table(now: dict[str, ServerSample], before: dict[str, ServerSample]) -> Table | None:
-    """The tenants of all servers, who takes most tokens first, then who has most requests; None if none has a
-    name.
-    """
+    """The tenants of all servers, by tokens, then by requests; None if no tenant has a name."""
     rows = []
     for url, sample in now.items():
         earlier = before.get(url)

@@ -131,7 +131,7 @@ def test_refusals_have_their_words(model: Path, keys: dict[str, Any], words: str
 def test_defaults_of_requests_are_checked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for values, words in (
         ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"eos_token_id": 1 << 31}, "eos_token_id is 2147483648"),
+        ({"eos_token_id": 1 << 31}, "eos_token_id must be a token id or a list of them, not 2147483648"),
     ):
         (model / "generation_config.json").write_text(json.dumps(values))
         code, facts = look(capsys, str(model))

@@ -83,7 +83,10 @@ def test_a_grammar_that_is_too_large_is_told(llm: LLM, rng: np.random.Generator)
 
 
 def test_engines_without_grammars_take_none() -> None:
-    with LLM("demo", device="null", grammar_slots=0) as llm, pytest.raises(ValueError, match="the engine takes no grammars"):
+    with (
+        LLM("demo", device="null", grammar_slots=0) as llm,
+        pytest.raises(ValueError, match="the engine does not support grammars"),
+    ):
         llm.generate("x", SamplingParams(grammar=automaton_of_choices([b"x"])))
 
 

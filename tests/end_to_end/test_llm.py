@@ -259,7 +259,7 @@ def test_chat_with_tools(tmp_path: Path) -> None:
         assert plain.outputs[0].message == {"role": "assistant", "content": plain.outputs[0].text}
         for fields, message in (
             ({"tools": [{"type": "function"}]}, r"tools\[0\].function"),
-            ({"tool_choice": "required"}, "there are no 'tools'"),
+            ({"tool_choice": "required"}, "the request has no 'tools'"),
             ({"tools": [TOOL], "chat_template_kwargs": {"a": 1}}, "no variable 'a'"),
         ):
             with pytest.raises(ValueError, match=message):

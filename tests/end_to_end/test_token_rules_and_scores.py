@@ -134,7 +134,7 @@ def test_rules_that_leave_no_token_end_the_request_alone(demo: LLM) -> None:
         ({"logit_bias": {1: 101.0}}, "logit_bias must have biases of -100 to 100, not {1: 101.0}"),
         ({"logit_bias": {10**6: 1.0}}, "token 1000000 is not in the vocabulary"),
         ({"allowed_token_ids": [-1]}, r"allowed_token_ids must be token ids, not \[-1\]"),
-        ({"bad_words": ["an extraordinarily long sequence of words " * 4]}, "and a bad word 1 to 16"),
+        ({"bad_words": ["an extraordinarily long sequence of words " * 4]}, "but a bad word must have 1 to 16"),
         ({"prompt_logprobs": 21}, "prompt_logprobs must be 0 to 20"),
         ({"allowed_token_ids": []}, "allowed_token_ids must not be empty"),
         ({"bad_words": "word"}, "bad_words must be"),

@@ -162,7 +162,7 @@ def test_streams_survive_a_link_that_is_cut(rng: np.random.Generator, tmp_path: 
         (free_address(far.address), "--rdma-device", far.device, "--name", name, *common),
     ]
     # The card gives up, or the engine's time is over before.
-    reason, env = (("does not answer", None), ("has not moved for", patient_card(tmp_path)))[rng.integers(2)]
+    reason, env = (("does not answer", None), ("has made no progress for", patient_card(tmp_path)))[rng.integers(2)]
     with (
         fleet(engines, "--rdma-device", near.device, "--insecure-link", env=env) as served,
         contextlib.ExitStack() as mended,

@@ -133,7 +133,7 @@ def test_a_lost_engine_is_noticed_wherever_it_shows(case: Case, monkeypatch: pyt
         client.submit(PROMPT, ONE_TOKEN)
     epoch = case.views.pair[0, W.PAIR_EPOCH :][:1]
     monkeypatch.setattr(client.transport, "write_word", lambda index, value: epoch.fill(7))
-    with pytest.raises(EngineLostError, match="granted epoch 7, this front end had asked for 2"):
+    with pytest.raises(EngineLostError, match="granted epoch 7, but this front end claimed 2"):
         client.attach(1)
     epoch[0] = W.EPOCH_LIMIT
     with pytest.raises(EngineLostError, match="used up its epochs"):

@@ -77,7 +77,7 @@ class Admission:
             try:
                 self._install(await asyncio.to_thread(self._keys.read))
             except ConfigError as error:
-                logger.error("the keys stay as they were: %s", error)
+                logger.error("keeping the previous keys: %s", error)
                 return
         logger.info("read %s: %d tenants", self._keys.path, len(self.tenants))
         self.let_in()
@@ -110,10 +110,14 @@ class Admission:
         now = self._clock()
         tenant = self.tenants.get(tenant.name, tenant)
         if tenant.requests is not None and slots > tenant.requests:
-            raise bad_request(f"The request needs {slots} slots, and its key may have {tenant.requests}.", "n", "invalid_value")
+            raise bad_request(
+                f"The request needs {slots} slots, but its API key is limited to {tenant.requests}.", "n", "invalid_value"
+            )
         most = self._options.max_flex_requests
         if best_effort and most and slots > most:
-            raise bad_request(f"The request needs {slots} slots, and service tier flex has {most}.", "n", "invalid_value")
+            raise bad_request(
+                f"The request needs {slots} slots, but service tier flex is limited to {most}.", "n", "invalid_value"
+            )
         bucket = self._buckets.get(tenant.name)
         if bucket is not None:
             self._settle(now)

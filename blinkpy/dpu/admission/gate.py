@@ -144,7 +144,7 @@ class Gate:
         try:
             run()
         except Exception:
-            logger.exception("a piece of work failed")
+            logger.exception("a preparation job failed")
         took = self._clock() - began
         self._spent += took
         if ask.asker.stranger:

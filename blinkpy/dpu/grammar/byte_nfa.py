@@ -38,9 +38,7 @@ class ByteNfa:
         """The first of some new nodes, which follow each other. Raises GrammarTooLargeError when there are too many."""
         first = len(self.edges)
         if first + count > MOST_NODES:
-            raise GrammarTooLargeError(
-                "The grammar needs too many states: longer, more or deeper values than an automaton holds."
-            )
+            raise GrammarTooLargeError("The grammar needs too many states: its values are too long, too many or too deep.")
         self.edges += [[] for _ in range(count)]
         self.empty += [[] for _ in range(count)]
         return first

@@ -48,10 +48,10 @@ def automaton_of_grammar(grammar: Grammar) -> ByteAutomaton:
     """Raises GrammarError for what is not supported, fits nothing, or is too large."""
     automaton = automaton_of(_piece(grammar, "#"))
     if automaton is None:
-        raise GrammarError("Nothing fits the grammar.")
+        raise GrammarError("No output matches the grammar.")
     size = len(automaton.words()) * 4
     if automaton.states > MOST_STATES or size > MOST_BYTES:
-        limits = f"at most {MOST_STATES} states and {MOST_BYTES} bytes are possible"
+        limits = f"the limits are {MOST_STATES} states and {MOST_BYTES} bytes"
         raise GrammarTooLargeError(f"The grammar needs {automaton.states} states and {size} bytes; {limits}.")
     return automaton
 
@@ -72,7 +72,7 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return byte_nfa.embedded(whole(parse_regex(value), utf8_character))  # its anchors mean its own ends
     if kind == "choice":
         if not 1 <= len(value) <= MOST_CHOICES:
-            raise GrammarError(f"There may be 1 to {MOST_CHOICES} choices, not {len(value)}.", path)
+            raise GrammarError(f"The grammar must have 1 to {MOST_CHOICES} choices, not {len(value)}.", path)
         return byte_nfa.words(text.encode() for text in value)
     if kind == "text":
         return byte_nfa.literal(value.encode())
@@ -87,5 +87,5 @@ def _piece(grammar: Grammar, path: str) -> Piece:
         return byte_nfa.choice(*(_piece(part, path) for part in value))
     low, high = grammar["low"], grammar["high"]
     if max(low, high or 0) > MOST_REPEATS:
-        raise GrammarError(f"A grammar may be repeated {MOST_REPEATS} times.", path)
+        raise GrammarError(f"A grammar may be repeated at most {MOST_REPEATS} times.", path)
     return byte_nfa.repeat(_piece(value, path), low, high)

@@ -109,7 +109,7 @@ class GrammarCompiler:
         if answer[:1] == EXHAUSTED:
             return GrammarTooHeavyError("The grammar takes too much memory to compile.")
         if answer[:1] == FAILURE:
-            raise RuntimeError(f"the compiler of grammars failed:\n{answer[1:].decode()}")
+            raise RuntimeError(f"the grammar compiler failed:\n{answer[1:].decode()}")
         return GrammarError(*orjson.loads(answer[1:]))
 
 
@@ -123,7 +123,7 @@ def _content(grammar: Grammar) -> bytes:
     except orjson.JSONEncodeError as error:  # the body's JSON was deeper than this
         raise GrammarTooLargeError("The grammar is too deep.") from error
     if len(content) > MOST_CONTENT:
-        raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; at most {MOST_CONTENT} are possible.")
+        raise GrammarTooLargeError(f"The grammar has {len(content)} bytes as JSON; the limit is {MOST_CONTENT}.")
     return content
 
 

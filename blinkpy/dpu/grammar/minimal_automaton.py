@@ -143,7 +143,7 @@ def _quotient(
     """The automaton whose states are the blocks. Raises RuntimeError unless the states of each agree."""
     _, first, block = np.unique(block, return_index=True, return_inverse=True)
     if len(first) > MOST_STATES:
-        raise GrammarTooLargeError(f"The grammar needs {len(first)} states; at most {MOST_STATES} are possible.")
+        raise GrammarTooLargeError(f"The grammar needs {len(first)} states; the limit is {MOST_STATES}.")
     targets = np.where(table >= 0, block[table], -1)
     merged = targets[first]
     if not (np.array_equal(merged[block], targets) and np.array_equal(finals[first][block], finals)):

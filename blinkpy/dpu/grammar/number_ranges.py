@@ -124,7 +124,7 @@ class _Bound(NamedTuple):
             # Every magnitude is above what is negative.
             return cls("0", "", () if bound is None or beyond == LESS else (LESS, EQUAL, GREATER))
         if bound.adjusted() > MOST_DIGITS or -int(bound.as_tuple().exponent) > MOST_DIGITS:
-            raise GrammarError(f"A bound has more than {MOST_DIGITS} digits.")
+            raise GrammarError(f"A numeric bound has more than {MOST_DIGITS} digits.")
         whole, _, fraction = f"{bound:f}".partition(".")
         return cls(whole.lstrip("0") or "0", fraction.rstrip("0"), (beyond, EQUAL) if exclusive else (beyond,))
 
@@ -191,7 +191,7 @@ class _Magnitudes:
                     leaving.append((ord(sign), ord(sign), number[following]))
             edges.append(leaving)
             if len(found) > MOST_STATES:
-                raise GrammarTooLargeError("The numbers' bounds need too many states.")
+                raise GrammarTooLargeError("The bounds of a number need too many states.")
         return byte_nfa.embedded(minimal_automaton(edges, [self._accepts(state) for state in found]))
 
     def _following(self, state: tuple, sign: str) -> tuple | None:
@@ -222,7 +222,7 @@ def _decimal_step(step: Fraction) -> tuple[int, int]:
     places = next((places for places in range(20) if (step * 10**places).denominator == 1), 20)
     units = int(step * 10**places)
     if places == 20 or units * (places + 1) > MOST_REMAINDERS:
-        raise GrammarError("A multipleOf is not supported where it needs too many states.", keyword="multipleOf")
+        raise GrammarError("'multipleOf' needs too many states here.", keyword="multipleOf")
     return places, units
 
 

@@ -39,7 +39,7 @@ class Regex:
 def parse_regex(text: str) -> Regex:
     """Raises GrammarError, with the place, for what is no expression or not regular."""
     if len(text) > MOST_LENGTH:
-        raise GrammarError(f"A regular expression may have {MOST_LENGTH} characters, not {len(text)}.")
+        raise GrammarError(f"A regular expression may have at most {MOST_LENGTH} characters, not {len(text)}.")
     reader = _Reader(text)
     looks = reader.looks()
     start = reader.at
@@ -131,7 +131,7 @@ class _Reader:
         if bounds is None:
             return term
         if not self._take("?") and self._peek("+"):
-            raise self.error("possessive repetition is not supported")
+            raise self.error("possessive quantifiers are not supported")
         if self._peek("*") or self._peek("+") or self._peek("?"):
             raise self.error("nothing to repeat")
         low, high = bounds
@@ -150,9 +150,9 @@ class _Reader:
         least = int(low)
         most = least if not comma else int(high) if high else None
         if least > MOST_COUNT or (most or 0) > MOST_COUNT:
-            raise self.error(f"a count may be {MOST_COUNT} at most")
+            raise self.error(f"a repetition count may be at most {MOST_COUNT}")
         if most is not None and most < least:
-            raise self.error("the counts are in the wrong order")
+            raise self.error("the minimum count is above the maximum")
         return least, most
 
     def _term(self, depth: int) -> Regex:
@@ -182,7 +182,7 @@ class _Reader:
             if named:
                 close = self.text.find(">", self.at)
                 if not self.text[self.at : close].isidentifier():
-                    raise self.error("a group's name is not valid")
+                    raise self.error("invalid group name")
                 self.at = close + 1
             elif not self._take(":"):
                 raise self.error("this kind of group is not supported")
@@ -200,9 +200,9 @@ class _Reader:
                 self.at += 1
                 high = self._set_member()
                 if not (_is_single(low) and _is_single(high)):
-                    raise self.error("a range needs two characters")
+                    raise self.error("a character range needs two characters")
                 if low[0][0] > high[0][0]:
-                    raise self.error("a range is in the wrong order")
+                    raise self.error("the ends of a character range are in the wrong order")
                 low = ((low[0][0], high[0][0]),)
             parts += low
         return complement(union(parts)) if inverse else union(parts)
@@ -217,7 +217,7 @@ class _Reader:
 
     def _escape(self, in_set: bool) -> Characters:
         if self.at >= len(self.text):
-            raise self.error("nothing to escape")
+            raise self.error("a backslash at the end")
         sign = self.text[self.at]
         self.at += 1
         if sign.lower() in CLASSES:
@@ -261,7 +261,7 @@ class _Reader:
                 self.at += 6
                 code = 0x10000 + (code - 0xD800 << 10) + int(low, 16) - 0xDC00
         if code > 0x10FFFF:
-            raise self.error("there is no such character")
+            raise self.error("this code point is not a character")
         return ((code, code),)
 
 

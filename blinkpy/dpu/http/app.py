@@ -51,7 +51,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 def _overloaded() -> ApiError:
-    message = "The server is overloaded: more requests come than it can begin with (max_lag_ms)."
+    message = "The server is overloaded: it can't start requests within max_lag_ms; try again."
     return ApiError(503, message, code="max_lag_ms", limit="max_lag_ms")
 
 
@@ -150,7 +150,7 @@ class App:
             get = partial(self._model, path.removeprefix(f"{MODELS}/").replace(KEPT_SLASH, "/"))
         measured = path == "/metrics"
         if get is None and post is None and not measured:
-            raise ApiError(404, f"There is no {path[:200]} here.", code="not_found")
+            raise ApiError(404, f"Unknown path {path[:200]}.", code="not_found")
         every = exchange.connection.all
         if len(every.open) > self.options.max_connections and path not in ALWAYS:
             raise ApiError(503, "Too many connections.", code="too_many_connections", limit="max_connections")

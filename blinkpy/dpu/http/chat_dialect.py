@@ -97,7 +97,7 @@ class ChatDialect:
         if must_call(request):
             _check_forced(request)
             if final:
-                message = "'tool_choice' can't ask for a call within a message that goes on."
+                message = "'tool_choice' can't require a call if a message is continued."
                 raise bad_request(message, "tool_choice", "invalid_value")
             grammar, field = channel_answer(wanted(request), None, True, bool(begun)), None
         elif final and held:
@@ -150,17 +150,17 @@ class ChatDialect:
     def _check(self, request: Request, tools: Sequence[Tool], probe: TemplateProbe) -> None:
         """Raise ApiError for what would not reach the model, or not come back as calls."""
         if tools and not probe.takes_tools:
-            raise bad_request("The chat template of this model takes no tools.", "tools", "unsupported_parameter")
+            raise bad_request("This model's chat template does not support tools.", "tools", "unsupported_parameter")
         if tools and self.calls is None:
-            message = "How this model writes tool calls is not known: start the server with --tool-call-parser."
+            message = "The tool-call format of this model is unknown: start the server with --tool-call-parser."
             raise bad_request(message, "tools", "unsupported_parameter")
         for i, given in enumerate(request.messages or ()):
             if "tool_calls" in given and not probe.takes_calls:
                 where = _place(request, i, "tool_calls")
-                raise bad_request("The chat template of this model takes no tool calls.", where, "unsupported_parameter")
+                raise bad_request("This model's chat template does not support tool calls.", where, "unsupported_parameter")
             if given["role"] == "tool" and not probe.takes_results:
                 where = _place(request, i, "role")
-                raise bad_request("The chat template of this model takes no results of tools.", where, "unsupported_parameter")
+                raise bad_request("This model's chat template does not support tool results.", where, "unsupported_parameter")
 
     def _values(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
         """Values of the template's variables. known: those that it has. Raises ApiError for another one."""
@@ -177,7 +177,7 @@ class ChatDialect:
             if request.reasoning_effort == "none" and "reasoning_effort" not in known and silent:
                 return values  # it does not reason as it is
             if "reasoning_effort" not in known:
-                message = f"The chat template of this model takes no '{request.effort_field}'."
+                message = f"This model's chat template does not support '{request.effort_field}'."
                 raise bad_request(message, request.effort_field, "unsupported_parameter")
             if "reasoning_effort" in values:
                 raise bad_request(f"'{request.effort_field}' is given twice.", request.effort_field, "invalid_value")
@@ -194,7 +194,7 @@ def _check_continued(request: Request) -> None:
         raise bad_request(message, "add_generation_prompt", "invalid_value")
     messages = request.messages or ()
     if messages and "tool_calls" in messages[-1]:
-        message = "'continue_final_message' can't be used with a last message that has tool calls: they end its text."
+        message = "'continue_final_message' can't be used if the last message has tool calls."
         raise bad_request(message, _place(request, len(messages) - 1, "tool_calls"), "invalid_value")
 
 
@@ -215,7 +215,7 @@ def must_call(request: Request) -> bool:
 def _check_forced(request: Request) -> None:
     """Raise ApiError for a grammar of what is no call, where the answer must be one."""
     if request.grammar is not None and not request.grammar.param.startswith(FORMATS):
-        message = f"'{request.grammar.param}' can't be used where 'tool_choice' asks for a call."
+        message = f"'{request.grammar.param}' can't be used if 'tool_choice' requires a call."
         raise bad_request(message, request.grammar.param, "invalid_value")
 
 

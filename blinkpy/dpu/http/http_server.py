@@ -156,7 +156,7 @@ class Server:
         """A task that the worker can't do without has ended: end, so that the supervisor starts a successor."""
         self.on_end()
         self.failed = self.should_exit = self.force_exit = True
-        self.app.service.engine.fail_all(unavailable("The server has failed and starts again."))
+        self.app.service.engine.fail_all(unavailable("The server failed and is restarting; try again."))
 
     def _end_stuck(self) -> None:
         """Apart from the task, whose frame would keep the last connection."""

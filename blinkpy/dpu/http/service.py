@@ -118,7 +118,7 @@ class Service:
             param, message = error.told(field.param)
             raise ApiError(400, message, param=param, code="invalid_grammar", limit=error.limit) from error
         except GrammarBusyError as error:
-            raise busy("too many grammars wait to be compiled") from error
+            raise busy("too many grammars are waiting for compilation") from error
 
     @staticmethod
     def _unfit(request: Request, error: ValueError) -> ApiError:
@@ -252,7 +252,7 @@ class Service:
     def _prompt_scores(self, request: Request, prompt: Int32, index: int) -> tuple[PromptScores | None, str | None]:
         """What the answer shows of a prompt: its log probabilities, and its text."""
         if request.echo and not request.echoes:  # they were too long for the engine that was there then
-            raise unavailable("Another engine has come while the request was prepared.")
+            raise unavailable("The engine was replaced while the request was prepared; try again.")
         text, offsets = request.echoes[index] if request.echo else (None, None)
         scores = None
         if request.scores_prompts:

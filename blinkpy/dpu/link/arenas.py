@@ -13,7 +13,7 @@ class Arena:
         """Offset of `count` units in a row, or None when they aren't free now. count <= size fits once all is given
         back."""
         if not 0 <= count <= self.size:
-            raise ValueError(f"{count} units can never fit into an arena of {self.size}")
+            raise ValueError(f"{count} units exceed the arena of {self.size}")
         if self.head == self.tail:  # empty: start at the front, so that a gap can't keep a large piece out
             self.head = self.tail = -(-self.tail // self.size) * self.size
         start = self.tail

@@ -291,7 +291,7 @@ class RdmaTransport:
     def read_logprobs(self, position: int, count: int) -> Records:
         look = self._records
         if look is None or look.records is None or not look.position <= position <= look.position + look.served - count:
-            raise TransportError(f"no records of log probabilities were read for {count} completions from {position} on")
+            raise TransportError(f"failed to read the log probabilities of {count} completions from position {position}")
         return look.records[position - look.position : position - look.position + count]
 
     def read_hits(self, slot: int) -> int:
@@ -409,7 +409,7 @@ def check(config: Config, given: frozenset[str]) -> None:
     """See blinkpy.transport.transport_kinds.End."""
     config.extension(RdmaOptions).address("engine")
     if "name" in given:
-        raise ConfigError("--name is for front ends on the engine's machine; --transport rdma finds the engine by --engine")
+        raise ConfigError("--name works only on the engine's machine; with --transport rdma, use --engine")
     config.extension(RdmaOptions).link_key("engine")
 
 

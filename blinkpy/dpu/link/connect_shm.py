@@ -162,14 +162,14 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             owner = f"user {status.st_uid} with mode {status.st_mode & 0o777:o}"
-            raise TransportError(f"{path} belongs to {owner}: not ours to trust")
+            raise TransportError(f"{path} belongs to {owner}; only your own or root's engines are trusted")
         mapping = mmap.mmap(fd, 0)
         layout, _ = read_header(memoryview(mapping))
         if status.st_size < layout.total_bytes:
-            raise TransportError(f"{path} has {status.st_size} bytes, its header promises {layout.total_bytes}")
+            raise TransportError(f"{path} has {status.st_size} bytes, but its header states {layout.total_bytes}")
         pairs = layout.sizes.pairs
         if not 0 <= pair < pairs:
-            raise TransportError(f"the engine has queue pairs 0 to {pairs - 1}, there is no pair {pair}")
+            raise TransportError(f"the engine has only queue pairs 0 to {pairs - 1}, not {pair}")
         wanted = [(pair + i) % pairs for i in range(pairs if or_another else 1)]
         taken = next((each for each in wanted if lock_bytes(fd, layout.front_region(each), 1)), None)
         if taken is None:

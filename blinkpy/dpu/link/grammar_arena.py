@@ -52,7 +52,7 @@ class GrammarArena:
                     return None
                 pieces, missing = {}, tuple(wanted)  # one of this request's own pieces lay in the way of the other
                 if not self._make_room(pieces, wanted, head):
-                    raise ValueError(f"{sum(wanted.values())} words can never fit into an arena of {self.size}")
+                    raise ValueError(f"{sum(wanted.values())} words exceed the arena of {self.size}")
         return Plan(tuple(wanted), missing, pieces)
 
     def keep(self, plan: Plan, after: int) -> None:

@@ -164,7 +164,7 @@ class LinkThread:
         still_s = self._stall.still_s
         if self._stalled and still_s < STALL_SHOWN_S:
             self._stalled = False
-            logger.warning("the event loop is no longer blocked")
+            logger.warning("the event loop is running again")
         elif not self._stalled and still_s >= STALL_SHOWN_S:
             self._stalled = True
             limit = f"for {self._stall_limit_s:g} s" if self._stall_limit_s else "without a limit"

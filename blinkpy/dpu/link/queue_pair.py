@@ -127,7 +127,7 @@ class QueuePair:
             if words.epoch == claim and words.attached == 1:
                 break
             if words.epoch > claim:
-                raise EngineLostError(f"the engine granted epoch {words.epoch}, this front end had asked for {claim}")
+                raise EngineLostError(f"the engine granted epoch {words.epoch}, but this front end claimed {claim}")
             if time.monotonic() >= deadline:
                 state = self.state_name()
                 raise EngineLostError(f"the engine ({state}) did not grant the queue pair within {timeout_s:g} s")
@@ -180,7 +180,7 @@ class QueuePair:
         if beat != self._engine_beat:
             self._engine_beat, self._engine_beat_seen = beat, now
         elif now - self._engine_beat_seen > self.engine_timeout_s:
-            raise EngineLostError(f"the engine has not moved for {now - self._engine_beat_seen:.1f} s")
+            raise EngineLostError(f"the engine has made no progress for {now - self._engine_beat_seen:.1f} s")
         if transport.lost():
             raise EngineLostError("the engine is gone")
 
@@ -238,7 +238,7 @@ class QueuePair:
         state = self.transport.read_engine_state()
         if state != W.STATE_READY:
             if state == W.STATE_DRAINING:
-                raise EngineUnavailableError("the engine is draining: it finishes what it has and takes nothing new")
+                raise EngineUnavailableError("the engine is drainingand accepts no new requests")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         self.require_room(grammar, rules)
         length, count = len(prompt), len(prompt) // self.facts.page_size
@@ -250,7 +250,7 @@ class QueuePair:
             raise NoRoomError("all slots are in use")
         parts = {part_name(part): part.words() for part in (grammar, rules) if part is not None}
         if parts and not self._has_place(parts.keys()):
-            raise NoRoomError("the requests in flight have as many grammars as the engine holds for this front end")
+            raise NoRoomError("the requests in flight use all grammar slots of this front end")
         # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
         self._consume()
         before = self._prompts.tail, self._hashes.tail
@@ -297,19 +297,19 @@ class QueuePair:
         """Raise ValueError for a grammar, or token rules, that the engine never takes."""
         most, share = min(self.facts.grammar_words, self._grammars.size), self.facts.grammar_share
         if share == 0 and (grammar is not None or rules is not None):
-            raise ValueError(f"the engine takes no {'grammars' if rules is None else 'token rules'}")
+            raise ValueError(f"the engine does not support {'grammars' if rules is None else 'token rules'}")
         if grammar is not None and (words := len(grammar.words())) > most:
-            raise ValueError(f"the grammar takes {words * 4} bytes as an automaton, and the engine has room for {most * 4}")
+            raise ValueError(f"the grammar takes {words * 4} bytes as an automaton, but the engine's limit is {most * 4}")
         if rules is not None and (words := len(rules.words())) > most:
-            raise ValueError(f"the token rules take {words * 4} bytes, and the engine has room for {most * 4}")
+            raise ValueError(f"the token rules take {words * 4} bytes, but the engine's limit is {most * 4}")
         if rules is not None and rules.vocab_size != self.facts.vocab_size:
-            raise ValueError(f"the token rules are for {rules.vocab_size} tokens, and the model has {self.facts.vocab_size}")
+            raise ValueError(f"the token rules are for {rules.vocab_size} tokens, but the model has {self.facts.vocab_size}")
         if grammar is not None and rules is not None:
             if share == 1:
-                raise ValueError("the engine has room for a grammar or for token rules, and not for both")
+                raise ValueError("the engine has memory for a grammar or token rules, but not for both")
             if (words := len(grammar.words()) + len(rules.words())) > self._grammars.size:
                 room = self._grammars.size * 4
-                raise ValueError(f"the grammar and the token rules take {words * 4} bytes, and the engine has room for {room}")
+                raise ValueError(f"the grammar and the token rules take {words * 4} bytes, but the engine's limit is {room}")
 
     def _has_place(self, names: Iterable[int]) -> bool:
         """Whether the engine has places for one more request with this grammar and these rules in this queue pair's share."""

@@ -40,7 +40,7 @@ def _system_call() -> Callable[..., int]:
     """libc's syscall(), with membarrier's number on this machine."""
     number = SYSTEM_CALL.get(platform.machine().lower())
     if number is None:
-        raise FenceError(f"no store barrier is known for machine type {platform.machine()!r}")
+        raise FenceError(f"no store barrier is implemented for machine type {platform.machine()!r}")
     return partial(ctypes.CDLL(None, use_errno=True).syscall, ctypes.c_long(number))
 
 

@@ -32,5 +32,5 @@ def chat_text(
     if continue_final_message:
         text, found, _ = text.rpartition(specials.end_mark)
         if not found:
-            raise ChatError("the chat template does not show the end of the last message, so it can't be continued")
+            raise ChatError("the chat template does not mark the end of the last message, so the message can't be continued")
     return text

@@ -97,12 +97,12 @@ class ChatTemplate:
             for part in self._template.generate(values):
                 length += len(part)
                 if length > self.max_characters:
-                    raise ChatError(f"the chat template makes more than {self.max_characters} characters of these messages")
+                    raise ChatError(f"the rendered messages exceed {self.max_characters} characters")
                 parts.append(part)
         except ChatError:
             raise
         except Exception as error:  # a template may fail in any way that an expression can
-            raise ChatError(f"the chat template does not accept these messages: {error}") from error
+            raise ChatError(f"the chat template rejects these messages: {error}") from error
         return "".join(parts)
 
 
@@ -121,7 +121,7 @@ def find_templates(folder: Path, tokenizer_config: Mapping[str, Any], override: 
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     sources: dict[str, Any] = {name: named[name] for name in (PLAIN, WITH_TOOLS) if name in named}
     if any(not isinstance(source, str) or len(source) > TEMPLATE_BYTES for source in sources.values()):
-        raise ConfigError(f"{folder}: chat_template in tokenizer_config.json or chat_template.json is not a template")
+        raise ConfigError(f"{folder}: chat_template in tokenizer_config.json or chat_template.json must be a template")
     return sources
 
 

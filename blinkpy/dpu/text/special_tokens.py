@@ -49,7 +49,7 @@ class SpecialTokens:
         for name in names:
             meant[int(encoder.token_to_id(self._aliases[name]) or 0)] = special[name][0]
         if taken & meant.keys():
-            raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be given twice")
+            raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be assigned twice")
         self._first_alias = min(meant, default=INT32_MAX)
         self._ids = np.array([meant[alias] for alias in sorted(meant)], np.int32)  # those of aliases follow each other
         patterns = [rf"(?<!\w){re.escape(n)}(?!\w)" if special[n][1].single_word else re.escape(n) for n in names]

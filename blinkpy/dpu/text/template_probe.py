@@ -77,7 +77,7 @@ class TemplateProbe:
         fitted = [self._message(message) for message in messages]
         leading = next((i for i, message in enumerate(fitted) if message["role"] not in INSTRUCTIONS), len(fitted))
         if not self._takes_late and any(message["role"] in INSTRUCTIONS for message in fitted[leading:]):
-            raise ChatError("the chat template of this model takes instructions at the beginning only")
+            raise ChatError("this model's chat template accepts system messages only at the beginning")
         if not self._takes_several and leading > 1:
             whole = "\n\n".join(_text(message["content"]) for message in fitted[:leading])
             fitted[:leading] = [fitted[0] | {"content": whole}]
@@ -111,7 +111,7 @@ class TemplateProbe:
             known = [call.get("id") for call in calls]
             for result in results:
                 if known.count(result["tool_call_id"]) != 1:
-                    raise ChatError(f"tool_call_id {result['tool_call_id'][:100]!r} does not name one of the calls before it")
+                    raise ChatError(f"tool_call_id {result['tool_call_id'][:100]!r} does not match a preceding tool call")
             for call in calls:
                 yield message | {"tool_calls": [call]}
                 yield from (result for result in results if result["tool_call_id"] == call.get("id"))

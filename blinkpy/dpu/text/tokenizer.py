@@ -114,12 +114,14 @@ class Tokenizer:
             value = source.get("eos_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
             if len(ids) > MOST_ENDS or not all(type(token) is int and 0 <= token <= INT32_MAX for token in ids):
-                raise ConfigError(f"{self.folder}: eos_token_id is {value!r:.200}")
+                raise ConfigError(f"{self.folder}: eos_token_id must be a token id or a list of them, not {value!r:.200}")
             found.update(dict.fromkeys(ids))
         ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # its own is never left out
         ids = list(dict.fromkeys(ids))
         if len(ids) > STOP_IDS:
-            logger.warning("%s names %d end-of-sequence ids: %s do not end a text", self.folder, len(ids), ids[STOP_IDS:])
+            logger.warning(
+                "%s has %d end-of-sequence ids, more than supported; ignoring %s", self.folder, len(ids), ids[STOP_IDS:]
+            )
         return tuple(ids[:STOP_IDS])
 
     def request_defaults(self) -> RequestParameters:

@@ -156,15 +156,15 @@ def _check_named(schema: Mapping[str, Any]) -> None:
     """Raise GrammarError for what can't be kept to where each argument has a grammar of its own, or no name that Python takes."""
     for key in schema:
         if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
-            raise GrammarError(f"'{key}' is not supported at the root of parameters by this model's format of calls.")
+            raise GrammarError(f"'{key}' is not supported at the top level of parameters with this model's tool-call format.")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if type(properties) is not dict or type(required) is not list:
-        raise GrammarError("'properties' must be of type object, and 'required' of type array.")
+        raise GrammarError("'properties' must be an object, and 'required' an array.")
     for name in properties:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise GrammarError(f"'{name[:100]}' can be no parameter in this model's format of calls.")
+            raise GrammarError(f"'{name[:100]}' can't be a parameter name in this model's tool-call format.")
     if any(name not in list(properties) for name in required):
-        raise GrammarError("'required' must name 'properties' in this model's format of calls.")
+        raise GrammarError("'required' must list names in 'properties' in this model's tool-call format.")
 
 
 def _maybe(grammar: Grammar) -> Grammar:

@@ -23,7 +23,7 @@ def start_energy_meter(metrics: Metrics) -> "EnergyMeter | None":
         meter = EnergyMeter(nvml, chosen_gpu(nvml, os.environ.get("CUDA_VISIBLE_DEVICES", "")), metrics)
         meter.read()
     except Exception as error:  # NVML's own, and whatever else keeps a machine from telling
-        logger.info("no energy is read: %s", error)
+        logger.info("energy metrics are disabled: %s", error)
         return None
     meter.start()
     return meter
@@ -63,7 +63,7 @@ class EnergyMeter(threading.Thread):
             while not self._ended.wait(PERIOD_S):
                 self.read()
         except Exception:  # the GPU is gone: the counter stays away rather than stand still
-            logger.exception("the GPU's energy can't be read any more")
+            logger.exception("reading the GPU's energy failed")
             for name in METERS:
                 self._metrics.gauge(name, 0)
 

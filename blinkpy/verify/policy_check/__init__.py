@@ -1,1 +1,1 @@
-"""`blinkpy check`: what a user's scheduling policy does, before it serves anybody."""
+"""`blinkpy check`: test a user's scheduling policy before it serves requests."""

@@ -1,4 +1,6 @@
-"""The process of `blinkpy check` that runs the user's code, with limits on its time: the trial, and what comes after it."""
+"""The process of `blinkpy check` that runs the user's code, with time limits: the trial and the checks after
+it.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +78,9 @@ class Check(Trial):
 
 
 def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
-    """What the simulator of docs/verification.md says: crashes, cancels, slow readers, late writes, too few pages."""
+    """The result of the simulator of docs/verification.md: crashes, cancels, slow readers, late writes, too few
+    pages.
+    """
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
     if report.failures:
         return Finding("error", "storm", str(report.failures[0][1]))
@@ -85,7 +89,7 @@ def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
 
 
 def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
-    """What the search for starvation says, in words."""
+    """The result of the search for starvation."""
     findings: list[Finding] = []
     level: Level = "warning" if options.allow_starvation else "error"
     for preempted in (False, True):
@@ -107,7 +111,7 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
 
 
 def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
-    """What the classes make of a policy: who goes first, within which bounds, and how long best-effort prompts yield."""
+    """The effect of classes under a policy: precedence within bounds, and how long best-effort prompts yield."""
     findings: list[Finding] = []
     level: Level = "warning" if options.allow_starvation else "error"
     for waits in (1, 0):
@@ -134,7 +138,7 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
-    """Whether tenants are served by weight. That they are not is an error of a policy that looks at what they were served."""
+    """Whether tenants are served by weight. If not, it is an error for a policy that reads their service."""
     more = [request._replace(tenant_service=request.tenant_service + MUCH_SERVICE) for request in requests]
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()
     shares = tenant_shares(policy)

@@ -1,4 +1,4 @@
-"""The requests of a simulation: when they arrive, how long they are, what they ask for."""
+"""The requests of a simulation: arrival times, lengths and parameters."""
 
 import csv
 import dataclasses
@@ -27,8 +27,10 @@ SMALLEST_LIMIT = 16  # tokens
 class Workload:
     """Requests in the order of their arrival, arrays [n].
 
-    arrival_ns: int64, from the first one on. prompt, output: tokens. max_tokens: what the client allows, and all that a policy
-    sees of the output's length. priority: as given with the request.
+    arrival_ns: int64, from the first one on.
+    prompt, output: tokens.
+    max_tokens: the client's limit; a policy knows nothing else of the output's length.
+    priority: as given with the request.
     """
 
     arrival_ns: NDArray[np.int64]
@@ -59,10 +61,11 @@ class Workload:
 
 
 def load_workload(name: str) -> Workload:
-    """'azure', or a CSV file: lines that begin with # are comments, then a head with REQUIRED and maybe other COLUMNS.
+    """'azure', or a CSV file: lines that begin with # are comments, then a header with REQUIRED and optional
+    COLUMNS.
 
-    Without a column max_tokens it is that of a client that knows its answers roughly: the next power of two, SMALLEST_LIMIT at
-    least. Raises ConfigError, with the line, for what can't be read.
+    Without a column max_tokens, it is the next power of two of the output, at least SMALLEST_LIMIT. Raises
+    ConfigError, with the line, for invalid input.
     """
     path = AZURE if name == "azure" else Path(name)
     try:

@@ -1,4 +1,4 @@
-"""`blinkpy check --fleet`: simulate a fleet with each placement, and show what they do."""
+"""`blinkpy check --fleet`: simulate a fleet with each placement, and print the results."""
 
 import dataclasses
 import json

@@ -124,13 +124,16 @@ def _open_loop(arrival: Int64, prompts: list[Int32], lengths: Workload) -> Fleet
 
 
 SLOTS = 256  # of each engine
-MOST_IDLE = 1000  # turns of an engine in a row that run nothing, although requests are there
+MOST_IDLE = 1000  # consecutive idle turns of an engine with requests
 
 
 @dataclass
 class FleetOutcome:
-    """What became of the requests, int64 [n]: engine of each, and ns from the arrival to the first token. computed: tokens that
-    each engine computed, int64 [engines]. hit_rate: share of all prompts' tokens that were found in a prefix cache."""
+    """Outcomes of the requests, int64 [n]: engine of each, and ns from arrival to first token.
+
+    computed: tokens that each engine computed, int64 [engines].
+    hit_rate: fraction of all prompts' tokens found in a prefix cache.
+    """
 
     engine: Int64
     ttft_ns: Int64
@@ -168,7 +171,7 @@ class FleetSimulation:
         self._coming = [(int(self._due[i]), i) for i in np.flatnonzero(workload.follows == NOBODY).tolist()]
         heapify(self._coming)
         self._followers = {int(before): i for i, before in enumerate(workload.follows.tolist()) if before != NOBODY}
-        self._door: deque[int] = deque()  # those that arrived when no engine had a slot
+        self._door: deque[int] = deque()  # requests that arrived when no engine had a slot
 
     def run(self) -> FleetOutcome:
         """Serve all requests. Raises StuckError if some never end."""
@@ -197,7 +200,7 @@ class FleetSimulation:
         return len(server.free) < self._slots
 
     def _place(self, now: int) -> None:
-        """Send who is at the door to engines, in order, as long as some accept."""
+        """Send waiting requests to engines, in order, as long as some accept."""
         while self._door:
             number, workload = self._door[0], self._workload
             prompt = workload.prompts[number]
@@ -219,7 +222,7 @@ class FleetSimulation:
         return int(requests.prompt[number] + requests.max_tokens[number])
 
     def _load(self, index: int) -> EngineLoad:
-        """As a worker knows it: from what the engine published last, and what is in flight."""
+        """The load as a worker knows it: the engine's last published values, and requests in flight."""
         server = self._servers[index]
         prompts, accepted = server.counter("prompt_tokens"), server.counter("requests_accepted")
         if accepted != self._accepted[index]:

@@ -39,9 +39,9 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.policy_check.check_workload import Workload
 
-MOST_SLOTS = 4096  # requests in the engine at a time; others wait at the door, in the order of their arrival
+MOST_SLOTS = 4096  # maximum requests in the engine; others wait in front of it, in order of arrival
 COMPLETIONS = 1 << 14  # of the queue: more than the rows of two steps
-IDLE_NS = 1_000_000  # the clock continues so far when nothing can run and nobody arrives
+IDLE_NS = 1_000_000  # advance of the clock when no request can run or arrives
 STOP, OTHER = 1, 0  # tokens
 VOCAB = 1 << 16  # of prompts
 MULTIPLIERS = (1_000_003, 1_000_033)  # of page hashes
@@ -54,7 +54,11 @@ class StuckError(RuntimeError):
 
 
 class Work(NamedTuple):
-    """What one step has to do. tokens: of its bucket, padding included; decoding: rows; prefill: tokens of prompt chunks.
+    """The work of one step.
+
+    tokens: of its bucket, including padding.
+    decoding: rows.
+    prefill: tokens of prompt chunks.
 
     decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
     """
@@ -92,13 +96,13 @@ class ServerModel(BatchOptions):
         return int(1000 * (self.step_us + self.row_us * work.decoding + self.token_us * work.prefill))
 
     def buckets(self) -> list[tuple[int, int]]:
-        """(tokens, rows) of the steps that there are; empty for the scheduler's own."""
+        """(tokens, rows) of the available steps; empty: the scheduler's defaults."""
         return []
 
 
 @dataclass
 class ServerOutcome:
-    """What became of each request, arrays [n]; times are ns since the first arrival, NEVER if it did not come to it.
+    """The outcome of each request, arrays [n]; times are ns since the first arrival, or NEVER.
 
     waiting_s, ttft_s, end_to_end_s: seconds from the arrival to the first step, to the first token and to the last one.
     """
@@ -133,14 +137,20 @@ class ServerOutcome:
 
 
 class TimedSimulation:
-    """One server. requests: those that may be submitted, by number; submit() and turn() drive it. words: other parameters of
-    theirs, arrays [n], by their names in the submission entry. most_slots: requests in it. prompts: of the requests, int32,
-    tokens in [0, VOCAB), for a server with a prefix cache; else prompts have a length alone.
+    """One server, driven by submit() and turn().
 
-    due: when each request arrives, ns; in a closed loop it is settled as others end. over: requests that had ended when the last
-    turn began, which was at read_ns. generated: tokens of each request, with those of the step that runs. free: slots without a
-    request. durations, decoding: of each step so far, or group of layers of one that is cut, ns, and rows that got a token beyond
-    their first.
+    requests: those that may be submitted, by number.
+    words: their other parameters, arrays [n], by names in the submission entry.
+    most_slots: maximum requests in it.
+    prompts: of the requests, int32, tokens in [0, VOCAB), for a server with a prefix cache; otherwise prompts
+        have only a length.
+
+    due: arrival of each request, ns; in a closed loop it is set when others end.
+    over: requests that had ended when the last turn began, at read_ns.
+    generated: tokens of each request, including those of the running step.
+    free: slots without a request.
+    durations: of each step so far, or layer group of a cut step, ns.
+    decoding: rows of each step that got a token beyond their first.
     """
 
     def __init__(
@@ -210,7 +220,7 @@ class TimedSimulation:
 
     @property
     def yielded_turns(self) -> int:
-        """Turns in a row, the last one too, in which best-effort prompts yield."""
+        """Consecutive turns up to the last one in which best-effort prompts yield."""
         return int(self._state.counts[S.YIELDED_TURNS])
 
     def _write_prompt(self, prompt: Int32) -> None:

@@ -1,10 +1,10 @@
 """How long can a policy let a request wait? From its ranks alone, then shown on the scheduler.
 
-A request's rank is fixed while it waits, so under a load that never lets up it is served only when those
-that arrive have greater ranks. The *overtaking window* is the longest time after which a new request can
-still get a lower rank than one that waits: 0 for first come, first served; bounded when ranks grow with
-arrival or arrival_us; a request may starve when there is no bound. It is searched for on ordinary requests
-and arrivals up to a day apart, so it is evidence, and no proof.
+A request's rank is fixed while it waits, so under endless load it is served only if new requests have
+greater ranks. The *overtaking window* is the longest time after which a new request can still get a lower
+rank than a waiting one: 0 for first come, first served; bounded if ranks grow with arrival or arrival_us;
+unbounded if a request may starve. It is searched for on ordinary requests and arrivals up to a day apart,
+so it is evidence, not a proof.
 """
 
 import random
@@ -87,11 +87,11 @@ def compile_for_gpu(function: Policy) -> Finding:
 
 
 KINDS = 512  # of requests that are compared, each with each
-BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the one that waits arrived
+BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the waiting request arrives
 LATER_S = (0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86_400)
 REFINEMENTS = 6  # halvings of the interval in which the window ends
 ARRIVALS_PER_S = 20
-SERVICE_PER_S = 1_000_000  # of tenants who are always served: 1,000 tokens of a prompt
+SERVICE_PER_S = 1_000_000  # of tenants that are always served: 1,000 tokens of a prompt
 
 FLOOD_TOKENS = 8192  # longest sequence in the demonstration
 FLOOD_ROWS = 4
@@ -162,7 +162,7 @@ def _ranked(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> 
 
 
 class Flood(NamedTuple):
-    """What the scheduler did with one request under a load of those that overtake it."""
+    """The outcome of one request under a load of requests that overtake it."""
 
     waited_s: float  # until it started, or until the end of the demonstration
     started: bool
@@ -171,7 +171,7 @@ class Flood(NamedTuple):
 
 
 def flood(policy: Policy, worst: Overtaking) -> Flood:
-    """Keep a small server full of requests that overtake, and submit the one that waits among the first of them."""
+    """Keep a small server full of overtaking requests, and submit the waiting one among the first of them."""
     n, victim = FLOOD_REQUESTS, FLOOD_QUEUE
     prompt, limit, priority = (
         np.where(np.arange(n) == victim, getattr(worst.waits, name), getattr(worst.overtakes, name))

@@ -1,1 +1,1 @@
-"""What is made of a recording: replay, narration, timeline, requests."""
+"""Uses of a recording: replay, narration, timeline, requests."""

@@ -60,7 +60,7 @@ class RecordedRequests:
 
 
 def run_record(options: RecordOptions) -> int:
-    """Dump the recording of a running engine. Returns the exit code; raises ConfigError, in one line, when there is none."""
+    """Dump the recording of a running engine. Returns the exit code. Raises ConfigError if no engine records."""
     from blinkpy.recording.dump_file import write_dump
     from blinkpy.recording.recording_layout import LINK_PREFIX
     from blinkpy.recording.recording_reader import RecordingReader

@@ -1,7 +1,8 @@
-"""Run a recording again: the scheduler's source, as plain Python or compiled, from the same state with the same inputs.
+"""Run a recording again: the scheduler's source, as plain Python or compiled, on the recorded state and
+inputs.
 
-Every turn must decide what the recording has: bucket, rows with their tokens, and the pages that are left; and its recorder,
-which is on as well, must write the same record, word for word.
+Every turn must make the recorded decisions: bucket, rows with their tokens, and free pages. Its own
+recorder must write the same record, word for word.
 """
 
 import dataclasses
@@ -153,10 +154,15 @@ INBOX_WORDS = [FRONT_HEARTBEAT, FRONT_CLAIM, FRONT_CQ_HEAD, FRONT_DOORBELL]  # i
 
 
 class Replay:
-    """One recording, ready to be run turn by turn. limits, state: as of the last turn. failed: the last turn raised.
+    """A recording, replayed turn by turn.
 
-    policy: the one that the recording was made with. mode: "python" runs the source as it is; "njit" compiles it first, and
-    is some hundred times faster. Raises RecordingError for a recording that does not fit this version.
+    limits, state: after the last turn.
+    failed: the last turn raised.
+
+    policy: the policy of the recording.
+    mode: "python" interprets the source; "njit" compiles it first, and is about a hundred times faster.
+
+    Raises RecordingError for a recording of another version.
     """
 
     def __init__(self, capture: Capture, policy: Policy, mode: Literal["python", "njit"] = "python"):
@@ -182,8 +188,8 @@ class Replay:
         self.failed = False
 
     def run(self) -> Iterator[tuple[Turn, list[str]]]:
-        """Each turn after it was run again, with what differs from the recording, and at the end the faults with
-        the state. Ends where a turn raises. One that did not end has the rows that it plans here.
+        """Yield each turn after its replay, with its differences from the recording; at the end, the faults of the
+        state. Stops if a turn raises. An unfinished turn has the rows planned here.
         """
         for turn in self.turns:
             differences = self.repeat(turn)
@@ -194,7 +200,7 @@ class Replay:
                 return
 
     def repeat(self, turn: Turn) -> list[str]:
-        """Run the next turn; what differs from its record."""
+        """Run the next turn, and return its differences from the record."""
         self._set_inputs(turn)
         begin = int(self.state.recorder.cursor[S.POSITION])
         try:

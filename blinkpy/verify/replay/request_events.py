@@ -1,4 +1,4 @@
-"""What happened to each request, and why, from two states of the scheduler: before a turn and after it."""
+"""The events of each request and their reasons, from the states before and after a turn."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,7 +30,7 @@ WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol
 
 
 class Event(NamedTuple):
-    """One thing that one turn did. request: its arrival number, -1 for none. kind: one word."""
+    """One event of a turn. request: its arrival number, or -1. kind: one word."""
 
     request: int
     kind: str
@@ -54,7 +54,7 @@ class EventTracer:
         self._attached, self._arrivals = self.state.pairs.attached.copy(), int(self.state.counts[S.ARRIVALS])
 
     def events_of(self, turn: Turn) -> list[Event]:
-        """What the turn did, in the order of its phases."""
+        """The events of the turn, in the order of its phases."""
         self._turn = turn
         events = [*self._ends(), *self._pairs(), *map(self._taken, turn.entries), *self._stalls()]
         preempted = list(self._preempted())
@@ -79,7 +79,8 @@ class EventTracer:
             self._reasons.pop(request, None)
             if slot in self._turn.cancelled:
                 yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
-            elif same and requests.finish[slot] == S.OWNER_GONE:  # what ended by itself in the same turn has FINISH_NONE
+            # requests that ended by themselves in the same turn have FINISH_NONE
+            elif same and requests.finish[slot] == S.OWNER_GONE:
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
                 yield Event(request, "finished", self._finish(slot, same))
@@ -196,7 +197,7 @@ class EventTracer:
         """The reason of each waiting request, when it is another one than before."""
         state = self.state
         requests, counts = state.requests, state.counts
-        blocker, of_class = -1, -1  # who is served first: of all, and of best effort
+        blocker, of_class = -1, -1  # the request to serve first: of all, and of best effort
         for slot in state.waiting[: int(counts[S.WAITING_COUNT])].tolist():
             request = int(requests.arrival[slot])
             if state.pairs.unclaimed_entries[requests.pair[slot]] <= 0:
@@ -230,7 +231,7 @@ class EventTracer:
         return f"best effort's share of the step: its {share} tokens are taken" if filled >= share < limits.tokens else ""
 
     def _shortage(self, slot: int, preempted: bool) -> str:
-        """What the first waiting request lacks."""
+        """The resource that the first waiting request lacks."""
         state, limits = self.state, self.limits
         requests, counts = state.requests, state.counts
         running = state.running[: int(counts[S.RUNNING_COUNT])]

@@ -1,4 +1,6 @@
-"""A picture of a recording: one line for each request, coloured by what it did. SVG by hand; HTML is the same with a frame."""
+"""A picture of a recording: one line per request, coloured by its state, as SVG; HTML is the same SVG with a
+frame.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

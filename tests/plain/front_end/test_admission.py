@@ -87,7 +87,7 @@ async def test_best_effort_requests_leave_slots_and_their_turn_to_others(keys) -
     first = [stage.enter("a", best_effort=1) for _ in range(2)]
     waits, urgent = stage.enter("a", best_effort=1), stage.enter("a")
     assert [ticket.inside for ticket in (*first, waits, urgent)] == [True, True, False, True]
-    with pytest.raises(ApiError, match="3 slots, and service tier flex has 2"):
+    with pytest.raises(ApiError, match="3 slots, but service tier flex is limited to 2"):
         stage.enter("b", slots=3, best_effort=1)
     assert stage.enter("b").inside
     later = stage.enter("b")

@@ -110,7 +110,7 @@ def test_no_message_is_left_out(tokenizer: Tokenizer) -> None:
     first = f"{{% for m in messages %}}{shown}{{% endfor %}}"
     assert prompt(first, tokenizer, [system, developer, user]) == "[system:system\n\ndeveloper][user:user]"
     for late in (system, developer):
-        with pytest.raises(ChatError, match="instructions at the beginning only"):
+        with pytest.raises(ChatError, match="system messages only at the beginning"):
             prompt(first, tokenizer, [system, user, late])
     unknown = "{% for m in messages if m.role != 'developer' %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
     assert prompt(unknown, tokenizer, [developer, user, developer]) == "[system:developer][user:user][system:developer]"

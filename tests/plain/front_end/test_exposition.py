@@ -223,7 +223,7 @@ def test_without_nvml_there_is_no_energy(monkeypatch, caplog: pytest.LogCaptureF
     metrics = Metrics()
     with caplog.at_level("INFO"):
         assert start_energy_meter(metrics) is None
-    assert caplog.messages == ["no energy is read: pynvml"]
+    assert caplog.messages == ["energy metrics are disabled: pynvml"]
     assert not [name for name in samples(Exposition(metrics).render(None)) if "gpu" in name]
 
 

@@ -381,7 +381,7 @@ def test_sighup_reads_the_keys_again_in_each_worker_and_a_faulty_file_changes_no
         assert (statuses("old"), statuses("new")) == ({200}, {401})
         assert len({int(request.entry["cache_salt"]) for request in engine.submitted}) == 2, "one of each tenant, in both workers"
         path.write_text("[kept]\nweigth = 3\n")
-        reload("the keys stay as they were")
+        reload("keeping the previous keys")
         assert any("did you mean 'weight'" in line for line in command.said)
         assert (statuses("old"), statuses("kept")) == ({200}, {200})
         write_keys(path, kept={}, new={})

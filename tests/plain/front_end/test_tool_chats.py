@@ -234,7 +234,7 @@ def test_formats(name: str, text: str, tmp_path: Path) -> None:
 def test_what_the_model_can_not_do(tmp_path: Path, hermes: Served) -> None:
     call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     with served_with(tmp_path / "plain", "{{ messages[0].content }}") as served:
-        assert served.refused(tools=TOOLS) == ("tools", "The chat template of this model takes no tools.")
+        assert served.refused(tools=TOOLS) == ("tools", "This model's chat template does not support tools.")
         past = [*ASK, {"role": "assistant", "tool_calls": [call]}]
         assert served.refused(messages=past)[0] == "messages[1].tool_calls"
         assert served.refused(messages=[*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}])[0] == "messages[1].role"

@@ -82,7 +82,7 @@ def test_the_automaton_is_in_each_submission(
 REFUSED = [
     (as_openai({"properties": {"a": {"uniqueItems": True}}}), "response_format.json_schema.schema", "#/properties/a"),
     (as_openai({"type": "integer", "minimum": 2, "maximum": 1}), "response_format.json_schema.schema", "contradict"),
-    (as_openai({"type": "string", "maxLength": 10_000}), "response_format.json_schema.schema", "'maxLength' may be 512 at most"),
+    (as_openai({"type": "string", "maxLength": 10_000}), "response_format.json_schema.schema", "'maxLength' must be at most 512"),
     (as_openai({"type": "array", "minItems": 1000}), "response_format.json_schema.schema", "too many states"),
     (as_openai([]), "response_format.json_schema.schema", "must be a JSON Schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
@@ -95,7 +95,7 @@ REFUSED = [
     ({"structured_outputs": {"grammar": EBNF}}, "structured_outputs.grammar", "use a JSON Schema or a regular expression"),
     ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "use a JSON Schema or a regular expression"),
     ({"guided_grammar": EBNF}, "guided_grammar", "use a JSON Schema or a regular expression"),
-    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not several"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "must have only one of"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "must hold 1 to 10000 entries, not 0"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object", "boolean"),
@@ -118,12 +118,12 @@ def test_what_can_not_be_kept_is_a_400_that_names_it(
 
 def test_what_the_engine_never_takes_is_a_400(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **more: Any) -> None:
-        raise ValueError("the engine takes no grammars")
+        raise ValueError("the engine does not support grammars")
 
     monkeypatch.setattr(QueuePair, "submit", refuse)
     error = server.complete(guided_regex="a").json()["error"]
     assert (error["param"], error["code"]) == ("guided_regex", "invalid_grammar")
-    assert "takes no grammars" in error["message"]
+    assert "does not support grammars" in error["message"]
     server.idle()
 
 

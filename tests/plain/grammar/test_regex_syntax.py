@@ -150,17 +150,17 @@ REFUSED = (
     (")", "unmatched"),
     ("[a", "missing"),
     ("[z-a]", "wrong order"),
-    ("a{3,2}", "wrong order"),
+    ("a{3,2}", "minimum count is above"),
     (r"\p{L}", "not supported"),
     (r"\xg1", "hexadecimal"),
     ("(?i)a", "this kind of group"),
     ("a{99999}", "at most"),
     (r"[\d-z]", "two characters"),
-    ("\\", "nothing to escape"),
+    ("\\", "a backslash at the end"),
     ("(" * 60 + ")" * 60, "nested"),
     (r"\07", "octal"),
     ("(?P<1>a)", "name"),
-    (r"\u{110000}", "no such character"),
+    (r"\u{110000}", "this code point is not a character"),
 )
 
 

@@ -219,7 +219,7 @@ def test_a_name_that_has_passed_on_is_left_alone(name, segment) -> None:
 
 def test_wrong_pair_and_wrong_layout(name, segment) -> None:
     for pair in (-1, 1):
-        with pytest.raises(TransportError, match="no pair"):
+        with pytest.raises(TransportError, match="has only queue pairs"):
             attach_segment(name, pair)
     segment.buffer[HEADER.fields["version"][1]] = 99
     with pytest.raises(LayoutError, match="99"):
@@ -241,7 +241,7 @@ def test_failures_leave_no_descriptor_open(name, segment) -> None:
 
 def test_files_of_others_are_not_trusted(name, segment) -> None:
     os.chmod(segment_path(name), 0o666)
-    with pytest.raises(TransportError, match="not ours to trust"):
+    with pytest.raises(TransportError, match="only your own or root's engines"):
         attach_segment(name, 0)
     segment.close()
     target = segment_path(name + "x")
@@ -271,7 +271,7 @@ def test_pairs_that_are_given_out_in_another_way_are_locked(name) -> None:
 def test_truncated_segment(name, segment, size) -> None:
     total = segment.layout.total_bytes
     os.truncate(segment_path(name), size % total)
-    with pytest.raises(TransportError, match=f"has {size % total} bytes, its header promises {total}"):
+    with pytest.raises(TransportError, match=f"has {size % total} bytes, but its header states {total}"):
         attach_segment(name, 0)
 
 
@@ -291,7 +291,9 @@ def test_a_segment_is_trusted_that_is_of_this_user_or_root_and_nobody_else_write
         changed.setattr(os, "geteuid", lambda: 7)
         changed.setattr(os, "fstat", fstat)
         if not trusted:
-            with pytest.raises(TransportError, match=f"belongs to user {owner} with mode {mode:o}: not ours to trust"):
+            with pytest.raises(
+                TransportError, match=f"belongs to user {owner} with mode {mode:o}; only your own or root's engines are trusted"
+            ):
                 attach_segment(name, 0)
             return
         made = attach_segment(name, 0)
@@ -383,7 +385,7 @@ def test_missing_and_refused_membarriers_are_errors(monkeypatch) -> None:
 def test_an_unknown_machine_is_named(monkeypatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "Toaster")
     store_fence._system_call.cache_clear()
-    with pytest.raises(store_fence.FenceError, match="no store barrier is known for machine type 'Toaster'"):
+    with pytest.raises(store_fence.FenceError, match="no store barrier is implemented for machine type 'Toaster'"):
         store_fence.store_fence()
 
 

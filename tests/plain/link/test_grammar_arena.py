@@ -115,7 +115,7 @@ def test_pieces_lie_where_the_rules_put_them(rng: np.random.Generator, monkeypat
 
 def test_what_never_fits_is_refused() -> None:
     arena = GrammarArena(0, 10)
-    with pytest.raises(ValueError, match="11 words can never fit into an arena of 10"):
+    with pytest.raises(ValueError, match="11 words exceed the arena of 10"):
         arena.plan({1: 6, 2: 5}, 0)
     plan = arena.plan({1: 6, 2: 4}, 0)
     assert plan is not None and plan.missing == (1, 2)
@@ -261,13 +261,11 @@ def test_what_can_never_fit_is_said(pair_and_writes, rng: np.random.Generator) -
     pair, _ = pair_and_writes
     large = random_automaton(rng, states=180, classes=3, dead=0.1)
     assert len(large.words()) > ARENA
-    with pytest.raises(
-        ValueError, match=rf"takes {large.words().nbytes} bytes as an automaton, and the engine has room for 1600"
-    ):
+    with pytest.raises(ValueError, match=rf"takes {large.words().nbytes} bytes as an automaton, but the engine's limit is 1600"):
         submit(pair, large)
     (most,) = automata(rng, 160)
     assert ARENA - len(RULES.words()) < len(most.words()) <= ARENA
-    with pytest.raises(ValueError, match=r"the grammar and the token rules take .* bytes, and the engine has room for 1600"):
+    with pytest.raises(ValueError, match=r"the grammar and the token rules take .* bytes, but the engine's limit is 1600"):
         submit(pair, most, RULES)
     assert pair.in_flight == 0
 

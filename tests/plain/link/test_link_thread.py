@@ -356,4 +356,4 @@ def test_the_log_shows_where_the_loop_stands(monkeypatch: pytest.MonkeyPatch, ca
     (line,) = caplog.messages
     assert f"been blocked for {module.STALL_SHOWN_S:.0f} s" in line and "test_the_log_shows_where_the_loop_stands" in line
     rounds(thread, clock, 1.0, loop_runs=True)
-    assert caplog.messages[1:] == ["the event loop is no longer blocked"]
+    assert caplog.messages[1:] == ["the event loop is running again"]

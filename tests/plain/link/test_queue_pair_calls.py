@@ -136,7 +136,7 @@ def test_a_claim_that_is_not_granted_fails_in_time(time: Time) -> None:
         QueuePair(transport).attach(1.0)
     assert len(time.sleeps) == 4
     time.then = lambda: setattr(transport, "words", EngineWords(0, 0, 6, 1))
-    with pytest.raises(EngineLostError, match="the engine granted epoch 6, this front end had asked for 5"):
+    with pytest.raises(EngineLostError, match="the engine granted epoch 6, but this front end claimed 5"):
         QueuePair(transport).attach(1.0)
     transport.words = EngineWords(0, 0, W.EPOCH_LIMIT, 0)
     with pytest.raises(EngineLostError, match="used up its epochs"):
@@ -182,7 +182,7 @@ def test_a_heart_that_stands_still_is_noticed_after_its_time(time: Time) -> None
         time.now += 2.0
         pair.check()
     time.now += 0.25
-    with pytest.raises(EngineLostError, match=r"the engine has not moved for 2\.2 s"):
+    with pytest.raises(EngineLostError, match=r"the engine has made no progress for 2\.2 s"):
         pair.check()
     time.then = lambda: setattr(transport, "words", EngineWords(0, 0, 5, 1))
     pair.attach(1.0)  # the time begins again, whenever it last moved
@@ -199,7 +199,7 @@ def test_states_have_names(state: int, name: str) -> None:
     transport.engine[W.ENGINE_STATE] = state
     assert pair.state_name() == name
     if name != "ready":
-        more = ": it finishes what it has and takes nothing new" if name == "draining" else ""
+        more = "and accepts no new requests" if name == "draining" else ""
         with pytest.raises(EngineUnavailableError, match=f"the engine is {name}{more}$"):
             pair.submit(np.ones(1, np.int32), RequestParameters())
 
@@ -448,7 +448,7 @@ def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.ran
             return str(error)
         return ""
 
-    room = "and the engine has room for"
+    room = "but the engine's limit is"
     for slot, arena in ((0, 400), (400, 0)):
         for parts, size, what in (
             ((grammar,), words, "grammar takes {} bytes as an automaton"),
@@ -460,12 +460,12 @@ def test_what_the_engine_never_takes_is_refused_before_it_is_written(rng: np.ran
     assert refused(2, 400, words + more, grammar, rules) == ""
     told = f"the grammar and the token rules take {4 * (words + more)} bytes, {room} {4 * (words + more) - 4}"
     assert refused(2, 400, words + more - 1, grammar, rules) == told
-    assert refused(1, 400, 400, grammar, rules) == "the engine has room for a grammar or for token rules, and not for both"
+    assert refused(1, 400, 400, grammar, rules) == "the engine has memory for a grammar or token rules, but not for both"
     assert refused(1, 400, 400, grammar) == refused(1, 400, 400, None, rules) == refused(0, 0, 0, None) == ""
-    assert refused(0, 400, 400, grammar) == "the engine takes no grammars"
-    assert refused(0, 400, 400, None, rules) == "the engine takes no token rules"
+    assert refused(0, 400, 400, grammar) == "the engine does not support grammars"
+    assert refused(0, 400, 400, None, rules) == "the engine does not support token rules"
     other = TokenRules(FACTS.vocab_size + 1, {1: 1.0})
-    told = f"the token rules are for {FACTS.vocab_size + 1} tokens, and the model has {FACTS.vocab_size}"
+    told = f"the token rules are for {FACTS.vocab_size + 1} tokens, but the model has {FACTS.vocab_size}"
     assert refused(2, 400, 400, None, other) == told
 
 

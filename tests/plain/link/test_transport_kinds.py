@@ -95,7 +95,7 @@ def test_rdma_options_are_checked_before_anything_starts(ends: Any, name: str) -
     given = RdmaOptions(**{name: "[::1]:65535"})
     assert given.address(name) == ("::1", 65535)
     if name == "engine":
-        with pytest.raises(ConfigError, match="--name is for front ends on the engine's machine"):
+        with pytest.raises(ConfigError, match="--name works only on the engine's machine"):
             check(transport="rdma", engine="localhost:1", name="y")
     else:
         check(transport="rdma", listen="localhost:1", name="y")

@@ -138,7 +138,7 @@ WRONG = {
     "queue memory without rdma": (("engine", "--queue-memory", "dmabuf"), "--queue-memory needs --transport rdma"),
     "device without rdma": (("frontend", "--rdma-device", "mlx5_0"), "--rdma-device needs --transport rdma"),
     "no address at all": (("engine", "--transport", "rdma", "--listen", "x"), "listen must be HOST:PORT, not 'x'"),
-    "two ways": (("frontend", "--transport", "rdma", "--engine", "x:1", "--name", "y"), "--name is for front ends on"),
+    "two ways": (("frontend", "--transport", "rdma", "--engine", "x:1", "--name", "y"), "--name works only on"),
     "unknown way": (("engine", "--transport", "tcp"), "transport must be one of shm"),
     "the other half's": (("frontend", "--listen", "x:1"), "--listen"),
     "the other half's memory": (("frontend", "--queue-memory", "host"), "--queue-memory"),

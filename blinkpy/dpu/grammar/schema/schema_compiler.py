@@ -39,7 +39,7 @@ class SchemaCompiler:
         piece = self.piece((place,), self.free_depth, 0)
         if piece is byte_nfa.nothing:
             ended = " within the depth of recursion" if self.reader.cut else ""
-            raise GrammarError(f"No value fits the schema{ended}: its demands contradict each other.", self._contradiction)
+            raise GrammarError(f"No value fits the schema{ended}: its requirements contradict each other.", self._contradiction)
         return piece
 
     def piece(self, conjunction: Conjunction, free: int, depth: int) -> Piece:
@@ -47,7 +47,7 @@ class SchemaCompiler:
         Returns byte_nfa.nothing where there are none."""
         if depth > MOST_DEPTH:
             path = conjunction[0].path if conjunction else "#"
-            raise GrammarTooLargeError(f"More than {MOST_DEPTH} objects and arrays are inside of each other.", path)
+            raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} deep.", path)
         said = tuple(place for place in conjunction if place.schema is not True and place.schema != {})
         free = self.free_depth if said else free - 1
         if free < 0:
@@ -159,7 +159,7 @@ class SchemaCompiler:
         """Members without a name of their own, by the patterns that their names match."""
         patterns = tuple(dict.fromkeys(text for members in shape.members for text in members.patterns))
         if len(patterns) > MOST_PATTERNS:
-            raise GrammarError(f"'patternProperties' may have {MOST_PATTERNS} patterns.", keyword="patternProperties")
+            raise GrammarError(f"'patternProperties' may have at most {MOST_PATTERNS} patterns.", keyword="patternProperties")
         found = []
         for count in range(len(patterns) + 1):
             for matched in combinations(patterns, count):
@@ -200,7 +200,9 @@ class SchemaCompiler:
                 if any(piece is not byte_nfa.nothing for piece in self._of_shape(both, self.free_depth, 0)):
                     place = Place(None, one.path.rpartition("/oneOf/")[0])
                     raise fault(
-                        place, "oneOf", f"is supported where its schemas exclude each other: {one.path} and {other.path} do not."
+                        place,
+                        "oneOf",
+                        f"is supported only if its schemas exclude each other, but {one.path} and {other.path} do not.",
                     )
         self._contradiction = kept
 

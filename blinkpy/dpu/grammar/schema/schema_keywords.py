@@ -57,7 +57,7 @@ def misspelt(name: str) -> str | None:
 def _type(shape: Shape, value: Any, place: Place) -> None:
     names = value if type(value) is list else [value]
     if not names or not all(name in (*TYPES, "integer") for name in names):
-        raise fault(place, "type", f"must be one or several of {', '.join(TYPES)} and integer.")
+        raise fault(place, "type", f"must be one or more of {', '.join(TYPES)} and integer.")
     shape.restrict_types(names)
 
 
@@ -114,7 +114,7 @@ def _not(shape: Shape, value: Any, place: Place) -> None:
     if schema in (False, {}, True) and type(schema) in (bool, dict):
         shape.types &= frozenset() if schema is not False else shape.types
         return
-    raise fault(place, "not", "is supported with a type, or an enum or const of scalars, alone.")
+    raise fault(place, "not", "is supported only with a type, or with an enum or const of scalars.")
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _multiple_of(shape: Shape, value: Any, place: Place) -> None:
 def _length(place: Place, keyword: str, value: Any) -> int:
     length = checked_count(place, keyword, value)
     if length > MOST_LENGTH:
-        raise fault(place, keyword, f"may be {MOST_LENGTH} at most, not {length}: each character takes 14 states.")
+        raise fault(place, keyword, f"must be at most {MOST_LENGTH}, not {length}: each character needs 14 states.")
     return length
 
 
@@ -253,7 +253,7 @@ def _max_items(shape: Shape, value: Any, place: Place) -> None:
 
 def _unique_items(shape: Shape, value: Any, place: Place) -> None:
     if typed(place, "uniqueItems", value, bool) and place.schema.get("maxItems", 2) not in (0, 1):
-        raise fault(place, "uniqueItems", "is not supported: no automaton compares items.")
+        raise fault(place, "uniqueItems", "is not supported: an automaton can't compare items.")
 
 
 # ---- combinations ----------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _one_of(shape: Shape, value: Any, place: Place) -> Alternatives:
 def _only_false(keyword: str) -> Demand:
     def apply(shape: Shape, value: Any, place: Place) -> None:
         if value is not False:
-            raise fault(place, keyword, "is supported with the value false only.")
+            raise fault(place, keyword, "is supported only with the value false.")
 
     return apply
 

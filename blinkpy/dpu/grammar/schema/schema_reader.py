@@ -59,14 +59,14 @@ class SchemaReader:
             for one in self.shapes((place,), shape.copy()):
                 found += self._spelled_out(one, rest)
                 if len(found) > MOST_SHAPES:
-                    raise GrammarTooLargeError(f"There are more than {MOST_SHAPES} alternatives.", place.path)
+                    raise GrammarTooLargeError(f"The schema has more than {MOST_SHAPES} alternatives.", place.path)
         return found
 
     def _apply(self, place: Place, shape: Shape, choices: list[Alternatives]) -> list[Place]:
         """Restrict the shape by one schema. Returns what else has to hold; alternatives are added to choices."""
         self._schemas += 1
         if self._schemas > MOST_SCHEMAS:
-            raise GrammarTooLargeError(f"The grammar has more than {MOST_SCHEMAS} schemas, those that are seen again included.")
+            raise GrammarTooLargeError(f"The grammar has more than {MOST_SCHEMAS} schemas, counting repeated references.")
         schema = place.schema
         if schema is True or schema is False:
             shape.types &= shape.types if schema else frozenset()
@@ -92,7 +92,7 @@ class SchemaReader:
             elif name in REFUSED:
                 raise fault(place, name, f"is not supported: {REFUSED[name]}.")
             elif name not in ANNOTATIONS and name not in PLACES and (meant := misspelt(name)) is not None:
-                raise fault(place, name[:100], f"is no keyword; is '{meant}' meant?")
+                raise fault(place, name[:100], f"is not a keyword; did you mean '{meant}'?")
         return more
 
     def _referred(self, place: Place, reference: Any, shape: Shape) -> list[Place]:
@@ -109,14 +109,14 @@ class SchemaReader:
         own = self.root.get("$id", self.root.get("id")) if type(self.root) is dict else None
         document, _, fragment = reference.partition("#")
         if document and document != own and f"{document}#" != own:
-            raise fault(place, REFERENCE, f"leads out of the schema: '{reference[:200]}'.")
+            raise fault(place, REFERENCE, f"refers outside the schema: '{reference[:200]}'.")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             if self._anchors is None:
                 self._anchors = {}
                 self._find_anchors(Place(self.root, "#"))
             if fragment not in self._anchors:
-                raise fault(place, REFERENCE, f"leads nowhere: '{reference[:200]}'.")
+                raise fault(place, REFERENCE, f"refers to nothing: '{reference[:200]}'.")
             return self._anchors[fragment]
         target = Place(self.root, "#")
         for key in fragment.split("/")[1:]:
@@ -127,7 +127,7 @@ class SchemaReader:
             elif type(schema) is dict and name in schema:
                 target = target.below(schema[name], name)
             else:
-                raise fault(place, REFERENCE, f"leads nowhere: '{reference[:200]}'.")
+                raise fault(place, REFERENCE, f"refers to nothing: '{reference[:200]}'.")
         return target
 
     def _find_anchors(self, place: Place) -> None:

@@ -124,5 +124,5 @@ def structures_grammar(name: str, given: StructuredOutputs) -> GrammarField | No
     ]
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
-        raise bad_request(f"'{name}' can hold one of {', '.join(STRUCTURES)}, not several.", name, "invalid_value")
+        raise bad_request(f"'{name}' must have only one of {', '.join(STRUCTURES)}.", name, "invalid_value")
     return grammars[0] if grammars else None

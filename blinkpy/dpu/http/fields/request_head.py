@@ -32,20 +32,22 @@ def check_head(version: str, method: bytes, target: bytes, headers: list[tuple[b
     if version not in ("1.0", "1.1"):
         raise _invalid("The version must be HTTP/1.1 or HTTP/1.0.")
     if method == b"CONNECT":  # what follows would be no HTTP
-        raise _invalid("This server is no proxy.")
+        raise _invalid("This server is not a proxy.")
     if not TARGET.fullmatch(target) and (method, target) != (b"OPTIONS", b"*"):
-        raise _invalid("The request target must be a path, or an http URL without user and fragment.")
+        raise _invalid("The request target must be a path, or an http URL without user name and fragment.")
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        raise _invalid("There must be one Host header.")
+        raise _invalid("The request must have exactly one Host header.")
     if hosts and not HOST.fullmatch(hosts[0]):
-        raise _invalid("The Host header must be a host, and a port or none.")
+        raise _invalid("The Host header must be a host name, optionally with a port.")
     for field in SINGLE:
         if sum(name == field for name, _ in headers) > 1:
-            raise _invalid(f"There must be one {field.decode().title()} header at most.")
+            raise _invalid(f"The request must have at most one {field.decode().title()} header.")
     for name, value in headers:
         if name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
-            raise bad_request("The only transfer coding is chunked, of HTTP/1.1.", code="unsupported_transfer_encoding")
+            raise bad_request(
+                "The only supported transfer coding is chunked, with HTTP/1.1.", code="unsupported_transfer_encoding"
+            )
 
 
 def check_protocol(head: bytes) -> None:

@@ -286,7 +286,7 @@ def biases(name: str, value: dict[str, Any]) -> dict[int, float]:
     found: dict[int, float] = {}
     for key, bias in value.items():
         if not (len(key) <= MAX_DIGITS and key.isascii() and key.isdecimal() and int(key) <= INT32_MAX):
-            raise bad_request(f"'{name}' must have token ids as its names, not {key[:100]!r}.", name, "invalid_value")
+            raise bad_request(f"'{name}' must have token ids as keys, not {key[:100]!r}.", name, "invalid_value")
         number = float(typed(f"{name}.{key}", bias, float, int))
         if not abs(number) <= HIGHEST_BIAS or math.isnan(number):
             message = f"'{name}.{key}' must be {-HIGHEST_BIAS:g} to {HIGHEST_BIAS:g}, not {bias}."

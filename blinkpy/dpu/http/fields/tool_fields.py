@@ -292,7 +292,7 @@ def check_choice(choice: ToolChoice | None, given: Sequence[Tool]) -> None:
     if choice is None:
         return
     if choice.mode == "required" and not given:
-        raise bad_request("'tool_choice' asks for a call, but there are no 'tools'.", "tool_choice", "invalid_value")
+        raise bad_request("'tool_choice' requires a call, but the request has no 'tools'.", "tool_choice", "invalid_value")
     known = [tool.name for tool in given]
     for name in (choice.name,) if choice.name is not None else choice.allowed or ():
         if name not in known:

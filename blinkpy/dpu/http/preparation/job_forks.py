@@ -31,7 +31,7 @@ class JobForks:
         if answer:
             outcome, result = pickle.loads(answer)  # of our own process
         if outcome == "too much":
-            message = "The request takes too much time or memory to be read."
+            message = "Parsing and tokenizing the request takes too much time or memory."
             raise ApiError(413, message, code="too_costly", limit="prepare_ms")
         if outcome == "error":
             status, message, param, code, limit = result

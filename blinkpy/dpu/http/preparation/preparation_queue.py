@@ -68,7 +68,7 @@ class PreparationQueue:
                 return await work()
         except FullError:
             self._metrics.count("preparations_refused")
-            message = "The server is busy: too many prompts wait to be tokenized."
+            message = "The server is busy: too many prompts are waiting for tokenization."
             raise ApiError(429, message, code="too_many_prompts") from None
         except ApiError:
             if self._closed:  # its process was ended

@@ -199,7 +199,7 @@ def _detokenize(reader: RequestReader, body: Body, limits: EngineLimits) -> byte
 def _bounded(answer: bytes, reader: RequestReader) -> bytes:
     limit = reader.options.max_body_bytes
     if len(answer) > limit:
-        raise ApiError(413, f"The answer would be larger than {limit} bytes.", code="answer_too_large")
+        raise ApiError(413, f"The response would exceed {limit} bytes.", code="answer_too_large")
     return answer
 
 

@@ -27,7 +27,9 @@ class Application(Protocol):
 
 
 def too_many_bodies() -> ApiError:
-    return ApiError(503, "Too many requests are arriving, and this one has taken longest.", code="too_many_bodies")
+    return ApiError(
+        503, "The server is receiving too many request bodies, and this one has taken longest; try again.", code="too_many_bodies"
+    )
 
 
 def too_much_unparsed() -> ApiError:
@@ -35,11 +37,15 @@ def too_much_unparsed() -> ApiError:
 
 
 def too_much_unread() -> ApiError:
-    return ApiError(503, "The clients of this server leave too much unread.", code="too_much_unread")
+    return ApiError(
+        503,
+        "Clients are not reading their responses fast enough, and this connection has waited longest.",
+        code="too_much_unread",
+    )
 
 
 def too_many_answers() -> ApiError:
-    message = "Too much memory is taken by answers, and this one has taken most: stream it, or ask for fewer log probabilities."
+    message = "Non-streamed responses need too much memory, and this one is the largest: use 'stream': true."
     return ApiError(503, message, code="too_many_answers")
 
 

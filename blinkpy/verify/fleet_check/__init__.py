@@ -1,0 +1,1 @@
+"""`blinkpy check --fleet`: simulate a placement rule before it serves requests."""
