@@ -22,8 +22,13 @@ ONE_ENGINE = "(one engine)"
 
 
 class FleetFigures(NamedTuple):
-    """Of one workload with one placement. ttft: seconds. hit_rate: share of the prompts' tokens. balance: tokens that the busiest
-    engine computed, by the mean. faults: requests for which the rule failed."""
+    """Results of one workload with one placement.
+
+    ttft: seconds.
+    hit_rate: fraction of the prompts' tokens.
+    balance: tokens computed by the busiest engine, divided by the mean.
+    faults: requests for which the rule failed.
+    """
 
     workload: str
     placement: str
@@ -46,8 +51,13 @@ def compare(
     workloads: Iterable[str] = FLEET_WORKLOADS,
     begin: Callable[[str], None] = lambda what: None,
 ) -> Iterator[FleetFigures]:
-    """machine: of each engine. rate: of each engine, requests/s. begin: hears of each simulation. Depends on its arguments alone.
-    The last figures of each workload are those of one engine with the size and the speed of all."""
+    """Simulate all rules and workloads; the result depends only on the arguments. The last figures of each
+    workload are those of one engine with the size and speed of all.
+
+    machine: of each engine.
+    rate: of each engine, requests/s.
+    begin: called before each simulation.
+    """
     for name in workloads:
         rng = np.random.default_rng([seed, list(FLEET_WORKLOADS).index(name)])
         workload = FLEET_WORKLOADS[name](requests, rate * engines, engines, rng)

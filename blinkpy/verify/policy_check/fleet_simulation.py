@@ -22,8 +22,10 @@ BURST_EVERY_S, BURST_REQUESTS, BURST_TOKENS, BURST_LASTS_S, BURST_SHARE = 10.0, 
 
 @dataclass(frozen=True)
 class FleetWorkload:
-    """requests: in the order of their numbers. prompts: int32 of each. follows: int64 [n], number of the request after whose end,
-    and pause_ns more, each arrives, or NOBODY: it arrives at its time."""
+    """requests: in the order of their numbers.
+    prompts: int32 of each.
+    follows: int64 [n]: each arrives pause_ns after the end of this request, or at its own time if NOBODY.
+    """
 
     requests: Workload
     prompts: list[Int32]
@@ -75,7 +77,7 @@ def chats(count: int, rate: float, engines: int, rng: np.random.Generator) -> Fl
 
 
 def bursts(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """Lengths of the Azure trace, and now and then many requests at once that begin alike: the jobs of a batch."""
+    """Lengths of the Azure trace, with occasional bursts of requests with a common prefix, as in batch jobs."""
     lengths = _lengths(count, rng)
     job = rng.permutation(count) < BURST_SHARE * count  # requests of jobs
     arrival = _poisson(count, rate, rng)

@@ -208,8 +208,9 @@ TURNS = 40 * YIELD_STEPS
 
 
 def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
-    """Search for the overtaking window between requests that differ in nothing but class and time. waits: the class of the one
-    that is overtaken."""
+    """Search for the overtaking window between requests that differ only in class and time. waits: the class of
+    the overtaken request.
+    """
     draw = random.Random(seed)
     kinds = [ordinary(draw)._replace(generated=0, preemptions=0) for _ in range(KINDS)]
     own, others = ([kind._replace(best_effort=number) for kind in kinds] for number in (waits, 1 - waits))
@@ -230,15 +231,15 @@ def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestF
 
 
 class YieldOutcome(NamedTuple):
-    """What became of a best-effort prompt that ran when latency-sensitive ones came, one behind another."""
+    """The outcome of a running best-effort prompt under a stream of latency-sensitive ones."""
 
-    most_turns: int  # in a row in which it yielded
+    most_turns: int  # consecutive turns in which it yielded
     turns: int  # to its first token, or of the demonstration
     ended: bool
 
 
 def yield_outcome(policy: Policy) -> YieldOutcome:
-    """Let a best-effort prompt begin, and keep a small server full of latency-sensitive prompts from then on."""
+    """Start a best-effort prompt, then keep a small server full of latency-sensitive prompts."""
     n = TURNS + QUEUE
     urgent = np.arange(n) > 0
     prompt = np.where(urgent, URGENT_PROMPT, PROMPT)
@@ -276,7 +277,7 @@ class TenantLoad(NamedTuple):
 
     @property
     def most_ahead(self) -> float:
-        """What it may have in the engine, tokens over its weight."""
+        """Maximum tokens that it may have in the engine, divided by its weight."""
         return self.depth * (self.prompt + OUTPUT_COST * LIMIT * self.output) / self.weight
 
 
@@ -284,8 +285,10 @@ TENANTS = (TenantLoad(1, 30, 10, 8), TenantLoad(1, 400, 4, 12), TenantLoad(2, 12
 
 
 class Shares(NamedTuple):
-    """served: tokens of each tenant over its weight, an output token as OUTPUT_COST. apart: the most that two differed by, at any
-    time. bound: what they may differ by under a policy that is fair."""
+    """served: tokens of each tenant divided by its weight; an output token counts as OUTPUT_COST.
+    apart: the largest difference of two tenants at any time.
+    bound: the allowed difference under a fair policy.
+    """
 
     served: list[float]
     apart: float
@@ -314,7 +317,7 @@ def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, tur
     for _ in range(turns):
         taken = [list(islice(requests, count)) for requests, count in zip(coming, missing, strict=True)]
         if list(map(len, taken)) != missing:
-            break  # somebody has none left, and would not wait any more
+            break  # a tenant has no request left, and would no longer wait
         for number in chain(*taken):
             server.submit(number)
         server.turn()

@@ -21,7 +21,9 @@ HEAD = "arrival_s,prompt_tokens,generated_tokens,max_tokens,priority"
 
 @dataclass(order=True)
 class Seen:
-    """One request. generated: tokens so far; of one that ends and makes place at once, all but the last."""
+    """One request. generated: tokens so far; if it ended and its slot was reused in the same turn, without the
+    last.
+    """
 
     arrival: int  # its number
     arrived_ns: int

@@ -62,7 +62,8 @@ class Turn:
     group: of layers, with which a step continues that is cut into `groups`; 0: it begins. suspended: whether
         another one is.
 
-    words: int64, its record. cancel_words: int64 [S], or none, of a turn that did not end (`ended`): its decisions are unknown.
+    words: int64, its record.
+    cancel_words: int64 [S], only of an unfinished turn (not `ended`), whose decisions are unknown.
     """
 
     number: int

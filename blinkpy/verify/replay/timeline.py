@@ -15,7 +15,7 @@ from blinkpy.verify.replay.replay_options import ReplayOptions
 from blinkpy.verify.replay.replayer import Replay, Turn
 from blinkpy.verify.replay.request_events import EventTracer
 
-MOST_DIFFERENCES = 10  # turns that are shown with what differs; others are counted
+MOST_DIFFERENCES = 10  # maximum turns shown with their differences; others are counted
 
 
 def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool]]:

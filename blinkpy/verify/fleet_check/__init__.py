@@ -1,1 +1,0 @@
-"""`blinkpy check --fleet`: simulate a placement rule before it serves requests."""
