@@ -265,6 +265,7 @@ docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_api_fields.py
 	@$(RUNNER) tools/write_schema_keywords.py
 	@$(RUNNER) tools/write_model_sizes.py
+	@$(RUNNER) tools/write_tried_widths.py
 	@$(RUNNER) tools/write_claims.py
 	@$(RUNNER) tools/write_alerts.py
 	@$(RUNNER) tools/write_dependencies.py

@@ -68,3 +68,8 @@ def _model_lines(facts: ModelFacts) -> Iterator[str]:
     for one in facts.gpus:
         room = one.problem.split(" (")[0] or f"sequences up to {one.context:,} tokens, {one.cached:,} tokens in all"
         yield f"  on {one.gpu:14}{room}"
+    if facts.tried:
+        yield "tried            two layers at these widths on a GPU, compared with transformers:"
+        yield from (f"  {run.text}" for run in facts.tried)
+    else:
+        yield "tried            no form of a model with these widths on a GPU"

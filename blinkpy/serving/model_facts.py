@@ -22,10 +22,12 @@ from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
+from blinkpy.models.gpu.model_limits import require_kernels
 from blinkpy.models.paged_cache import kv_bytes_per_page
 from blinkpy.models.ring_sizes import ring_sizes
 from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
+from blinkpy.serving.tried_widths import Tried, tried
 
 GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")
@@ -65,6 +67,7 @@ class ModelFacts:
     cache_bytes_per_token: int = 0  # of the layers that keep all tokens
     ring_bytes_per_slot: int = 0
     gpus: list[GpuFit] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)  # runs on GPUs of models with these widths
     tokenizer: dict[str, Any] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
 
@@ -103,6 +106,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
     """How a model fits on a GPU of `total` bytes, all free: the arithmetic of an engine's start."""
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
     try:
+        require_kernels(model)
         config = config.with_options(step_sizes(config.scheduler, gpu=True, experts=any(model.expert_layers)))
         page_bytes = kv_bytes_per_page(model, page_size, cache_itemsize(config, itemsize), ring_sizes(config, model))
         plan = plan_memory(config, model, itemsize, page_bytes, total, total)
@@ -161,6 +165,7 @@ def _add_model(facts: ModelFacts, model: DecoderDescription, config: Config, gpu
     facts.cache_dtype = own if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     facts.cache_bytes_per_token = 2 * model.kv_size * (len(model.layers) - ringed) * cached
     facts.ring_bytes_per_slot = 2 * model.kv_size * ringed * rings.pages * rings.page_size * cached if rings else 0
+    facts.tried = tried(model)
     facts.gpus = [fit(model, config, gpu, size) for gpu, size in gpus.items()]
     if all(one.problem for one in facts.gpus):
         facts.notes.append("it fits on none of these GPUs")
@@ -230,4 +235,5 @@ def _collected(notes: list[str]) -> Iterator[None]:
 
 def as_json(facts: ModelFacts, **more: Any) -> str:
     """All facts as a JSON object. more: further entries."""
-    return json.dumps({**more, **vars(facts), "gpus": [one._asdict() for one in facts.gpus]}, indent=1)
+    rows = {name: [one._asdict() for one in getattr(facts, name)] for name in ("gpus", "tried")}
+    return json.dumps({**more, **vars(facts), **rows}, indent=1)

@@ -1,0 +1,54 @@
+"""Which forms of a model were run on a GPU: two layers at its widths, compared with transformers. No torch.
+
+`tried_widths.json` is made from benchmarks/results/published_widths.json by tools/write_tried_widths.py (`make docs`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blinkpy.config import ConfigError
+from blinkpy.models.description.blocks import Experts
+from blinkpy.models.description.decoder_description import DecoderDescription
+
+FILE = Path(__file__).with_name("tried_widths.json")
+
+
+class Tried(NamedTuple):
+    """One run on a GPU."""
+
+    form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks" or "mxfp4"
+    kv_cache: str  # value of --kv-cache-dtype
+    gpu: str
+    agrees: bool  # log probabilities, within the test's limit
+    largest_error: float | None  # of a log probability
+    date: str
+    commit: str
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        cache = "" if self.kv_cache == "auto" else f" with a cache of {self.kv_cache}"
+        error = "" if self.largest_error is None else f", largest error {self.largest_error:.2g}"
+        return f"{self.form}{cache} {'agrees' if self.agrees else 'differs'}{error} ({self.gpu}, {self.date[:10]})"
+
+
+def widths_of(model: DecoderDescription) -> str:
+    """The sizes that decide which kernels a model's layers run; models with equal ones share results."""
+    mlps = []
+    for mlp in dict.fromkeys(layer.mlp for layer in model.layers):
+        if isinstance(mlp, Experts):
+            mlps.append(f"experts {mlp.number} top {mlp.top_k} of {mlp.size} shared {mlp.shared}")
+        else:
+            mlps.append(f"mlp {mlp.size}")
+    attention = f"heads {model.heads} over {model.kv_heads} of {model.head_dim}"
+    return f"{model.name} hidden {model.hidden_size} {attention} {' '.join(sorted(mlps))}"
+
+
+def tried(model: DecoderDescription, path: Path = FILE) -> list[Tried]:
+    """The runs of models with these widths, in the file's order. Raises ConfigError for a damaged file."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return [Tried(**run) for run in document["runs"].get(widths_of(model), [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a list of runs on GPUs: {error}; install blinkpy again") from error
