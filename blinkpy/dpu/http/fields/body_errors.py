@@ -102,6 +102,8 @@ def _broken_rule(node: Any, value: Any, where: str) -> tuple[str, str] | None:
         return error.message, str(error.code)
     one, text = fitting[0], extra.get("rule", "")
     shown = repr(value)[:MAX_SHOWN] if isinstance(value, str) else str(value)
+    if not text and getattr(one, "max_length", 0) is None and not value:
+        return f"'{where}' must not be empty.", "invalid_value"
     if isinstance(one, inspect.LiteralType):
         hint = extra.get("hints", {}).get(value, "")
         return f"'{where}' must be {_kind(one)}, not {shown}{hint and f': {hint}'}.", "invalid_value"

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.body_errors import missing
-from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, rule
+from blinkpy.dpu.http.fields.body_model import Part, SentBack, doc, hints, rule
 from blinkpy.dpu.http.fields.http_request import Message, Request
 from blinkpy.dpu.http.fields.request_body import load, read, refuse_nul
 from blinkpy.dpu.http.fields.shared_fields import (
@@ -58,7 +58,8 @@ class RefusalPart(Part, tag_field="type", tag="refusal"):
     prompt_cache_breakpoint: Any = None
 
 
-Content = str | list[TextPart | RefusalPart]
+_TEXT_ONLY = hints(**dict.fromkeys(("image_url", "input_audio", "file"), "models accept text only"))
+Content = str | list[Annotated[TextPart | RefusalPart, _TEXT_ONLY]]
 
 
 class _Given(SentBack, tag_field="role"):

@@ -40,11 +40,14 @@ ENCRYPTED = "reasoning.encrypted_content"
 # ---- input items -----------------------------------------------------------------------------------------------------
 
 
+_TEXT_ONLY = hints(**dict.fromkeys(("input_image", "input_file", "input_audio"), "models accept text only"))
+
+
 class MessageItem(SentBack, tag_field="type", tag="message"):
     """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ItemPart | RefusalPart]
+    content: str | list[Annotated[ItemPart | RefusalPart, _TEXT_ONLY]]
     id: Any = None
     status: Any = None
     phase: Any = None
@@ -85,7 +88,7 @@ Items = Annotated[
     list[
         Annotated[
             MessageItem | CallItem | ResultItem | ReasoningItem,
-            hints(item_reference="nothing is stored: with `store` false, clients send the items"),
+            hints(item_reference="responses are not stored; with `store` false, clients send the items"),
         ]
     ],
     Meta(min_length=1, max_length=MAX_MESSAGES),

@@ -186,7 +186,7 @@ def _distinct(found: Sequence[tuple[str, Tool]]) -> tuple[Tool, ...]:
     names = set[str]()
     for where, tool in found:
         if tool.name in names:
-            raise bad_request(f"'tools' has two functions named '{tool.name}'.", f"{where}.name", "invalid_value")
+            raise bad_request(f"'tools' has two functions named '{tool.name}': rename one.", f"{where}.name", "invalid_value")
         names.add(tool.name)
     return tuple(tool for _, tool in found)
 
