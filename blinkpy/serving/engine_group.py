@@ -1,4 +1,4 @@
-"""The engines of `blinkpy serve --data-parallel-size N`: each is a KeptEngine with a thread that looks after it."""
+"""The engines of `blinkpy serve`, from one to many: each is a KeptEngine, with a thread that restarts it."""
 
 import os
 import queue
@@ -34,33 +34,39 @@ def gpus_of(config: Config, engines: int) -> list[str]:
 
 
 class EngineGroup:
-    """Several engines, with the methods of KeptEngine that `serve` calls. Raises ConfigError.
+    """The engines of a server.
 
-    engines: their number.
-    front_config: the config of front ends.
+    config: of the server; data_parallel_size is the number of engines.
+    starts_fd: of EngineStarts, one for each engine.
+    hurry: whether a second signal came.
+    front_config: the config for front ends.
+
+    Raises ConfigError.
     """
 
-    def __init__(self, config: Config, engines: int, starts_fd: int, hurry: Callable[[], bool]):
-        gpus = gpus_of(config, engines)
-        if not gpus and not config.engine.threads:  # they share the cores
-            config = config.with_options({"threads": max(1, len(os.sched_getaffinity(0)) // engines)})
-        names = [f"{config.engine.name}-{number}" for number in range(engines)]
-        self.front_config = config.with_options({"engine": ",".join(names)})
-        self.called = "an engine"
+    def __init__(self, config: Config, starts_fd: int, hurry: Callable[[], bool]):
+        number, name = config.engine.data_parallel_size, config.engine.name
+        names, called, gpus = [name], ["the engine"], list[str]()
+        self.front_config = config
+        if number > 1:
+            gpus = gpus_of(config, number)
+            if not gpus and not config.engine.threads:  # they share the cores
+                config = config.with_options({"threads": max(1, len(os.sched_getaffinity(0)) // number)})
+            names, called = [f"{name}-{i}" for i in range(number)], [f"engine {i}" for i in range(number)]
+            self.front_config = config.with_options({"engine": ",".join(names)})
 
-        def kept(number: int, name: str) -> KeptEngine:
-            environment: Mapping[str, str] = {VISIBLE: gpus[number]} if gpus else {}
-            own = config.with_options({"name": name})
-            return KeptEngine(own, map_starts(starts_fd, number), hurry, f"engine {number}", environment)
+        def kept(i: int) -> KeptEngine:
+            environment: Mapping[str, str] = {VISIBLE: gpus[i]} if gpus else {}
+            return KeptEngine(config.with_options({"name": names[i]}), map_starts(starts_fd, i), hurry, called[i], environment)
 
-        self._engines = [kept(number, name) for number, name in enumerate(names)]
+        self._engines = [kept(i) for i in range(number)]
         self._restart = config.engine.restart
         self._stopping = threading.Event()
         self._serving: queue.Queue[int] = queue.Queue()
         self._ends: queue.Queue[str | Exception] = queue.Queue()  # how one ended, or why it can't be looked after
         self._threads = [
             threading.Thread(target=self._look_after, args=(number,), name=f"engine {number}", daemon=True)
-            for number in range(engines)
+            for number in range(len(self._engines))
         ]
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
@@ -84,8 +90,8 @@ class EngineGroup:
                 continue
 
     def wait_end(self, on_tick: Tick) -> str:
-        """Wait until an engine has died that is not restarted, and return how. Raises ChildError, and exceptions of
-        on_tick.
+        """Wait until an engine has died that is not restarted; return which one, and how. Raises ChildError, and exceptions
+        of on_tick.
         """
         while True:
             on_tick()
@@ -94,12 +100,13 @@ class EngineGroup:
             except queue.Empty:
                 continue
 
-    def start_again(self, how: str, on_tick: Tick) -> None:
-        """Nothing is left to do: the threads start them."""
+    def stop_restarts(self) -> None:
+        """From now on a dead engine stays dead."""
+        self._stopping.set()
 
     def end(self) -> None:
-        """End all processes, in order those that serve."""
-        self._stopping.set()
+        """End all processes; engines that serve end in order."""
+        self.stop_restarts()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(JOIN_S)
@@ -132,7 +139,7 @@ class EngineGroup:
             while True:
                 how = engine.wait_end(self._tick)
                 if not self._restart:
-                    self._ends.put(f"({engine.called}) {how}")
+                    self._ends.put(f"{engine.called} {how}")
                     return
                 engine.start_again(how, self._tick)
         except Stopped:

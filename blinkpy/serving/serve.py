@@ -3,7 +3,7 @@
 Order of a start: find the model, start the engine, wait until it is ready, start the front ends, print the
 address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the
 engine stops, then the segment is removed. An engine that dies before that is restarted
-(blinkpy.serving.kept_engine).
+(blinkpy.serving.engine_group).
 
 No death prevents the next start: children end when this process does (see blinkpy.processes), a segment
 without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have their own
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.engine_starts import STARTS_BYTES, map_starts
+from blinkpy.dpu.engine_starts import STARTS_BYTES
 from blinkpy.dpu.fleet.fleet_options import check_placement
 from blinkpy.dpu.link.connectors import ENDS
 from blinkpy.dpu.watch.log_output import end_process, start_logging
@@ -30,7 +30,7 @@ from blinkpy.serving.addresses import check_access, print_ready
 from blinkpy.serving.engine_group import EngineGroup
 from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
-from blinkpy.serving.kept_engine import POLL_S, KeptEngine
+from blinkpy.serving.kept_engine import POLL_S
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.transport_kinds import chosen_end
 
@@ -78,19 +78,16 @@ def _run(config: Config) -> int:
             config = find_model(config, progress)
             starts_fd = os.memfd_create("blinkpy-engine-starts")
             stack.callback(os.close, starts_fd)
-            engines = config.engine.data_parallel_size
-            os.ftruncate(starts_fd, engines * STARTS_BYTES)
-            if engines == 1:
-                engine: KeptEngine | EngineGroup = KeptEngine(config, map_starts(starts_fd), lambda: signals.count > 1)
-            else:
-                engine = EngineGroup(config, engines, starts_fd, lambda: signals.count > 1)
-                config = engine.front_config
-            stack.callback(engine.end)
-            engine.start(progress, tick)
+            os.ftruncate(starts_fd, config.engine.data_parallel_size * STARTS_BYTES)
+            engines = EngineGroup(config, starts_fd, lambda: signals.count > 1)
+            config = engines.front_config
+            stack.callback(engines.end)
+            engines.start(progress, tick)
             progress("starting front ends")
             frontend = Child("frontend", config, orders={"starts_fd": starts_fd}, fds=(starts_fd,))
             grace_s = config.frontend.shutdown_s + ENGINE_STOP_S
             stack.callback(frontend.end, grace_s, lambda: signals.count > 1, FRONTEND_HURRY_S)
+            stack.callback(engines.stop_restarts)  # first of all: front ends finish their requests without a new engine
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
             told.append(frontend)
             if hang_ups:  # it may have read its files before
@@ -103,7 +100,7 @@ def _run(config: Config) -> int:
                 if code is not None:
                     raise ChildError(f"the front end {describe_exit(code)}")
 
-            return watch(engine, config.engine.restart, look)
+            return watch(engines, look)
         except Stopped:
             progress.close()
             return 0
@@ -114,17 +111,13 @@ def _run(config: Config) -> int:
             return print_error(str(error))
 
 
-def watch(engine: KeptEngine | EngineGroup, restart: bool, tick: Callable[[], None]) -> int:
-    """Wait for the engine's death, and start another one if that is wanted; otherwise returns the exit code. Raises what tick
-    raises."""
-    while True:
-        how = engine.wait_end(tick)
-        if not restart:
-            code = print_error(f"{engine.called} {how}; clients get errors for {FAULT_GRACE_S:.0f} s")
-            deadline = time.monotonic() + FAULT_GRACE_S
-            with contextlib.suppress(Stopped, ChildError):
-                while time.monotonic() < deadline:
-                    tick()
-                    time.sleep(POLL_S)
-            return code
-        engine.start_again(how, tick)
+def watch(engines: EngineGroup, tick: Callable[[], None]) -> int:
+    """Wait until an engine has died that is not restarted; the exit code. Raises what tick raises."""
+    how = engines.wait_end(tick)
+    code = print_error(f"{how}; clients get errors for {FAULT_GRACE_S:.0f} s")
+    deadline = time.monotonic() + FAULT_GRACE_S
+    with contextlib.suppress(Stopped, ChildError):
+        while time.monotonic() < deadline:
+            tick()
+            time.sleep(POLL_S)
+    return code

@@ -130,7 +130,7 @@ def test_each_engine_gets_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / str(number)).mkdir()
     monkeypatch.setattr(engine_group, "GPUS", tmp_path)
     assert gpus_of(options(device="auto")[0], 2) == ["0", "1"]
-    with pytest.raises(ConfigError, match="there are 3"):
+    with pytest.raises(ConfigError, match="but this machine has 3"):
         gpus_of(options(device="auto")[0], 4)
     monkeypatch.setenv(engine_group.VISIBLE, "5, GPU-x")
     assert gpus_of(options(device="cuda")[0], 2) == ["5", "GPU-x"]
@@ -152,7 +152,7 @@ def test_each_engine_of_a_group_has_its_own_gpu_name_and_word_of_its_starts(
         os.ftruncate(fd, 3 * STARTS_BYTES)
         for threads in (0, 7):
             made.clear()
-            group = EngineGroup(options(name="x", threads=threads)[0], 3, fd, bool)
+            group = EngineGroup(options(name="x", threads=threads, data_parallel_size=3)[0], fd, bool)
             configs, starts, _, called, environments = zip(*made, strict=True)
             assert [config.engine.name for config in configs] == ["x-0", "x-1", "x-2"]
             assert [*engine_configs(group.front_config)] == ["x-0", "x-1", "x-2"]
