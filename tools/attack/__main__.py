@@ -120,6 +120,7 @@ def document(kind: SiteKind, plan: Plan, trial: Trial) -> dict[str, Any]:
         "attack_s": plan.attack_s,
         "broken": trial.broken,
         "figures": trial.figures,
+        "log": trial.log,
     }
 
 

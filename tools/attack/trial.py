@@ -25,6 +25,7 @@ ASKED_S = 1.0  # P99 of a new request, and of /health
 REFUSED = 0.02  # share of the victim's requests that may be refused
 LEAD_S, TRAIL_S, LOOK_S = 1.0, 1.0, 0.1
 READY_S, END_S = 60.0, 60.0
+LINES, LINE = 30, 500  # of the log, and characters of each
 TIMED = {"gap", "longest gap", "answer", "health", "refused"}  # findings that a busy machine may cause, too
 
 
@@ -47,6 +48,7 @@ class Trial:
 
     figures: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)  # the server's last lines
 
 
 class Actors:
@@ -112,6 +114,7 @@ def run_trial(site: Site, actors: Actors, plan: Plan) -> Trial:
         trial.broken["lease"] = f"lost {lost}"
     if not site.alive():
         trial.broken["worker"] = "it ended"
+    trial.log = [line.rstrip()[:LINE] for line in site.command.said[-LINES:]]
     return trial
 
 
