@@ -3,6 +3,7 @@
 msgspec checks and converts. `null` counts as absent. If a key occurs twice, the last value counts, as in most JSON parsers.
 """
 
+import threading
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from blinkpy.dpu.http.fields.body_errors import MAX_SHOWN, explained, scalars_fi
 from blinkpy.dpu.http.fields.body_model import Part, SentBack, chosen_type, described, inner_types, limited_fields
 
 Model = TypeVar("Model")
+_complete = set[type]()  # models whose type information msgspec has built
+_building = threading.Lock()
 
 
 def load(body: bytes | bytearray) -> dict[str, Any]:
@@ -46,14 +49,26 @@ def refuse_nul(content: Any) -> None:
             raise bad_request(f"'{where}' contains a NUL character: remove it.", scalars_field(where), "invalid_value")
 
 
+def _convert(content: Any, kind: type[Model]) -> Model:
+    """msgspec.convert. The first use of a model is under a lock: msgspec publishes the information about a type before it is
+    complete, and another thread that reads it then crashes the process."""
+    if kind in _complete:
+        return msgspec.convert(content, kind)
+    with _building:
+        try:
+            return msgspec.convert(content, kind)
+        finally:
+            _complete.add(kind)
+
+
 def read(content: Any, kind: type[Model], where: str = "") -> Model:
     """The content as a model. where: the name of the field, "" for a whole body. Raises ApiError with status 400."""
     try:
-        return msgspec.convert(content, kind)
+        return _convert(content, kind)
     except msgspec.ValidationError:
         content = without_empty(content, described(kind), {} if where else None)
     try:
-        return msgspec.convert(content, kind)
+        return _convert(content, kind)
     except msgspec.ValidationError as error:
         raise explained(str(error), content, kind, where) from None
 
