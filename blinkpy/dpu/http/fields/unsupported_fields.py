@@ -31,7 +31,7 @@ SEE_TEMPLATE = "see `--chat-template`"
 _OF_BEAMS = "beam search is not implemented"
 _OF_TOKENS = "see /tokenize"
 _HOSTED = "for OpenAI's own service"
-STORED = "responses are not stored; with `store` false, clients send the whole conversation"
+STORED = "responses are not stored: with `store` false, clients send the whole conversation"
 
 UNSUPPORTED = (
     Unsupported("access_programs", (RESPONSES,), ({},), _HOSTED),
