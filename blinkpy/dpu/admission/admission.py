@@ -66,8 +66,14 @@ class Admission:
             if tenant.tokens_per_minute is not None:
                 same = old.get(tenant.name)
                 if same is None or same.per_minute != tenant.tokens_per_minute:
-                    same = TokenBucket(tenant.tokens_per_minute, now, self.table.total(tenant.number, "tokens"))
+                    same = self._bucket(tenant, tenant.tokens_per_minute, now)
                 self._buckets[tenant.name] = same
+
+    def _bucket(self, tenant: Tenant, per_minute: int, now: float) -> TokenBucket:
+        """A tenant's bucket: full, or in the state that any worker has noted last, also before a restart."""
+        state = self.table.bucket(tenant.number, per_minute)
+        level, seen = (float(per_minute), now) if state is None or state[1] > now else state
+        return TokenBucket(per_minute, seen, self.table.total(tenant.number, "tokens"), level)
 
     async def reload(self) -> None:
         """Read the keys again; where that fails, those of before hold on."""
@@ -118,12 +124,7 @@ class Admission:
             raise bad_request(
                 f"The request needs {slots} slots, but service tier flex is limited to {most}.", "n", "invalid_value"
             )
-        bucket = self._buckets.get(tenant.name)
-        if bucket is not None:
-            self._settle(now)
-            bucket.update(now, self.table.total(tenant.number, "tokens"))
-            if bucket.level <= 0:
-                raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
+        self._check_rate(tenant, now)
         self._numbers += 1
         self._known = None
         ticket = Ticket(tenant, prompt_tokens, tokens, slots, priority, self._numbers, now, best_effort=best_effort, names=names)
@@ -147,6 +148,24 @@ class Admission:
                 raise
         self._somebody.set()
         return ticket
+
+    def convert(self, tenant: Tenant, tokens: int) -> None:
+        """Charge a tenant for tokens that no engine makes, as of /tokenize. Raises ApiError with status 429 if its bucket is
+        empty."""
+        self._check_rate(tenant, self._clock())
+        self.table.add(tenant.number, "tokens", tokens)
+
+    def _check_rate(self, tenant: Tenant, now: float) -> None:
+        bucket = self._buckets.get(tenant.name)
+        if bucket is not None:
+            self._settle(now)
+            self._update(bucket, tenant, now)
+            if bucket.level <= 0:
+                raise self._refuse(tenant, "tokens_per_minute", f"{bucket.per_minute} tokens a minute", bucket.retry_s())
+
+    def _update(self, bucket: TokenBucket, tenant: Tenant, now: float) -> None:
+        bucket.update(now, self.table.total(tenant.number, "tokens"))
+        self.table.set_bucket(tenant.number, bucket.per_minute, bucket.level, now)
 
     def _find_place(self, ticket: Ticket, now: float) -> None:
         """Raise ApiError where a request that has to wait may not. One that is larger than all of a limit waits alone."""
@@ -246,7 +265,7 @@ class Admission:
             self._settle_one(ticket)
         now = self._clock()
         for name, bucket in self._buckets.items():
-            bucket.update(now, self.table.total(self.tenants[name].number, "tokens"))
+            self._update(bucket, self.tenants[name], now)
 
     def _free(self) -> int:
         return self._room() - self._reserved

@@ -4,6 +4,7 @@ So limits hold over all workers, and each of them can answer /metrics for all. T
 find room under a limit: then it is exceeded, by what one request of each takes.
 """
 
+from array import array
 from collections.abc import Collection
 
 from blinkpy.config import ConfigError
@@ -20,7 +21,8 @@ COUNTERS = {
     "requests_refused": "Requests of a tenant that were answered 429, by a limit of its own or of the server",
 }
 _COLUMNS = {name: column for column, name in enumerate(("", *GAUGES, *COUNTERS))}  # the first: number + 1; 0: the row is free
-WIDTH = len(_COLUMNS)
+_BUCKET = len(_COLUMNS)  # the state of a token bucket: its limit, its level, and when that was, s of the monotonic clock
+WIDTH = _BUCKET + 3
 ROWS = 2 * MOST_TENANTS  # those of removed tenants stay until nothing of them is left
 TABLE_BYTES = ROWS * WIDTH * 8  # of a worker
 
@@ -32,8 +34,9 @@ class TenantTable:
         self.workers, self._worker = workers, worker
         self._all = (memory if memory is not None else memoryview(bytearray(workers * TABLE_BYTES))).cast("B").cast("d")
         start = worker * ROWS * WIDTH
-        for i in range(start, start + ROWS * WIDTH):  # an earlier worker may have left values
-            self._all[i] = 0.0
+        for row in range(start, start + ROWS * WIDTH, WIDTH):  # of an earlier worker nothing runs; its counts and buckets stay
+            for column in range(1, 1 + len(GAUGES)):
+                self._all[row + column] = 0.0
         self._places: dict[tuple[int, int], int] = {}  # of (worker, number), where its row was found last
 
     def keep(self, numbers: Collection[int]) -> None:
@@ -58,6 +61,19 @@ class TenantTable:
             at = self._place(self._worker, number)
         if at >= 0:
             words[at + _COLUMNS[name]] += amount
+
+    def set_bucket(self, number: int, per_minute: int, level: float, now: float) -> None:
+        """Note the state of a tenant's token bucket, for a worker that starts later."""
+        at = self._place(self._worker, number)
+        if at >= 0:
+            self._all[at + _BUCKET : at + _BUCKET + 3] = memoryview(array("d", (per_minute, level, now)))
+
+    def bucket(self, number: int, per_minute: int) -> tuple[float, float] | None:
+        """Level and time of the state that any worker noted last, if its limit was the same."""
+        places = [self._place(worker, number) for worker in range(self.workers)]
+        states = [tuple(self._all[at + _BUCKET : at + _BUCKET + 3]) for at in places if at >= 0]
+        same = [(level, seen) for limit, level, seen in states if limit == per_minute]
+        return max(same, key=lambda state: state[1], default=None)
 
     def values(self, number: int, name: str) -> list[float]:
         """One of GAUGES or COUNTERS of a tenant, of each worker."""

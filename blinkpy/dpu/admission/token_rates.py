@@ -10,9 +10,9 @@ class TokenBucket:
     """Tokens a minute: a request may enter while some are left. What it takes beyond them is paid back before the next enters.
     So over any t seconds no more than per_minute * (1 + t / 60) is taken, and what those take that run at their end."""
 
-    def __init__(self, per_minute: int, now: float, taken: float = 0.0):
+    def __init__(self, per_minute: int, now: float, taken: float = 0.0, level: float | None = None):
         self.per_minute = per_minute
-        self._level, self._seen, self._taken = float(per_minute), now, taken
+        self._level, self._seen, self._taken = float(per_minute) if level is None else level, now, taken
 
     def update(self, now: float, taken: float) -> None:
         """taken: by all workers since the start, without an order between them; it may fall when a worker starts again."""

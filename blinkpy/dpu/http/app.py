@@ -40,6 +40,8 @@ STREAM_HEADERS = [(b"content-type", EVENTS), (b"cache-control", b"no-store"), (b
 MODELS = "/v1/models"
 ALWAYS = ("/health", "/ping", "/livez")  # answered whatever the number of connections
 WHILE_DRAINING = ("/livez", "/metrics", "/load", "/version")  # what operators ask for; other paths are answered 503
+CONVERSIONS = ("tokenize", "detokenize", "input_tokens")
+BYTES_OF_TOKEN = 4  # of a body, for which a tenant is charged a token where the engine makes none
 OBJECT_COST = 8  # bytes of Python's objects for a byte of JSON
 LONG_SCORES = 2048  # tokens of scored prompts whose answer is written in a thread: a millisecond
 
@@ -214,6 +216,8 @@ class App:
         """The result of one of JOBS for the request's body, which is given up when the client leaves."""
         service = self.service
         body = await exchange.read_body(self.options.max_body_bytes)
+        if kind in CONVERSIONS:
+            service.admission.convert(exchange.tenant, len(body) // BYTES_OF_TOKEN)
 
         def prepare() -> Any:
             if exchange.connection.gone:

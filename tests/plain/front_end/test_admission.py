@@ -492,6 +492,35 @@ async def test_limits_hold_over_all_workers(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_a_worker_that_starts_again_finds_its_tenants_buckets(tmp_path: Path) -> None:
+    """Whoever has spent its tokens does not get them anew by the death of a worker; a changed limit begins full."""
+    path, memory = write_keys(tmp_path / "k", a={"tokens_per_minute": 600}), memoryview(bytearray(2 * TABLE_BYTES))
+    one = Stage(path, table=TenantTable(0, 2, memory))
+    one.end(one.enter("a", prompt=700))
+    one.refused("a", "tokens_per_minute")
+    both = [Stage(path, table=TenantTable(worker, 2, memory)) for worker in (0, 1)]
+    for again in both:
+        assert again.refused("a", "tokens_per_minute").retry_s == 11
+    for again in both:
+        again.now += 11
+    assert both[0].enter("a").inside
+    changed = Stage(write_keys(tmp_path / "c", a={"tokens_per_minute": 500}), table=TenantTable(0, 2, memory))
+    assert changed.enter("a").inside
+
+
+@in_loop
+async def test_conversions_are_charged(tmp_path: Path) -> None:
+    stage = Stage(write_keys(tmp_path / "k", a={"tokens_per_minute": 100}, b={}))
+    tenant = stage.admission.tenants["a"]
+    stage.admission.convert(tenant, 60)
+    stage.admission.convert(tenant, 60)
+    with pytest.raises(ApiError) as caught:
+        stage.admission.convert(tenant, 1)
+    assert (caught.value.status, caught.value.code) == (429, "tokens_per_minute")
+    stage.admission.convert(stage.admission.tenants["b"], 10**9)
+
+
+@in_loop
 async def test_what_another_worker_gives_free_is_found_by_a_look(tmp_path: Path) -> None:
     """Nothing happens in this worker meanwhile. Once more when nobody has waited for a while."""
     path, memory = write_keys(tmp_path / "k", a={"requests": 2}), memoryview(bytearray(2 * TABLE_BYTES))
