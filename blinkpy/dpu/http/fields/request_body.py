@@ -50,8 +50,8 @@ def refuse_nul(content: Any) -> None:
 
 
 def _convert(content: Any, kind: type[Model]) -> Model:
-    """msgspec.convert. The first use of a model is under a lock: msgspec publishes the information about a type before it is
-    complete, and another thread that reads it then crashes the process."""
+    """msgspec.convert, with a lock around the first use of a model. msgspec publishes the information about a type before
+    it is complete. Another thread that reads it too early crashes the process."""
     if kind in _complete:
         return msgspec.convert(content, kind)
     with _building:
