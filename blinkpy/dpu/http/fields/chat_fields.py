@@ -68,9 +68,11 @@ class _Given(SentBack, tag_field="role"):
 
     def message(self, where: str) -> Message:
         """The message for chat templates. Raises ApiError."""
-        if not isinstance(self.content, str):
-            refuse_refusals(f"{where}.content", self.content)
-        message = {"role": self.__struct_config__.tag, "content": content(self.content)}
+        given: Any = self.content
+        if type(given) is not str:
+            refuse_refusals(f"{where}.content", given)
+            given = content(given)
+        message = {"role": self.__struct_config__.tag, "content": given}
         if self.name is not None:
             message["name"] = self.name
         return message
@@ -150,10 +152,13 @@ Messages = Annotated[
 
 def messages(given: Messages, raw: Any) -> list[Message]:
     """Messages for chat templates. raw: as received, to distinguish an absent content from null. Raises ApiError."""
-    for i, (message, sent) in enumerate(zip(given, raw, strict=True)):
-        if isinstance(message, AssistantMessage) and not (message.tool_calls or message.refusal or "content" in sent):
-            raise missing(f"messages[{i}].content")
-    return [message.message(f"messages[{i}]") for i, message in enumerate(given)]
+    found = []
+    for i, message in enumerate(given):
+        where = f"messages[{i}]"
+        if type(message) is AssistantMessage and not (message.tool_calls or message.refusal or "content" in raw[i]):
+            raise missing(f"{where}.content")
+        found.append(message.message(where))
+    return found
 
 
 # ---- the body --------------------------------------------------------------------------------------------------------

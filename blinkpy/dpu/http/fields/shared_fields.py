@@ -189,9 +189,7 @@ class Generation(_Sampling):
     def parameters(self, defaults: RequestParameters, names: Iterable[str]) -> RequestParameters:
         """The sampling parameters: those of the request, else the defaults."""
         given: dict[str, Any] = {}
-        for name in names:
-            if name not in _OF_TABLE:
-                continue
+        for name in _OF_TABLE.intersection(names):
             value = getattr(self, name)
             if type(value) in (int, float):  # a chat's `logprobs` is a boolean
                 given[name] = PARAMETER[name].from_request(value)
