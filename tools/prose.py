@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 COUNTS = ROOT / "tests" / "plain" / "project" / "prose_counts.txt"
 MOST_WORDS = 30
 MOST_THATS = 2
-GENERATED = re.compile(r"<!-- measured: .*?<!-- end of measured -->", re.DOTALL)
 
 FILE = tomllib.loads(Path(__file__).with_name("prose_rules.toml").read_text())
 PERSON = "".join(f"(?<!{person} )" for person in FILE["words"]["persons"].split())
@@ -53,9 +52,7 @@ def sentences(block: str) -> Iterator[str]:
 
 
 def blocks_of_page(text: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each paragraph, item and table cell; no headings, examples, comments or generated parts."""
-    text = GENERATED.sub(lambda found: "\n" * found[0].count("\n"), text)
-    text = re.sub(r"<!--[^>]*, by make docs -->\n(\|[^\n]*\n)*", lambda found: "\n" * found[0].count("\n"), text)
+    """(line, text) of each paragraph, item and table cell; no headings, examples or comments."""
     text = re.sub(r"<!--.*?-->", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
     fenced, begin, lines = False, 0, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], start=1):

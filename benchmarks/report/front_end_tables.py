@@ -12,6 +12,7 @@ ATTACK_HEAD = (
     "a token, P99, ms",
     "worker, MiB",
 )
+CROWD_TARGETS = ("streams of one worker", "requests during these streams", "P99 of `/health`", "failed requests")
 CROWD_HEAD = (
     *(
         "load",
@@ -67,9 +68,9 @@ def circumstances(found: Document) -> dict[str, str]:
 def held_against(found: Document) -> str:
     """The targets of a result, in words."""
     return "; ".join(
-        f"{target['what']} {'at most' if target['at_most'] else 'at least'} {number(target['limit'], target['unit'])}, "
+        f"{name} {'at most' if target['at_most'] else 'at least'} {number(target['limit'], target['unit'])}, "
         f"measured {number(target['value'], target['unit'])}{'' if target['met'] else ' (**missed**)'}"
-        for target in found["targets"]
+        for name, target in zip(CROWD_TARGETS, found["targets"], strict=True)
     )
 
 

@@ -40,7 +40,7 @@ class CompletionBody(_Base, kw_only=True):
         str | Annotated[list[TokenId | str | list[TokenId]], Meta(min_length=1)],
         doc(f"a text, a list of token ids, or up to {MAX_PROMPTS} of these"),
     ]
-    add_special_tokens: Annotated[bool | None, doc("false: add no special tokens, such as BOS", "true")] = None
+    add_special_tokens: Annotated[bool | None, doc("false: add no special tokens, such as a begin-of-text token", "true")] = None
     parse_special: ParseSpecial = None
     echo: Annotated[
         bool | None, doc("true: the text begins with the prompt, and `logprobs` (not with `stream`) with its tokens", "false")
@@ -112,7 +112,9 @@ class TokenizeBody(Body):
     model: Annotated[str | None, doc("the served name; another is a 404", "the served model")] = None
     prompt: Annotated[str | None, doc("a text")] = None
     messages: Annotated[Messages | None, doc("instead of `prompt`: a conversation")] = None
-    add_special_tokens: Annotated[bool | None, doc("whether to add special tokens, such as BOS", "true for a text")] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("whether to add special tokens, such as a begin-of-text token", "true for a text")
+    ] = None
     parse_special: ParseSpecial = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: Continue = None

@@ -141,7 +141,7 @@ class Generation(_Sampling):
         doc("`priority`: latency-sensitive; `flex`: best effort; `auto`, `default`: the key's, else `priority`", "`auto`"),
     ] = None
     stream: Annotated[bool | None, doc("true: server-sent events", "false")] = None
-    include_stop_str_in_output: Annotated[bool | None, doc("true: the text ends with its stop string or token", "false")] = None
+    include_stop_str_in_output: Annotated[bool | None, doc("true: the text includes its stop string or token", "false")] = None
     skip_special_tokens: Annotated[bool | None, doc("false: the text shows special tokens", "true")] = None
     spaces_between_special_tokens: bool | None = None
     request_id: Annotated[
