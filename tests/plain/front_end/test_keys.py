@@ -1,6 +1,7 @@
 """Keys: what the file may hold, whom a request belongs to, what it finds in the cache, and SIGHUP.
 
-Claim front-ends/keys: A key finds no data of another key in the prefix cache. No client chooses its tenant. A request has a class that its key may use.
+Claim front-ends/keys: A key finds no data of another key in the prefix cache. No client
+chooses its tenant. A request has a class that its key may use.
 """
 
 import contextlib
