@@ -3,7 +3,7 @@
 A paragraph `Claim GROUP/NAME: text` in the docstring of a test or of a test file makes a row.
 `Claim GROUP/NAME (simulator): text` also states that each run of the simulator checks the claim.
 `Supports claim GROUP/NAME.` adds a test to the row of another test.
-A paragraph `R1. text` in the docstring of a module of the oracle is a rule.
+A paragraph `R1. text` in the docstring of the oracle's package is a rule.
 """
 
 import ast
@@ -73,14 +73,11 @@ def table(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rules(folder: Path) -> dict[str, str]:
-    """Name -> text of each rule, in order."""
-    found: dict[str, str] = {}
-    for path in folder.glob("*.py"):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
-        found |= {rule[1]: rule[2] for part in paragraphs if (rule := re.match(r"(R\d+)\. (.*)", part))}
-    return {name: found[name] for name in sorted(found, key=lambda name: int(name[1:]))}
+def rules(package: Path) -> dict[str, str]:
+    """Name -> text of each rule, in order, from the docstring of a package."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return {rule[1]: rule[2] for part in paragraphs if (rule := re.match(r"(R\d+)\. (.*)", part))}
 
 
 def rule_table(folder: Path) -> str:

@@ -1,28 +1,4 @@
-"""Admission of waiting requests, and their hits.
-
-R12. If no request was preempted, waiting requests are admitted in order while budget, rows and pages last;
-the first request that does not fit ends the admission. A request fits if its pages without hits are
-available, plus one for each running request, at most an eighth of the pool. Stalled requests are preempted
-for a request that does not fit. A request without a free entry in its completion ring is skipped. The tokens
-that best-effort prompts lack use no more of the budget than R19 allows. While they lack as much, or best
-effort holds all its pages (R20), all waiting best effort is skipped. While best-effort prompts yield, only
-latency-sensitive requests are admitted, in order; best-effort requests are overtaken as in R16. For such a
-request, the used budget consists of decodes and of tokens that latency-sensitive prompts with a lower (rank,
-arrival) lack: it overtakes a prompt that has begun.
-
-R13. Hits are indexed pages of the request's first tokens, each following the previous page and with the same
-salt. At least one token is computed. The number of hits is published when the request first begins to run.
-
-R16. Best-effort prompts yield in a turn if a best-effort request runs or waits, and one of two conditions
-holds. Either a latency-sensitive request that is not stalled runs and lacks more than one token; or a row is
-free and a latency-sensitive request can enter. They do not yield after `yield_steps` consecutive such turns.
-The request that can enter is the first waiting latency-sensitive request with a free entry in its completion
-ring. If a best-effort request is ahead of it, that request is overtaken. No request can enter after
-`yield_steps` such overtakings since a best-effort request was admitted, or was skipped in R12 because of its
-class. While best-effort prompts yield, no best-effort request is admitted. The tokens that running ones lack,
-if more than one, use no budget in R12. They have no part in the batch if a latency-sensitive request has a
-chunk of more than one token in it.
-"""
+"""Admission of waiting requests, and their hits."""
 
 from blinkpy.queues import words as W
 from blinkpy.queues.words import pack_hits

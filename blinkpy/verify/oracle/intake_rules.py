@@ -1,14 +1,4 @@
-"""Intake of submission entries.
-
-R2. While the command is COMMAND_RUN, entries are consumed, except those of queue pairs that are lost in this
-turn. One entry of each pair is consumed in rotation, until the turn's bound of entries or of prompt tokens is
-reached. An entry of another epoch, or for a slot in use, is skipped; an entry that can't be served is
-refused. Words of automata and token rules count as prompt tokens. A pair has a share of slots for grammars
-and token rules. An entry whose automaton or rules are stored in this epoch uses that slot, without reading
-them again. Otherwise it takes an empty slot, or the slot assigned longest ago that no waiting or running
-request uses. Without such a slot, or with invalid automata or rules, it is refused. A request with a scored
-prompt begins with the prompt's first token.
-"""
+"""Intake of submission entries."""
 
 import math
 from typing import Any

@@ -1,25 +1,9 @@
 """The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
 
 An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. docs/verification.md states the rules R1 to R24.
+many cached tokens, who computes what in the next step, and what is published. The package has the rules R1 to R24.
 Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
 hashes or rings, so it holds where hashes don't collide.
-
-R3. A request is ranked when it begins to wait. Lower ranks go first, equal ranks in order of arrival. If the
-policy has no result in the numbers of its language (docs/policies.md), the
-rank is 2^63 - 2, and the fault is counted.
-
-R8. COMMAND_STOP ends the loop at this point; COMMAND_DRAIN does so when no request is left.
-
-R23. From the turn that suspends a step until the step is resumed, R3 to R7 and R9 to R15 apply to requests
-that are not in flight. Requests in flight keep their rows, pages and slots: they do not end, are not
-preempted, and lack nothing; each that will emit keeps an entry of its completion ring. In interrupting steps,
-best-effort prompts yield, and the limit of R16 on consecutive turns does not apply. R8, R16 and R17 wait.
-While a cut step has not run its last group, no queue pair is lost and no claim is granted (R1); entries
-announced beyond a ring are skipped.
-
-R24. Otherwise, a suspended step is resumed with its next group after R9; and also after R15, if the planned
-step has no rows.
 """
 
 import math

@@ -190,7 +190,8 @@ class ChatBody(_Base, kw_only=True):
         doc(
             f'1 to {MAX_MESSAGES:,} of `{{"role": ROLE, "content": text}}`, where `ROLE` is one of {", ".join(ROLES)}. Content '
             'may be a list of `{"type": "text", "text": ...}`. An assistant\'s message may have `tool_calls` and '
-            '`reasoning_content` (or `thinking`), and parts `{"type": "refusal", "refusal": ...}`. A tool\'s message has `tool_call_id`'
+            '`reasoning_content` (or `thinking`), and parts `{"type": "refusal", "refusal": ...}`. A tool\'s message has '
+            "`tool_call_id`"
         ),
     ]
     max_completion_tokens: Annotated[Limit | None, doc("same as `max_tokens`")] = None
