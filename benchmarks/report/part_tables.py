@@ -14,20 +14,24 @@ SHAPES = {"llama-3-8b": "Llama-3-8B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
 LEDGER = "simulated_turns"
 STEPS, SCHEDULER, GRAMMARS = "decode-llama-3-8b", "decode-scheduler", "decode-llama-3-8b-grammar"
 CPU_ROWS = (  # file, how its target begins, what it is called here
-    ("control_overhead", "scheduler call at 64 running, steady", "scheduler call, 64 running, caches cold"),
-    ("control_overhead", "scheduler call at 256 running, steady", "scheduler call, 256 running, caches cold"),
-    ("cpu_engine", "token rate of 16 streams", "demonstration model, 16 streams to one"),
-    ("cpu_engine", "engine step to bare forward", "its engine step to the bare torch forward, 16 streams"),
+    ("control_overhead", "scheduler call at 64 running, steady", "scheduler call with 64 requests, cold caches"),
+    ("control_overhead", "scheduler call at 256 running, steady", "scheduler call with 256 requests, cold caches"),
+    ("cpu_engine", "token rate of 16 streams", "demonstration model: token rate of 16 streams / 1 stream"),
+    ("cpu_engine", "engine step to bare forward", "engine step / bare torch forward pass, 16 streams"),
     (
         "cpu_engine_since",
         "1 streams: rate of the engine before (old)",
-        "engine with torch in bfloat16, of an older commit, to now's without, 1 stream",
+        "token rate: older engine (torch, bfloat16) / engine without torch, 1 stream",
     ),
-    ("cpu_engine_since", "16 streams: rate of the engine before (old)", "the same, 16 streams"),
-    ("front_end_cpu", "CPU of a worker per token event", "front end, CPU for a token event, 64 streams"),
-    ("rdma_cpu", "CPU of a request of 128 tokens", "front end over RDMA, CPU for a request of 128 tokens (no HTTP, no card)"),
-    ("rdma_cpu", "CPU of a request of 4096 tokens", "the same, 4,096 tokens"),
-    ("queue_round_trip", "round trip through the transport", "queue pair, round trip"),
+    ("cpu_engine_since", "16 streams: rate of the engine before (old)", "the same with 16 streams"),
+    ("front_end_cpu", "CPU of a worker per token event", "front end: CPU time per token event, 64 streams"),
+    (
+        "rdma_cpu",
+        "CPU of a request of 128 tokens",
+        "front end over RDMA: CPU time per request of 128 tokens (without HTTP and card)",
+    ),
+    ("rdma_cpu", "CPU of a request of 4096 tokens", "the same with 4,096 tokens"),
+    ("queue_round_trip", "round trip through the transport", "round trip over a queue pair"),
 )
 MAKERS = {  # of a result file, by the beginning of its name
     "decode-": "parts.decode_step",
