@@ -34,7 +34,7 @@ from cuda.bindings import driver, runtime
 
 from blinkpy.device.cuda import cuda_graphs as G
 from blinkpy.device.cuda.cubin import read_cubin
-from blinkpy.device.cuda.cuda_graphs import check_cuda
+from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
 from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kernels.loop.loop_code import LoopCode

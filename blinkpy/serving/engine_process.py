@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.device.cuda.cuda_graphs import CudaError
+from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.dpu.watch.log_output import end_logging, end_process, start_logging
 from blinkpy.engine.link.listeners import ENDS, open_listener
 from blinkpy.models.weights.model_folder import find_model

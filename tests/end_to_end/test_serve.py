@@ -212,7 +212,7 @@ def test_an_engine_that_is_killed_in_a_turn_leaves_what_the_turn_read(tmp_path: 
 BROKEN = """
 import time
 from blinkpy.engine.engine import Engine
-from blinkpy.device.cuda.cuda_graphs import CudaError
+from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_STATE, STATE_FAULTED
 from blinkpy.scheduler.policies import fcfs as rank  # compiled already
 

@@ -136,7 +136,7 @@ class CudaDevice:
     def near_cores(self) -> frozenset[int]:
         from cuda.bindings import runtime
 
-        from blinkpy.device.cuda.cuda_graphs import CudaError, check_cuda
+        from blinkpy.device.cuda.cuda_calls import CudaError, check_cuda
         from blinkpy.engine.near_memory import cores_near
 
         try:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from blinkpy.device.cuda.cuda_graphs import CudaError, to_device, to_host
+from blinkpy.device.cuda.cuda_calls import CudaError
+from blinkpy.device.cuda.cuda_graphs import to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs

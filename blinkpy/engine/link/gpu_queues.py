@@ -20,7 +20,8 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_graphs import MappedMemory, array_at, check_cuda, export_dmabuf, pinned
+from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda.cuda_graphs import MappedMemory, array_at, export_dmabuf, pinned
 from blinkpy.queues.layout import EngineViews, QueueLayout, engine_views
 
 GPU_PAGE = 2 << 20  # bytes; allocations of whole ones begin at one, so they share none with other memory

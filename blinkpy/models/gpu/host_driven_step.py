@@ -13,7 +13,8 @@ import torch
 from cuda.bindings import runtime
 
 from blinkpy.device.array_trees import map_arrays
-from blinkpy.device.cuda.cuda_graphs import check_cuda, host_tensor_on_device, pinned
+from blinkpy.device.cuda.cuda_calls import check_cuda
+from blinkpy.device.cuda.cuda_graphs import host_tensor_on_device, pinned
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests, State
 from blinkpy.models.gpu.gpu_step import GpuStep
