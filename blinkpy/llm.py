@@ -30,13 +30,12 @@ from blinkpy.dpu.http.fields.chat_fields import chat_request
 from blinkpy.dpu.http.message_answer import message_of
 from blinkpy.dpu.link.connectors import open_queue_pair
 from blinkpy.dpu.link.queue_pair import QueuePair
-from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.chat_template import ChatError, load_template
 from blinkpy.dpu.text.tokenizer import NOTHING, Shown, Tokenizer
-from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
+from blinkpy.dpu.token_logprobs import PromptScores, TokenLogprobs, TokenSpeller, scoring_parameters
 from blinkpy.dpu.tools.harmony_calls import unmarked
 from blinkpy.dpu.tools.message_parser import Expected
-from blinkpy.models.weights.model_folder import find_model
+from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.outputs import CompletionOutput, Logprob, RequestOutput
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import Child, ChildError

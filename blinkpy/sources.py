@@ -15,7 +15,7 @@ VERIFIED = (
     *("queues", "kv", "scheduler/cycle.py", "scheduler/host_scheduler.py", "scheduler/pace.py", "scheduler/phases"),
     "scheduler/tenant_service.py",
     "scheduler/yielding.py",
-    *("engine/devices/null_step.py", "engine/devices/host_turns.py"),
+    "engine/devices/null_step.py",
     *("dpu/link/arenas.py", "dpu/link/connect_shm.py", "dpu/link/grammar_arena.py", "dpu/link/queue_pair.py"),
     "dpu/link/store_fence.py",
     "transport/segment.py",

@@ -1,10 +1,10 @@
-"""Writes the table of keywords in docs/structured-output.md again, from blinkpy.dpu.grammar.schema.schema_keywords."""
+"""Writes the table of keywords in docs/structured-output.md again, from blinkpy.dpu.grammar.schema_keywords."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from blinkpy.dpu.grammar.schema.schema_keywords import ANNOTATIONS, KEYWORDS, PLACES, REFERENCE, REFUSED
+from blinkpy.dpu.grammar.schema_keywords import ANNOTATIONS, KEYWORDS, PLACES, REFERENCE, REFUSED
 
 PAGE = Path(__file__).parents[1] / "docs" / "structured-output.md"
 MARK = "<!-- keywords, by make docs -->\n"

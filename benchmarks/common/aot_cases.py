@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.attention import split_plan
+from blinkpy.kernels.attention import attention_variants as split_plan
 from blinkpy.kernels.attention.attention import VARIANTS as ATTENTION
 from blinkpy.kernels.attention.attention import attend
 from blinkpy.kernels.attention.attention_variants import LAST_TOKENS, AttentionCall, PagedKV
-from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
-from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.kernels.fp8_rows import FP8
+from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages
+from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
+from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.linear.linear import VARIANTS as LINEARS
 from blinkpy.kernels.linear.linear import linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
@@ -23,9 +22,9 @@ from blinkpy.kernels.moe.expert_config import ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.moe.experts import experts, plan_experts
-from blinkpy.kernels.sampling.mask_illegal import GrammarView
-from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.candidates import GrammarView
+from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampler import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues.submission import SQ_ENTRY_WORDS
 from blinkpy.queues.words import LOGPROB_ENTRIES

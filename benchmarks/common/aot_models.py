@@ -18,8 +18,7 @@ import torch
 from benchmarks.common.aot_cases import MAX_MODEL_LEN, SLOTS, meta, meta_grammars, meta_requests
 from blinkpy.config import ConfigError
 from blinkpy.kernels.config_files import gpus_with_tables
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.kernels.fp8_rows import FP8
+from blinkpy.kernels.fp8_rows import FP8, Fp8Matrix
 from blinkpy.kernels.linear.linear_table import LinearTable
 from blinkpy.kernels.moe.expert_config import ExpertTable
 from blinkpy.models.description.decoder_description import DecoderDescription

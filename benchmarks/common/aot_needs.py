@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from blinkpy.kernels.attention.split_plan import attention_needs
+from blinkpy.kernels.attention.attention_variants import attention_needs
+from blinkpy.kernels.config_files import Needs
 from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
-from blinkpy.kernels.kernel_needs import Needs
 from blinkpy.kernels.linear.linear import VARIANTS
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearShape

@@ -48,8 +48,8 @@ def bare_model(rows: int, room: int) -> Any:
     from support.models.bare_forward import BareForward  # type: ignore[import-not-found,unused-ignore]
 
     from blinkpy.models.families.describe_model import describe_model
+    from blinkpy.models.weights.checkpoint import resolve_model
     from blinkpy.models.weights.decoder_weights import choose_dtype, load_weights
-    from blinkpy.models.weights.model_folder import resolve_model
 
     folder = resolve_model("demo")
     model = describe_model(folder)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, busy, sentence, shutting_down, unavailable
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet.engine_load import EngineLoad, LoadMeter
 from blinkpy.dpu.generation import Generation
@@ -24,7 +25,6 @@ from blinkpy.dpu.link.queue_pair import EngineLostError, EngineUnavailableError,
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.poll_pace import POLL_S, PollPace
 from blinkpy.dpu.token_feed import feed, note_flights
-from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.layout import LayoutError
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import STATE_READY, Int32

@@ -6,11 +6,10 @@ from typing import Protocol
 
 from blinkpy.dpu.api_errors import ApiError, bad_request, unavailable
 from blinkpy.dpu.link.queue_pair import InFlightRequest
-from blinkpy.dpu.prompt_scores import PromptScores
 from blinkpy.dpu.text.detokenizer import Detokenizer
 from blinkpy.dpu.text.stop_strings import StopStrings
-from blinkpy.dpu.token_logprobs import TokenLogprobs, token_logprobs
-from blinkpy.dpu.tools.reasoning_counter import ReasoningCounter
+from blinkpy.dpu.token_logprobs import PromptScores, TokenLogprobs, token_logprobs
+from blinkpy.dpu.tools.message_parser import ReasoningCounter
 from blinkpy.queues import words as completion
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.dpu.unix_socket import check_unix
+from blinkpy.dpu.descriptors import check_unix
 
 SERVES = b"serves"
 HELLO_BYTES = 4096

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
+from blinkpy.dpu.descriptors import listen_unix
 from blinkpy.dpu.handover import Door, Inheritance
 from blinkpy.dpu.link.link_thread import PROGRESS, WORDS_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
-from blinkpy.dpu.unix_socket import listen_unix
 from blinkpy.process_exit import describe_exit
 from blinkpy.processes import BeatWatch, Child, pause_before_start
 from blinkpy.transport.handshake import new_owner

@@ -9,18 +9,22 @@ from blinkpy.engine.devices.device_contract import BrokenStateError, Device, Run
 from blinkpy.engine.flight_recorder import FlightRecorder
 from blinkpy.engine.link.listeners import ENDS
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
-from blinkpy.engine.model_digest import model_digest
-from blinkpy.engine.near_memory import running_on
-from blinkpy.engine.sizing import EngineSizes, engine_sizes, grammar_arena, grammar_words
-from blinkpy.engine.token_spelling import read_token_bytes
+from blinkpy.engine.sizing import (
+    EngineSizes,
+    engine_sizes,
+    grammar_arena,
+    grammar_words,
+    model_digest,
+    read_token_bytes,
+    running_on,
+)
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits, make_limits
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.step_shapes import most_groups
-from blinkpy.models.ring_sizes import ring_sizes
-from blinkpy.models.weights.checkpoint import with_stored_head
-from blinkpy.models.weights.model_folder import resolve_model
+from blinkpy.models.paged_cache import ring_sizes
+from blinkpy.models.weights.checkpoint import resolve_model, with_stored_head
 from blinkpy.progress import ProgressCallback, TimedPhases
 from blinkpy.queues import words as W
 from blinkpy.queues.layout import EngineFacts, EngineViews

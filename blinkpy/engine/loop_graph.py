@@ -36,7 +36,7 @@ from blinkpy.device.cuda import cuda_graphs as G
 from blinkpy.device.cuda.cubin import read_cubin
 from blinkpy.device.cuda.cuda_calls import check_cuda
 from blinkpy.device.cuda.kernel_compiler import KernelCode, array_words
-from blinkpy.kernels.loop import loop_words as L
+from blinkpy.kernels.loop import loop_kernels as L
 from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKETS
 

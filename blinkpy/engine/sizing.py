@@ -1,9 +1,19 @@
 """From options and a model to the sizes of everything: queues, pages, batches. Pure arithmetic; nothing is allocated here."""
 
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.kv.grammars import TokenBytes
+from blinkpy.model_files import open_file, read_bytes
+from blinkpy.models.weights.safetensors_files import weight_files
 from blinkpy.queues.layout import QueueSizes
+from blinkpy.queues.words import digest_of_bytes
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens
@@ -108,3 +118,78 @@ def engine_sizes(config: Config, context_limit: int, page_bytes: int, cache_byte
             f"but the limit is {HISTORY_LIMIT >> 30} GiB: lower slots, workers or max_model_len"
         )
     return sizes
+
+
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file, evenly spread: other weights differ nearly everywhere
+
+
+def model_digest(config: Config, folder: Path, reads_weights: bool) -> int:
+    """Of the model's config, of samples of its weights, and of the options that change its numbers. reads_weights: whether the
+    device does."""
+    options = config.model.quantization, config.model.load_format, config.cache.kv_cache_dtype, config.cache.window_cache
+    dummy = config.model.seed if config.model.load_format == "dummy" else None
+    digest = hashlib.sha256(repr((options, config.model.dtype, dummy, reads_weights)).encode())
+    digest.update(read_bytes(folder, "config.json"))
+    if reads_weights and dummy is None:
+        for path in weight_files(folder):
+            with open_file(folder, path.name) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{path.name} {size} ".encode())
+                for sample in range(SAMPLES):
+                    file.seek(sample * size // SAMPLES)
+                    digest.update(file.read(SAMPLE_BYTES))
+    return digest_of_bytes(digest.digest())
+
+
+logger = logging.getLogger("blinkpy.engine")
+
+
+def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
+    """The bytes of a model's tokens in grammars. None, with a line in the log, where the model's folder has no tokenizer that can
+    be read, or one in which a token's bytes depend on its neighbours."""
+    from blinkpy.dpu.text.detokenizer import TokenTexts
+    from blinkpy.dpu.text.tokenizer import read_encoder, token_pieces
+
+    try:
+        encoder = read_encoder(folder)
+    except ConfigError as error:
+        logger.warning("no grammars: %s", error)
+        return None
+    pieces = TokenTexts(encoder).pieces
+    if pieces is None:
+        logger.warning("grammars are disabled: the bytes of some tokens depend on the tokens before them")
+        return None
+    return TokenBytes.of(token_pieces(encoder, pieces), vocab_size)
+
+
+DEVICES = Path("/sys/bus/pci/devices")
+
+
+def cores_near(address: str) -> frozenset[int]:
+    """The cores of a PCI device's NUMA node that this thread may run on; empty if unknown. address: such as
+    0000:18:00.0.
+    """
+    try:
+        listed = (DEVICES / address / "local_cpulist").read_text()
+        return frozenset(_cores_of(listed)) & os.sched_getaffinity(0)
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _cores_of(listed: str) -> Iterator[int]:
+    """The cores of a list of Linux, as 0-15,32."""
+    for part in filter(None, listed.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+@contextlib.contextmanager
+def running_on(cores: frozenset[int]) -> Iterator[None]:
+    """Pin this thread to these cores within the block; an empty set means all."""
+    allowed = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)

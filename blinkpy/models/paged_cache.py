@@ -3,17 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkpy.config import Config, ConfigError
 from blinkpy.models.cache_scales import Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.ring_sizes import RingSizes
 
 if TYPE_CHECKING:
     import torch
+
+
+MOST_TOKENS = 1 << 31  # of all rings, whose cache slots are 32-bit words
+
+
+@dataclass(frozen=True)
+class RingSizes:
+    """layers: sliding-window layers.
+    window: the widest, tokens.
+    pages: of one ring.
+    spill: maximum pages that a step may spill.
+    """
+
+    layers: tuple[int, ...]
+    window: int
+    page_size: int
+    pages: int
+    slots: int
+    spill: int
+
+    @classmethod
+    def of(cls, model: DecoderDescription, page_size: int, slots: int, tokens: int, rows: int) -> Self | None:
+        """None for a model without windows. tokens, rows: of the largest step."""
+        layers = tuple(index for index, layer in enumerate(model.layers) if layer.attention.window)
+        if not layers:
+            return None
+        window = max(model.layers[index].attention.window for index in layers)
+        pages = 1 - (1 - window) // page_size  # the maximum number of pages that a window spans
+        # A row of n tokens spills at most n // page_size + 1: its first token's page still has its place.
+        return cls(layers, window, page_size, pages, slots, tokens // page_size + rows)
+
+    @property
+    def layer_pages(self) -> int:
+        """Pages of the view that is one layer's cache."""
+        return len(self.layers) * self.slots * self.pages + self.spill
+
+    @property
+    def all_pages(self) -> int:
+        """Pages of all layers together, spill pages included."""
+        return self.layer_pages + len(self.layers) - 1
+
+
+def ring_sizes(config: Config, model: DecoderDescription) -> RingSizes | None:
+    """Sizes of the rings; None if all layers keep all tokens. Raises ConfigError if rings are requested but the
+    model has no windows, or too many slots.
+    """
+    if config.cache.window_cache == "full":
+        return None
+    slots, scheduler = config.frontend.workers * config.queue.slots, config.scheduler
+    rows = min(scheduler.max_num_seqs, slots)
+    sizes = RingSizes.of(model, config.cache.page_size, slots, scheduler.max_num_batched_tokens, rows)
+    if sizes is None:
+        raise ConfigError(f"window_cache ring: no layer of {model.name} has a sliding window; use window_cache full")
+    if scheduler.step_groups > 1:  # the rings' tables are those of one step
+        raise ConfigError("window_cache ring does not support step_groups above 1; use window_cache full")
+    if sizes.all_pages * sizes.page_size >= MOST_TOKENS:
+        raise ConfigError(f"window_cache ring: the rings of {slots} slots exceed {MOST_TOKENS:,} tokens; lower slots")
+    return sizes
+
 
 A = TypeVar("A")
 
@@ -44,7 +104,7 @@ def _of_layers(
 
 class PagedCache:
     """keys, values: per layer a tensor [pages, kv_heads, page_size, head_dim], so a page of one head is
-    contiguous. The layers of `rings` share memory (blinkpy.models.ring_sizes).
+    contiguous. The layers of `rings` share memory (blinkpy.models.paged_cache).
     num_pages: of the pool, for the other layers.
     dtype: of keys and values before caching, and in the cache, which is FP8 if there are `scales`
         (blinkpy.models.cache_scales).

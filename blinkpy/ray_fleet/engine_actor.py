@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
 from blinkpy.dpu.watch.log_output import start_logging
-from blinkpy.models.weights.model_folder import find_model
+from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.process_exit import Stopped
 from blinkpy.processes import ChildError
 from blinkpy.serving.engine_process import ENGINE_STOP_S

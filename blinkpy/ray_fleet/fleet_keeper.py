@@ -16,10 +16,9 @@ from blinkpy.config import ConfigError
 from blinkpy.dpu.supervisor import END_GRACE_S
 from blinkpy.processes import pause_before_start
 from blinkpy.ray_fleet.engine_actor import Started
-from blinkpy.ray_fleet.fleet_gauges import fleet_gauges
 from blinkpy.ray_fleet.fleet_plan import FleetPlan
 from blinkpy.ray_fleet.ray_cluster import ActorLostError
-from blinkpy.ray_fleet.scaling_rule import ScaleHistory, wanted_engines
+from blinkpy.ray_fleet.scaling_rule import ScaleHistory, fleet_gauges, wanted_engines
 from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.kept_engine import PAUSES_S
 from blinkpy.top.server_sample import ServerSample

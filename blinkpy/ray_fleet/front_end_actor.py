@@ -14,7 +14,7 @@ from typing import Any
 from blinkpy.config import ConfigError
 from blinkpy.dpu.supervisor import END_GRACE_S
 from blinkpy.dpu.watch.log_output import start_logging
-from blinkpy.models.weights.model_folder import find_model
+from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Stopped, describe_exit
 from blinkpy.processes import Child, ChildError

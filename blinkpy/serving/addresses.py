@@ -10,9 +10,9 @@ from pathlib import Path
 
 from blinkpy.config import AccessOptions, Config, ConfigError
 from blinkpy.dpu.admission.keys_file import keys_of
+from blinkpy.dpu.descriptors import check_unix
 from blinkpy.dpu.handover import check_door
 from blinkpy.dpu.text.chat_template import load_template
-from blinkpy.dpu.unix_socket import check_unix
 from blinkpy.packages import require_packages
 
 

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet.engines import Engines
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.watched_tasks import WatchedTasks
 
 SHOW_S = 0.1  # between two calls of on_tick
 END_S = 5.0  # for the loop to close

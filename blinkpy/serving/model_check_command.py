@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blinkpy.config import Config
 from blinkpy.models.gpu.gpu_memory_plan import gib
-from blinkpy.models.weights.model_folder import resolve_model
+from blinkpy.models.weights.checkpoint import resolve_model
 from blinkpy.serving.model_check_options import CheckModelOptions
 from blinkpy.serving.model_facts import GPUS, ModelFacts, as_json, model_facts
 

@@ -23,8 +23,7 @@ from blinkpy.models.description.rope_tables import NONE, Rope
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
 from blinkpy.models.gpu.model_limits import require_kernels
-from blinkpy.models.paged_cache import kv_bytes_per_page
-from blinkpy.models.ring_sizes import ring_sizes
+from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
 from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 from blinkpy.serving.tried_widths import Tried, tried

@@ -20,7 +20,7 @@ from blinkpy import cli
 from blinkpy.config import Config, step_sizes
 from blinkpy.models.families.describe_model import describe_config, describe_model
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-from blinkpy.models.weights import model_folder
+from blinkpy.models.weights import checkpoint as model_folder
 from blinkpy.serving.model_facts import fit
 
 NEEDED = "model.layers.1.mlp.experts.5.down_proj.weight"

@@ -23,11 +23,10 @@ from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.describe_model import describe_model
-from blinkpy.models.paged_cache import ArrayCache, PagedCache, kv_bytes_per_page
-from blinkpy.models.ring_sizes import RingSizes
+from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes, kv_bytes_per_page
 from blinkpy.models.weights.array_weights import load_array_weights
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.models.weights.decoder_weights import load_weights
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import COUNTER
 from blinkpy.recording.recording_reader import RecordingReader

@@ -20,8 +20,8 @@ from support.schema_storm import TokenWalk, draw, engine_outputs, walk_outputs
 from blinkpy import LLM, SamplingParams
 from blinkpy.config import ConfigError
 from blinkpy.dpu.grammar.compile_grammar import TOKEN_BYTE, automaton_of_grammar, token_bytes
-from blinkpy.engine.token_spelling import read_token_bytes
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.engine.sizing import read_token_bytes
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 
 
 @pytest.fixture(scope="module", params=["cpu", "null"])

@@ -19,8 +19,7 @@ from blinkpy.models.cpu.cpu_step import emitting_tokens
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.description.blocks import Factors
 from blinkpy.models.families.describe_model import describe_config, describe_model
-from blinkpy.models.paged_cache import ArrayCache, PagedCache
-from blinkpy.models.ring_sizes import RingSizes
+from blinkpy.models.paged_cache import ArrayCache, PagedCache, RingSizes
 from blinkpy.models.weights.array_weights import load_array_weights
 from blinkpy.models.weights.decoder_weights import embedding_factor, load_weights
 

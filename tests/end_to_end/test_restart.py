@@ -29,7 +29,7 @@ from benchmarks.serving.systems import alive, command_line, tree
 from blinkpy import cli
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.processes import BeatWatch, ChildError
 from blinkpy.queues.layout import BLOCK_WORDS, read_header
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS

@@ -11,8 +11,8 @@ from support.models.kernel_reference import relative_error
 
 from blinkpy.dpu.text.tokenizer import Tokenizer
 from blinkpy.models.families.describe_model import describe_model
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.models.weights.decoder_weights import load_weights
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

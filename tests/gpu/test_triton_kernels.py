@@ -20,7 +20,7 @@ from support.models.kernel_cases.layer_cases import (
 from support.models.kernel_cases.linear_cases import linear_case
 from support.models.kernel_cases.sampling_cases import sampling_case
 
-from blinkpy.kernels.attention.split_plan import DecodePlan, plan_decode
+from blinkpy.kernels.attention.attention_variants import DecodePlan, plan_decode
 from blinkpy.kernels.linear.linear import VARIANTS, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable, default_config
@@ -29,7 +29,7 @@ from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCase
 from blinkpy.kernels.moe.experts import VARIANTS as EXPERTS
 from blinkpy.kernels.norm import rms_norm
-from blinkpy.kernels.sampling.sample_tokens import VARIANTS as SAMPLERS
+from blinkpy.kernels.sampling.sampler import VARIANTS as SAMPLERS
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 
 CUDA = "cuda"

@@ -4,8 +4,8 @@ import numpy as np
 from support.automata import automaton_of_choices, random_automaton
 
 from blinkpy import LLM, SamplingParams
-from blinkpy.engine.token_spelling import read_token_bytes
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.engine.sizing import read_token_bytes
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 from blinkpy.outputs import RequestOutput
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 

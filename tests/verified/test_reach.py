@@ -15,8 +15,7 @@ from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.device.lanes import Team
 from blinkpy.dpu.link import store_fence
 from blinkpy.dpu.link.queue_pair import REQUEST_LIMIT, EngineLostError, QueuePair
-from blinkpy.engine.devices.host_turns import run_turns
-from blinkpy.engine.devices.null_step import synthetic_step, synthetic_token
+from blinkpy.engine.devices.null_step import run_turns, synthetic_step, synthetic_token
 from blinkpy.kv import state as S
 from blinkpy.kv.page_allocator import compact_ring
 from blinkpy.kv.state_memory import differences, snapshot

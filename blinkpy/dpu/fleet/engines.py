@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from blinkpy.dpu.api_errors import ApiError, busy, shutting_down, unavailable
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.engine_link import EngineLink, Submission
 from blinkpy.dpu.engine_starts import EngineEntry
 from blinkpy.dpu.fleet.engine_load import EngineLoad
@@ -29,7 +30,6 @@ from blinkpy.dpu.generation import Flight, Generation
 from blinkpy.dpu.link.link_thread import LinkThread
 from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 from blinkpy.queues.words import ENGINE_STATE, STATE_DRAINING, STATE_READY, STATE_STARTING

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.engine_link import Submission
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.words import Int32

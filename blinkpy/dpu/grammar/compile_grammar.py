@@ -19,13 +19,13 @@ A grammar is plain JSON, so that it can be sent to another process and be named 
 from typing import Any
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.automaton_products import difference
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, utf8_character
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
+from blinkpy.dpu.grammar.minimal_automaton import difference
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
-from blinkpy.dpu.grammar.schema.schema_compiler import SchemaCompiler
-from blinkpy.dpu.grammar.schema.schema_shapes import Place
+from blinkpy.dpu.grammar.schema_compiler import SchemaCompiler
+from blinkpy.dpu.grammar.schema_shapes import Place
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 Grammar = dict[str, Any]

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.automaton_products import difference, intersection
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import ALL, json_character, json_text
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
+from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.dpu.grammar.regex_syntax import anywhere, parse_regex, whole
 from blinkpy.queues.byte_automaton import ByteAutomaton
 

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from blinkpy.dpu.api_errors import ApiError
-from blinkpy.dpu.prompt_scores import PromptScores
-from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs, completion_logprobs, prompt_logprobs
+from blinkpy.dpu.token_logprobs import (
+    PromptScores,
+    TokenLogprobs,
+    TokenSpeller,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 
 DONE = b"data: [DONE]\n\n"
 PIECE = 64  # tokens whose log probabilities are written at a time: other threads wait no longer

@@ -8,11 +8,8 @@ from blinkpy.dpu.api_errors import bad_request
 from blinkpy.dpu.http.fields.grammar_fields import GrammarField
 from blinkpy.dpu.http.fields.http_request import Request
 from blinkpy.dpu.http.fields.tool_fields import Tool, ToolChoice
-from blinkpy.dpu.text.chat_prompt import chat_text
-from blinkpy.dpu.text.chat_template import ChatTemplate
-from blinkpy.dpu.text.special_tokens import SpecialTokens
-from blinkpy.dpu.text.template_probe import TemplateProbe
-from blinkpy.dpu.text.tokenizer import Shown
+from blinkpy.dpu.text.chat_template import ChatTemplate, TemplateProbe, chat_text
+from blinkpy.dpu.text.tokenizer import Shown, SpecialTokens
 from blinkpy.dpu.tools.call_format import choose_format
 from blinkpy.dpu.tools.call_grammar import ANY_TEXT, after_reasoning, channel_answer, forced_calls, held_calls, with_tokens
 from blinkpy.dpu.tools.harmony_calls import answer_begun, header_of

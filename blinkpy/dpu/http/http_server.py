@@ -15,13 +15,13 @@ import uvloop
 
 from blinkpy.config import AccessOptions, ConfigError
 from blinkpy.dpu.api_errors import shutting_down, unavailable
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.http.app import App
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.wire.byte_room import ByteRoom
 from blinkpy.dpu.http.wire.connection import Connection
 from blinkpy.dpu.http.wire.connections import Connections
 from blinkpy.dpu.http.wire.tls_layer import TlsLayer
-from blinkpy.dpu.watched_tasks import WatchedTasks
 
 CONNECT_S = 2.0  # longest wait for the engine's grant before a worker says that it is ready
 LAST_WORDS_S = 2.0  # for the errors that end requests at shutdown to go out

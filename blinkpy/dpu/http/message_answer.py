@@ -9,7 +9,7 @@ from blinkpy.dpu.generation import STOP
 from blinkpy.dpu.http.answers import Answer, Choice
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 
 TOOL_CALLS = "tool_calls"  # the finish reason of a choice that stopped after a call
 

@@ -16,7 +16,7 @@ from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.http.response_items import CALL, DELTAS, MESSAGE, REASONING, Event, Item
 from blinkpy.dpu.token_logprobs import TokenLogprobs, TokenSpeller, chat_logprobs
 from blinkpy.dpu.tools.message_parser import MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent
 
 PREFIXES = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}  # of ids
 

@@ -31,8 +31,8 @@ from blinkpy.dpu.http.preparation.request_jobs import JOBS, EngineLimits, Reques
 from blinkpy.dpu.http.response_answer import ResponseAnswer
 from blinkpy.dpu.link.queue_pair import part_name
 from blinkpy.dpu.metrics import Metrics
-from blinkpy.dpu.prompt_scores import PromptScores, scoring_parameters
 from blinkpy.dpu.text.tokenizer import NOTHING
+from blinkpy.dpu.token_logprobs import PromptScores, scoring_parameters
 from blinkpy.queues.request_parameters import WEIGHT_ONE, RequestParameters
 from blinkpy.queues.submission import STOP_IDS
 from blinkpy.queues.words import Int32

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from blinkpy.dpu.grammar.compile_grammar import Grammar
 from blinkpy.dpu.grammar.grammar_errors import GrammarError
-from blinkpy.dpu.grammar.schema.schema_keywords import KEYWORDS, REFERENCE, REFUSED
+from blinkpy.dpu.grammar.schema_keywords import KEYWORDS, REFERENCE, REFUSED
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
 from blinkpy.dpu.tools.reasoning import ReasoningTags
 

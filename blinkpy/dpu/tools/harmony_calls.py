@@ -10,8 +10,7 @@ import re
 from typing import NamedTuple
 
 from blinkpy.dpu.tools.call_format import CallFormat, CallText
-from blinkpy.dpu.tools.output_events import Content
-from blinkpy.dpu.tools.output_source import OutputSource, Steps
+from blinkpy.dpu.tools.output_source import Content, OutputSource, Steps
 
 MARKS = {
     "<|start|>": "\udc01",

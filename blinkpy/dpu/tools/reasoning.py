@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from blinkpy.config import REASONING_PARSERS, ConfigError
-from blinkpy.dpu.tools.output_events import Content, Reasoning
-from blinkpy.dpu.tools.output_source import OutputSource, Steps
+from blinkpy.dpu.tools.output_source import Content, OutputSource, Reasoning, Steps
 
 
 class ReasoningTags(NamedTuple):

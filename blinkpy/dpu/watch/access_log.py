@@ -2,15 +2,63 @@
 
 import json
 import logging
+import random
+import re
+import secrets
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blinkpy.dpu.admission.tenant import Tenant
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.metrics import Metrics
 from blinkpy.dpu.watch.log_output import ACCESS, FIELDS
-from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
 from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
+
+HEADER = b"x-request-id"
+# Nothing that could end a line, a quoted text or a header: ids go into logs as they are.
+ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
+# Ids are unique, not secret: a system call for each would cost more than the rest of a small answer.
+_IDS = random.Random(secrets.token_bytes(32))
+
+
+def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
+    """The id, and whether it is the client's: one that is not ACCEPTED is replaced."""
+    for name, value in headers:
+        if name == HEADER and ACCEPTED.fullmatch(value):
+            return value.decode(), True
+    return f"{_IDS.getrandbits(96):024x}", False
+
+
+class RequestPhases(NamedTuple):
+    """Seconds; None for what was not reached, or is not known. front_end: until the engine had the request, without its
+    wait for a slot; queue: that wait, and until it ran; prefill: until the first token; decode: until the last."""
+
+    front_end: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+
+
+def phases_of(generation: Generation) -> RequestPhases:
+    """The phases of a choice that has ended."""
+    if not generation.submitted:
+        return RequestPhases()
+    front_end = generation.submitted - generation.arrival - generation.waited
+    if not generation.first_event or generation.request is None:
+        return RequestPhases(front_end)
+    decode = generation.last_event - generation.first_event
+    waited = generation.request.waited_ns
+    if waited < 0:
+        return RequestPhases(front_end, decode=decode)
+    in_engine = generation.first_event - generation.submitted
+    queue = min(waited / 1e9, in_engine)  # two clocks, and one of a millisecond's ticks
+    return RequestPhases(front_end, generation.waited + queue, in_engine - queue, decode)
+
+
+def ending_of(generation: Generation) -> str:
+    """How a choice ended: one of blinkpy.dpu.metrics.ENDINGS."""
+    return generation.finish_reason or ("error" if generation.error is not None else "abort")
+
 
 SHOWN_PATH = 200  # characters
 MOST_STRANGERS, SPAN_S = 600, 60.0  # lines for refused clients without a key, within a time

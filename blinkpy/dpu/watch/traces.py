@@ -9,8 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from blinkpy.config import WatchOptions
-from blinkpy.dpu.watch.access_log import EndedRequest
-from blinkpy.dpu.watch.request_phases import RequestPhases, ending_of, phases_of
+from blinkpy.dpu.watch.access_log import EndedRequest, RequestPhases, ending_of, phases_of
 from blinkpy.version import __version__
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ class CpuDevice(HostDevice):
         return 1
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
-        from blinkpy.models.cpu.cpu_speed import tokens_within
+        from blinkpy.models.cpu.step_progress import tokens_within
 
         return tokens_within(self._speed(config, model) * STEP_S, model, STEP_TOKENS)
 
@@ -36,7 +36,7 @@ class CpuDevice(HostDevice):
 
         if torch_dtype_name(model, config.model.dtype) is None:
             from blinkpy.models.arrays.numpy_products import numpy_speed
-            from blinkpy.models.arrays.thread_team import ThreadTeam
+            from blinkpy.models.arrays.row_passes import ThreadTeam
 
             return numpy_speed(ThreadTeam(config.engine.threads), invariant=config.engine.batch_invariant)
         import torch
@@ -51,8 +51,7 @@ class CpuDevice(HostDevice):
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.cache_scales import cache_itemsize
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
-        from blinkpy.models.paged_cache import kv_bytes_per_page
-        from blinkpy.models.ring_sizes import ring_sizes
+        from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
 
         itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
@@ -60,8 +59,7 @@ class CpuDevice(HostDevice):
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.cache_scales import cache_itemsize
         from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
-        from blinkpy.models.paged_cache import ring_bytes
-        from blinkpy.models.ring_sizes import ring_sizes
+        from blinkpy.models.paged_cache import ring_bytes, ring_sizes
 
         itemsize = cache_itemsize(config, 2 if torch_dtype_name(model, config.model.dtype) == "bfloat16" else 4)
         whole, rings = config.cache.cpu_cache_mib << 20, ring_bytes(model, ring_sizes(config, model), itemsize)
@@ -76,7 +74,7 @@ class CpuDevice(HostDevice):
         from blinkpy.engine.devices.host_loop import HostLoop
         from blinkpy.models.cache_scales import choose_scales
         from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
-        from blinkpy.models.ring_sizes import ring_sizes
+        from blinkpy.models.paged_cache import ring_sizes
 
         sizes, model = setup.sizes, setup.model
         weights, progress = self._weights(setup, int(self._speed(setup.config, model) * PIECE_S))
@@ -98,7 +96,7 @@ class CpuDevice(HostDevice):
         invariant = setup.config.engine.batch_invariant
         if torch_dtype_name(setup.model, setup.config.model.dtype) is None:
             from blinkpy.models.arrays.numpy_products import NumpyProgress
-            from blinkpy.models.arrays.thread_team import ThreadTeam
+            from blinkpy.models.arrays.row_passes import ThreadTeam
 
             team = ThreadTeam(setup.config.engine.threads)
             return setup.load_array_weights(), NumpyProgress(piece, team, invariant=invariant)

@@ -89,7 +89,7 @@ def memory_bandwidth() -> float:
 def check_pace(name: str, target_ms: int, model: DecoderDescription, itemsize: int, bandwidth: float) -> None:
     """Raise ConfigError for a target that no step can keep. name: of its option; itemsize: bytes of a weight; bandwidth: bytes a
     second."""
-    from blinkpy.models.weights.decode_reads import decode_weight_bytes
+    from blinkpy.models.weights.weight_parts import decode_weight_bytes
 
     read = decode_weight_bytes(model, itemsize, 1)
     if bandwidth and read / bandwidth * 1e3 > target_ms:
@@ -137,7 +137,7 @@ class CudaDevice:
         from cuda.bindings import runtime
 
         from blinkpy.device.cuda.cuda_calls import CudaError, check_cuda
-        from blinkpy.engine.near_memory import cores_near
+        from blinkpy.engine.sizing import cores_near
 
         try:
             address: bytes = check_cuda(runtime.cudaDeviceGetPCIBusId(32, 0), "ask for the GPU's PCI address")
@@ -156,8 +156,7 @@ class CudaDevice:
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         from blinkpy.models.cache_scales import cache_itemsize
-        from blinkpy.models.paged_cache import kv_bytes_per_page
-        from blinkpy.models.ring_sizes import ring_sizes
+        from blinkpy.models.paged_cache import kv_bytes_per_page, ring_sizes
 
         itemsize = cache_itemsize(config, self._dtype(config, model).itemsize)
         return kv_bytes_per_page(model, config.cache.page_size, itemsize, ring_sizes(config, model))
@@ -203,15 +202,13 @@ class CudaDevice:
     def load(self, setup: Setup) -> Runner:
         import torch
 
-        from blinkpy.kernels.sampling.mask_illegal import GrammarView
+        from blinkpy.kernels.sampling.candidates import GrammarView
         from blinkpy.models.cache_scales import choose_scales
-        from blinkpy.models.gpu.gpu_calibration import measure_cache
         from blinkpy.models.gpu.gpu_decoder import GpuDecoder
-        from blinkpy.models.gpu.gpu_step import GpuStep
+        from blinkpy.models.gpu.gpu_step import GpuStep, measure_cache
         from blinkpy.models.gpu.kernel_tables import KernelTables
         from blinkpy.models.gpu.step_shapes import bucket_shapes, step_shapes
-        from blinkpy.models.paged_cache import PagedCache
-        from blinkpy.models.ring_sizes import ring_sizes
+        from blinkpy.models.paged_cache import PagedCache, ring_sizes
 
         model, sizes, report, dtype = setup.model, setup.sizes, setup.report, self._dtype(setup.config, setup.model)
         self.plan.require(sizes.num_pages * self.page_bytes(setup.config, model))
@@ -250,7 +247,7 @@ class CudaDevice:
 
             return (self._loop or GpuLoop)(setup, state, make_step, graph_of, stream, self._trace_rows)
         from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.models.gpu.host_driven_step import HostDrivenStep, pin_state
+        from blinkpy.models.gpu.gpu_step import HostDrivenStep, pin_state
 
         state = setup.recorder.attach(pin_state(state))
         return HostLoop(setup, state, HostDrivenStep(state, make_step, graph_of, stream))

@@ -11,10 +11,10 @@ import torch
 from blinkpy.device.cuda.cuda_calls import CudaError
 from blinkpy.device.cuda.cuda_graphs import to_device, to_host
 from blinkpy.engine.devices.device_contract import Setup
+from blinkpy.engine.flight_recorder import PolicyFaultLog
 from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.engine.link.pair_placement import PlacedPairs, place_pairs
 from blinkpy.engine.loop_graph import LoopGraph, StateCopies
-from blinkpy.engine.policy_fault_log import PolicyFaultLog
 from blinkpy.kernels.loop.loop_code import loop_code
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.kv.invariants.check_state import state_faults

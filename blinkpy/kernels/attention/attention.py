@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from blinkpy.kernels.attention import decode_attention, prefill_attention
-from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant
-from blinkpy.kernels.attention.fp8_cache import declared_cache
+from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, declared_cache
 from blinkpy.kernels.launch import STORAGE_DTYPES, by_name, check_tensors, noted
 from blinkpy.kernels.shape_limits import MAX_GROUP, MAX_HEAD_DIM
 

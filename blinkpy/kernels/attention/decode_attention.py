@@ -23,10 +23,18 @@ from blinkpy.kernels.attention.attend_tile import (
     paged_offsets,
     sink_weight,
 )
-from blinkpy.kernels.attention.attention_variants import DECODE_ROWS, LAST_TOKENS, AttentionCall, AttentionVariant, NewTokens
-from blinkpy.kernels.attention.fp8_cache import as_cached, scales_of
+from blinkpy.kernels.attention.attention_variants import (
+    DECODE_ROWS,
+    LAST_TOKENS,
+    AttentionCall,
+    AttentionVariant,
+    DecodePlan,
+    DecodeWorkspace,
+    NewTokens,
+    as_cached,
+    scales_of,
+)
 from blinkpy.kernels.attention.rotate_and_cache import check_new_tokens, load_rotated
-from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 

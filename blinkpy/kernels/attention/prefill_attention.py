@@ -14,11 +14,8 @@ import triton.language as tl
 from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.attention.attend_tile import LOG2_E, MASKED, as_half, attend_tile, first_visible, paged_offsets, sink_weight
-from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant
-from blinkpy.kernels.attention.fp8_cache import scales_of
-from blinkpy.kernels.attention.split_plan import attention_needs
-from blinkpy.kernels.config_files import check_power_of_two
-from blinkpy.kernels.kernel_needs import check_needs
+from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, AttentionVariant, attention_needs, scales_of
+from blinkpy.kernels.config_files import check_needs, check_power_of_two
 from blinkpy.kernels.launch import COUNT_DECODE_ROWS, COUNT_ROWS
 
 

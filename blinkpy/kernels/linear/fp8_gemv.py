@@ -1,4 +1,4 @@
-"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_words.py), sums in float32; of a row
+"""Linear layers of one row with FP8 weights, y = x W^T: packed float16 products (kernels/fp8_rows.py), sums in float32; of a row
 of float32, products in float32.
 
 A program packs the row once and keeps it in registers, for several tiles of BLOCK_N outputs and all of K; it loads the next tile
@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP
-from blinkpy.kernels.fp8_words import WORD, multiply_words, multiply_words_exactly, pack_row
-from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.config_files import Needs
+from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, WORD, multiply_words, multiply_words_exactly, pack_row
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.shape_limits import MAX_FP8_WIDTH

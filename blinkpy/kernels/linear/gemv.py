@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.config_files import Needs
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant, check_block_n
 from blinkpy.kernels.tile_product import finish_row, weight_tile

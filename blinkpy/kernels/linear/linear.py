@@ -10,9 +10,8 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import swiglu
-from blinkpy.kernels.fp8_matrix import BLOCK
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8
-from blinkpy.kernels.kernel_needs import check_needs
+from blinkpy.kernels.config_files import check_needs
+from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8
 from blinkpy.kernels.launch import HEADER, STORAGE_DTYPES, by_name, check_tensors, noted
 from blinkpy.kernels.linear import cublas, fp8_gemv, gemv, split_k, wide_tiles
 from blinkpy.kernels.linear.linear_config import LinearConfig

@@ -8,10 +8,8 @@ import torch
 
 from blinkpy.config import ConfigError
 from blinkpy.kernels.activation import GEGLU
-from blinkpy.kernels.config_files import check_power_of_two
-from blinkpy.kernels.fp8_matrix import BLOCK
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, ROW_SCALES
-from blinkpy.kernels.kernel_needs import Needs
+from blinkpy.kernels.config_files import Needs, check_power_of_two
+from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig
 
 

@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.fp8_matrix import BLOCK
-from blinkpy.kernels.fp8_rows import BLOCK_SCALES, FP8, GROUP, ROW_SCALES
-from blinkpy.kernels.kernel_needs import Needs, pipeline_bytes
+from blinkpy.kernels.config_files import Needs, pipeline_bytes
+from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled, weight_tile

@@ -17,13 +17,45 @@ from blinkpy.device.expect import is_faulted
 from blinkpy.device.portable import nanosleep, now_ns, register_cuda, strided
 from blinkpy.device.table_codegen import cuda_table_reader
 from blinkpy.device.tables import TableType, make_table
-from blinkpy.kernels.loop import loop_words as L
 from blinkpy.kv import state as S
 from blinkpy.kv.limits import Limits
 from blinkpy.queues.layout import EngineViews
 from blinkpy.queues.words import ENGINE_STATE, STATE_STOPPED
 from blinkpy.scheduler.cycle import Phases
 from blinkpy.scheduler.phases.fast_path import prefetch_forecast
+
+# Words of the loop, int64, in GPU memory.
+LOOP_BUDGET_NS = 0  # the loop ends by itself so long after its first turn; 0: never
+LOOP_BEGAN_NS = 1  # clock of the first turn
+LOOP_TURNS = 2
+LOOP_TRACED = 3  # rows written to the trace
+LOOP_RESULT = 4  # why the loop ended: STOPPED, DRAINED, or TIME_OVER
+LOOP_OVERLAP_BEGIN = 5  # clock of the last `overlap`
+LOOP_OVERLAP_END = 6
+LOOP_COPY_GRAPH = 7  # branch of SWITCH that copies the state for the flight recorder
+LOOP_COPY_AT = 8  # words recorded at which the next copy is due
+LOOP_COPY_EVERY = 9  # words between two copies
+LOOP_COPY_DUE = 10  # 1: before the next step
+LOOP_COPIES = 11  # copies begun
+LOOP_DELAYED_GRAPH = 12  # step graph that follows the copy
+LOOP_PUBLISH_DUE = 13  # 1: the last turn has not published; `publish` does
+LOOP_FIRST_CUT = 14  # index of the first step graph that is cut into groups
+LOOP_WORDS = 15
+TIME_OVER = -100
+
+# Columns of the trace, int64, one row for each turn that made a batch. Times are of the GPU's clock, ns.
+TRACE_BEGIN = 0  # the step before is complete
+TRACE_END = 1  # the turn's decision is made
+TRACE_GRAPH = 2
+TRACE_ROWS = 3
+TRACE_OVERLAP_BEGIN = 4  # of `overlap`
+TRACE_OVERLAP_END = 5
+TRACE_STEP_BEGIN = 6  # of the step that is complete, written by stamps; 0 without
+TRACE_STEP_END = 7
+TRACE_FAST_PATH = 8  # 1: it may have taken the fast path
+TRACE_GROUP = 9  # the layer group that follows; 0 at the start of a step
+TRACE_COLUMNS = 10
+
 
 register_cuda()
 
@@ -88,8 +120,8 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
         cuda.syncthreads()  # one time for all lanes: their decisions depend on it
         run(arguments.limits, arguments.queues, arguments.state, clock[0], lane, lanes)
         if lane == 0:
-            loop[L.LOOP_OVERLAP_BEGIN] = clock[0]
-            loop[L.LOOP_OVERLAP_END] = now_ns()
+            loop[LOOP_OVERLAP_BEGIN] = clock[0]
+            loop[LOOP_OVERLAP_END] = now_ns()
 
     return overlap
 
@@ -102,12 +134,12 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
     def publish_after(table, loop):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         engine = read(table, cuda.shared.array(shared_words, int64), lane, lanes)
-        due = loop[L.LOOP_PUBLISH_DUE]
+        due = loop[LOOP_PUBLISH_DUE]
         cuda.syncthreads()
         if due != 0:
             publish(engine.limits, engine.queues, engine.state, lane, lanes)
             if lane == 0:
-                loop[L.LOOP_PUBLISH_DUE] = 0
+                loop[LOOP_PUBLISH_DUE] = 0
                 ask_for_copy(loop, engine.state.recorder.cursor[S.POSITION])
 
     return publish_after
@@ -116,8 +148,8 @@ def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 @cuda.jit(device=True)
 def ask_for_copy(loop, position):
     """One lane, after publishing: is a copy of the state due? position: words recorded."""
-    if position >= loop[L.LOOP_COPY_AT]:
-        loop[L.LOOP_COPY_DUE] = 1
+    if position >= loop[LOOP_COPY_AT]:
+        loop[LOOP_COPY_DUE] = 1
 
 
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
@@ -140,9 +172,9 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
     def schedule_and_select(table, repeat, parts, loop, trace, while_handle, switch_handle, own):
         lane, lanes = cuda.threadIdx.x, cuda.blockDim.x
         # Before the step's end: all that the decision needs. Each load may go to memory, so nothing waits for one alone.
-        turns, began, budget, traced = loop[L.LOOP_TURNS], loop[L.LOOP_BEGAN_NS], loop[L.LOOP_BUDGET_NS], loop[L.LOOP_TRACED]
-        due, copies, copy_graph = loop[L.LOOP_COPY_DUE], loop[L.LOOP_COPIES], loop[L.LOOP_COPY_GRAPH]
-        overlap_begin, overlap_end = loop[L.LOOP_OVERLAP_BEGIN], loop[L.LOOP_OVERLAP_END]
+        turns, began, budget, traced = loop[LOOP_TURNS], loop[LOOP_BEGAN_NS], loop[LOOP_BUDGET_NS], loop[LOOP_TRACED]
+        due, copies, copy_graph = loop[LOOP_COPY_DUE], loop[LOOP_COPIES], loop[LOOP_COPY_GRAPH]
+        overlap_begin, overlap_end = loop[LOOP_OVERLAP_BEGIN], loop[LOOP_OVERLAP_END]
         shared = cuda.shared.array(shared_words, int64)
         engine = read(table, shared, lane, lanes)
         prefetch_forecast(engine.limits, engine.state, lane, lanes)
@@ -165,21 +197,21 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
         if bucket in (S.STOPPED, S.DRAINED):
             result = bucket
         elif budget != 0 and began != 0 and engine.state.inbox.now_ns[0] - began > budget:
-            result = L.TIME_OVER
+            result = TIME_OVER
         publishes = bucket < 0 or result != 0 or graph != step  # otherwise publishing can wait until the step began
         if bucket >= 0 and counts[S.GROUPS] > 1:
-            first = (step - loop[L.LOOP_FIRST_CUT]) * engine.limits.step_groups
+            first = (step - loop[LOOP_FIRST_CUT]) * engine.limits.step_groups
             select_group(parts, first, counts, result == 0, lane, lanes)
         if lane == 0:
             if graph != own:
                 select_graph(repeat, switch_handle, own, graph)
-            loop[L.LOOP_TURNS] = turns + 1
-            loop[L.LOOP_PUBLISH_DUE] = 0 if publishes else 1
+            loop[LOOP_TURNS] = turns + 1
+            loop[LOOP_PUBLISH_DUE] = 0 if publishes else 1
             if began == 0:
-                loop[L.LOOP_BEGAN_NS] = begin
+                loop[LOOP_BEGAN_NS] = begin
             if result != 0:
                 end_loop(repeat, while_handle, own, graph)
-                loop[L.LOOP_RESULT] = result
+                loop[LOOP_RESULT] = result
                 engine.queues.engine[ENGINE_STATE] = STATE_STOPPED
             if bucket < 0:
                 nanosleep(IDLE_SLEEP_NS)
@@ -188,22 +220,22 @@ def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None
             if lane == 0:
                 recorder = engine.state.recorder
                 if graph != step:  # the copy comes first, of the state as it is now
-                    loop[L.LOOP_DELAYED_GRAPH], loop[L.LOOP_COPIES], loop[L.LOOP_COPY_DUE] = step, copies + 1, 0
-                    loop[L.LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[L.LOOP_COPY_EVERY]
+                    loop[LOOP_DELAYED_GRAPH], loop[LOOP_COPIES], loop[LOOP_COPY_DUE] = step, copies + 1, 0
+                    loop[LOOP_COPY_AT] = recorder.cursor[S.POSITION] + loop[LOOP_COPY_EVERY]
                     recorder.progress[S.COPIES_BEGUN] = copies + 1
                 else:
                     ask_for_copy(loop, recorder.cursor[S.POSITION])
         if lane == 0 and bucket >= 0 and traced < trace.shape[0]:
             end = now_ns()
-            trace[traced, L.TRACE_BEGIN] = begin
-            trace[traced, L.TRACE_END] = end
-            trace[traced, L.TRACE_GRAPH] = step
-            trace[traced, L.TRACE_ROWS] = counts[S.ROWS]
-            trace[traced, L.TRACE_OVERLAP_BEGIN] = overlap_begin
-            trace[traced, L.TRACE_OVERLAP_END] = overlap_end
-            trace[traced, L.TRACE_GROUP] = counts[S.GROUP]
-            trace[traced, L.TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
-            loop[L.LOOP_TRACED] = traced + 1
+            trace[traced, TRACE_BEGIN] = begin
+            trace[traced, TRACE_END] = end
+            trace[traced, TRACE_GRAPH] = step
+            trace[traced, TRACE_ROWS] = counts[S.ROWS]
+            trace[traced, TRACE_OVERLAP_BEGIN] = overlap_begin
+            trace[traced, TRACE_OVERLAP_END] = overlap_end
+            trace[traced, TRACE_GROUP] = counts[S.GROUP]
+            trace[traced, TRACE_FAST_PATH] = engine.state.counts[S.FAST_PATH]
+            loop[LOOP_TRACED] = traced + 1
 
     return schedule_and_select
 
@@ -244,8 +276,8 @@ def stamp_kernel() -> Callable[..., None]:
 
     def stamp(loop, trace, column):
         at = now_ns()
-        row = loop[L.LOOP_TRACED]
-        if column == L.TRACE_STEP_END:
+        row = loop[LOOP_TRACED]
+        if column == TRACE_STEP_END:
             wait_for_predecessors()
             at = now_ns()
         if row < trace.shape[0]:
@@ -261,7 +293,7 @@ def after_copy_kernel() -> Callable[..., None]:
     """
 
     def after_copy(repeat, loop, progress, switch_handle, own):
-        select_graph(repeat, switch_handle, own, loop[L.LOOP_DELAYED_GRAPH])
-        progress[S.COPIES_DONE] = loop[L.LOOP_COPIES]
+        select_graph(repeat, switch_handle, own, loop[LOOP_DELAYED_GRAPH])
+        progress[S.COPIES_DONE] = loop[LOOP_COPIES]
 
     return after_copy

@@ -12,9 +12,8 @@ from typing import Any, Self
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.config_files import ConfigTable, check_power_of_two
-from blinkpy.kernels.fp8_matrix import BLOCK
-from blinkpy.kernels.kernel_needs import OTHER_SHARED, Needs, check_needs, pipeline_bytes
+from blinkpy.kernels.config_files import OTHER_SHARED, ConfigTable, Needs, check_needs, check_power_of_two, pipeline_bytes
+from blinkpy.kernels.fp8_rows import BLOCK
 
 LEAST_PACKED_K = 128
 """Columns of a tile of MXFP4. A part has a quarter of them: with 16, Triton 3.6 multiplied small tiles wrongly on an H200."""

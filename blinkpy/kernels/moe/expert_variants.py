@@ -6,8 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.kernels.fp8_rows import Fp8Rows
+from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertShape, ExpertTable
 from blinkpy.kernels.moe.routing import Selection
 

@@ -11,8 +11,13 @@ a fixed order, so two runs agree to the bit. One program works on a row; it read
 mostly from the L2 cache.
 """
 
+from typing import Any, NamedTuple, Self
+
+import torch
 import triton
 import triton.language as tl
+
+from blinkpy.queues import byte_automaton, submission, token_rules
 
 NO_KEY = tl.constexpr(-1)
 """Below every key."""
@@ -109,3 +114,155 @@ def section_of(short, counts):
     """
     first = tl.sum(short.to(tl.int32), 0)
     return tl.minimum(first, tl.sum((counts < pick(counts, THRESHOLDS - 1)).to(tl.int32), 0))
+
+
+BIASES_WORD = tl.constexpr(token_rules.BIASES_WORD)
+SEQUENCES_WORD = tl.constexpr(token_rules.SEQUENCES_WORD)
+BITMASK_WORD = tl.constexpr(token_rules.BITMASK_WORD)
+FIRST_WORD = tl.constexpr(token_rules.FIRST_WORD)
+SEQUENCE_TOKENS = tl.constexpr(token_rules.SEQUENCE_TOKENS)
+ANY_TOKEN = tl.constexpr(token_rules.ANY_TOKEN)
+BITS_SHIFT = tl.constexpr(token_rules.BITS_SHIFT)
+
+BIAS_BLOCK = tl.constexpr(256)
+SEQUENCE_BLOCK = tl.constexpr(32)
+
+
+@triton.jit(noinline=True)  # so that it takes no registers from rows without rules
+def apply_rules(
+    row_ptr,  # float32 [V] logits of the row
+    out_ptr,  # float32 [V] result
+    first_id,  # the first token of this program
+    vocabulary,  # V
+    rules_ptr,  # int32 [W] packed token rules
+    history_ptr,  # int32 [L] prompt and output of the request
+    begin,  # of the output
+    length,  # of prompt and output
+    TOKENS: tl.constexpr,  # of this program
+):
+    """The logits of this program's tokens under the rules of the row. Each token of a program is written by it alone."""
+    biases, sequences = tl.load(rules_ptr + BIASES_WORD), tl.load(rules_ptr + SEQUENCES_WORD)
+    ids_ptr = rules_ptr + FIRST_WORD
+    banned_ptr = ids_ptr + 2 * biases
+    bits_ptr = banned_ptr + SEQUENCE_TOKENS * sequences
+    ids = first_id + tl.arange(0, TOKENS)
+    inside = ids < vocabulary
+    logit = tl.load(row_ptr + ids, mask=inside, other=float("-inf"))
+    bits = tl.load(bits_ptr + (ids >> BITS_SHIFT), mask=inside & (tl.load(rules_ptr + BITMASK_WORD) > 0), other=-1)
+    logit = tl.where((bits >> (ids & 31)) & 1 != 0, logit, float("-inf"))
+    tl.store(out_ptr + ids, logit, mask=inside)
+    tl.debug_barrier()  # other threads of the program load what was stored
+    for first in range(0, biases, BIAS_BLOCK):
+        index = first + tl.arange(0, BIAS_BLOCK)
+        token = tl.load(ids_ptr + index, mask=index < biases, other=-1)
+        own = (token >= first_id) & (token < first_id + TOKENS) & (token < vocabulary)
+        bias = tl.load(ids_ptr + biases + index, mask=own, other=0).to(tl.float32, bitcast=True)
+        tl.store(out_ptr + token, tl.load(out_ptr + token, mask=own, other=0.0) + bias, mask=own)
+    tl.debug_barrier()
+    for first in range(0, sequences, SEQUENCE_BLOCK):
+        sequence, i = first + tl.arange(0, SEQUENCE_BLOCK), tl.arange(0, SEQUENCE_TOKENS)
+        exists = (sequence < sequences)[:, None]
+        tokens = tl.load(banned_ptr + sequence[:, None] * SEQUENCE_TOKENS + i[None, :], mask=exists, other=ANY_TOKEN)
+        last = i[None, :] == SEQUENCE_TOKENS - 1
+        position = length - (SEQUENCE_TOKENS - 1) + i
+        known = tl.load(history_ptr + position, mask=(position >= begin) & (position < length), other=ANY_TOKEN)
+        differs = (tokens != ANY_TOKEN) & (tokens != known[None, :]) & ~last
+        banned = tl.max(tl.where(last, tokens, ANY_TOKEN), 1)
+        met = (tl.max(differs.to(tl.int32), 1) == 0) & (banned >= first_id) & (banned < first_id + TOKENS)
+        tl.store(out_ptr + banned, tl.zeros_like(banned).to(tl.float32) + float("-inf"), mask=met & (banned < vocabulary))
+    tl.debug_barrier()
+
+
+CLASSES_WORD = tl.constexpr(byte_automaton.CLASSES_WORD)
+CLASS_OF_BYTE = tl.constexpr(4 * byte_automaton.CLASS_OF_WORD)
+FIRST_CELL = tl.constexpr(2 * byte_automaton.CELLS_WORD)
+STATE_ACCEPTING = tl.constexpr(byte_automaton.STATE_ACCEPTING)
+WORD_STOP_IDS = tl.constexpr(submission.WORD_STOP_IDS)
+STOP_IDS = tl.constexpr(submission.STOP_IDS)
+
+MASK_BLOCK = 512
+"""Tokens that are processed together: two per thread."""
+BYTES_AT_ONCE = tl.constexpr(4)
+
+
+class GrammarView(NamedTuple):
+    """The grammars and token rules (G slots of W words) and the fields of S requests that the sampler reads
+    (kv/state.py).
+    """
+
+    words: torch.Tensor  # int32 [G, W] packed automata and token rules
+    token_place: torch.Tensor  # int32 [V, 2] first word and number of bytes of each token
+    token_bytes: torch.Tensor  # int32 [n]
+    slot: torch.Tensor  # int32 [S] slot of the request's automaton
+    state: torch.Tensor  # int32 [S] its state
+    rules: torch.Tensor  # int32 [S] slot of the request's token rules
+
+    @classmethod
+    def of(cls, grammars: Any, requests: Any) -> Self:
+        """The view of a `kv.state.Grammars` and a `kv.state.Requests` of tensors."""
+        own = requests.grammar, requests.grammar_state, requests.rules
+        return cls(grammars.words, grammars.token_place, grammars.token_bytes, *own)
+
+
+@triton.jit
+def walk(
+    ids,  # int32 [BLOCK] tokens
+    inside,  # bool [BLOCK] they exist
+    state,  # of the automaton
+    words_ptr,  # int32 [W] packed automaton
+    classes_ptr,  # uint8 [4 W] the same memory
+    cells_ptr,  # int16 [2 W] the same memory
+    token_place_ptr,  # int64 [V] first word | number of bytes << 32
+    token_bytes_ptr,  # int32 [n]
+):
+    """Whether the bytes of each token lead on from a state; no bytes lead nowhere. bool [BLOCK]."""
+    row = 1 + tl.load(words_ptr + CLASSES_WORD)
+    place = tl.load(token_place_ptr + ids, mask=inside, other=0)
+    first, length = place.to(tl.int32), (place >> 32).to(tl.int32)
+    alive = length > 0
+    at = tl.zeros_like(ids) + state
+    done = tl.zeros([], tl.int32)
+    longest = tl.max(length, 0)
+    while done < longest:
+        word = tl.load(token_bytes_ptr + first + (done >> 2), mask=alive & (done < length), other=0)
+        for i in tl.static_range(BYTES_AT_ONCE):
+            moving = alive & (done + i < length)
+            byte = (word >> (8 * i)) & 0xFF
+            kind = tl.load(classes_ptr + CLASS_OF_BYTE + byte, mask=moving, other=0).to(tl.int32)
+            following = tl.load(cells_ptr + FIRST_CELL + at * row + 1 + kind, mask=moving, other=0).to(tl.int32)
+            at = tl.where(moving, following, at)
+            alive = alive & (at >= 0)
+        done += BYTES_AT_ONCE
+        longest = tl.max(tl.where(alive, length, 0), 0)
+    return alive
+
+
+@triton.jit(noinline=True)  # so that it takes no registers from rows without a grammar
+def mask_illegal(
+    row_ptr,  # float32 [V] logits of the row
+    first_id,  # the first token of this program
+    vocabulary,  # V
+    entry_ptr,  # int32 [64] submission entry
+    grammar, state,  # slot and state of its automaton
+    words_ptr,  # int32 [G, W]
+    classes_ptr,  # uint8 [G, 4 W] the same memory
+    cells_ptr,  # int16 [G, 2 W] the same memory
+    width,  # W
+    token_place_ptr,  # int64 [V]
+    token_bytes_ptr,  # int32 [n]
+    TOKENS: tl.constexpr,  # of this program
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """-inf for tokens that are not legal, in place. A stop id is legal where the output may end."""
+    offset = grammar.to(tl.int64) * width
+    words_ptr, classes_ptr, cells_ptr = words_ptr + offset, classes_ptr + 4 * offset, cells_ptr + 2 * offset
+    flags = tl.load(cells_ptr + FIRST_CELL + state * (1 + tl.load(words_ptr + CLASSES_WORD))).to(tl.int32)
+    accepting = (flags & STATE_ACCEPTING) != 0
+    for first in range(0, TOKENS, BLOCK):
+        ids = first_id + first + tl.arange(0, BLOCK)
+        inside = ids < vocabulary
+        legal = walk(ids, inside, state, words_ptr, classes_ptr, cells_ptr, token_place_ptr, token_bytes_ptr)
+        for i in tl.static_range(STOP_IDS):
+            legal = tl.where(ids == tl.load(entry_ptr + WORD_STOP_IDS + i), accepting, legal)
+        tl.store(row_ptr + ids, float("-inf"), mask=inside & ~legal)
+    tl.debug_barrier()  # other threads of the program load what was stored

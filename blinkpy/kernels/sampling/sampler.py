@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.launch import COUNT_ROWS
-from blinkpy.kernels.sampling.apply_rules import apply_rules
+from blinkpy.kernels.launch import COUNT_ROWS, AtLeast, by_name, check_tensors
+from blinkpy.kernels.sampling.candidates import MASK_BLOCK, apply_rules, mask_illegal
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.mask_illegal import MASK_BLOCK, mask_illegal
 from blinkpy.kernels.sampling.sampling_call import SamplingCall, SamplingVariant
 from blinkpy.queues import submission
+from blinkpy.queues.submission import SQ_ENTRY_WORDS
 
 ENTRY_WORDS = tl.constexpr(submission.SQ_ENTRY_WORDS)
 WORD_SEED = tl.constexpr(submission.WORD_SEED)
@@ -248,3 +248,34 @@ def search(call: SamplingCall) -> None:
 
 
 VARIANT = SamplingVariant("search", search, (_adjust, _sample_tokens))
+
+
+VARIANTS: dict[str, SamplingVariant] = by_name(VARIANT)  # the default first
+
+
+def sample_tokens(call: SamplingCall, variant: str = "") -> None:
+    """sampled[row] = the next token of each emitting row. variant: its name; "": the default. Raises ValueError
+    or TypeError if the tensors do not match.
+    """
+    check_call(call)
+    VARIANTS[variant or next(iter(VARIANTS))].launch(call)
+
+
+def check_call(call: SamplingCall) -> None:
+    """Raise ValueError or TypeError unless the tensors fit together."""
+    (rows, vocabulary), slots, scratch = call.logits.shape, len(call.requests.entry), call.workspace
+    check_tensors(
+        (call.logits, "logits", (rows, vocabulary), torch.float32, True),
+        (call.requests.entry, "entry", (slots, SQ_ENTRY_WORDS), torch.int32),
+        (call.requests.tokens, "tokens", (slots, None), torch.int32),
+        (call.requests.prompt_length, "prompt_length", (slots,), torch.int32),
+        (call.grammars.slot, "grammar", (slots,), torch.int32),
+        (call.grammars.state, "grammar_state", (slots,), torch.int32),
+        (call.grammars.rules, "rules", (slots,), torch.int32),
+        (call.grammars.words, "grammar words", (None, None), torch.int32),
+        (call.grammars.token_place, "token_place", (None, 2), torch.int32),
+        (call.grammars.token_bytes, "token_bytes", (None,), torch.int32),
+        (call.sampled, "sampled", (AtLeast(rows),), torch.int32),
+        (scratch.adjusted, "adjusted", (AtLeast(rows), vocabulary), torch.float32),
+        *call.batch.declared(rows, "row_slots", "emits", "context_lengths"),
+    )

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Self
 import torch
 import triton
 
-from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.config_files import check_power_of_two
-from blinkpy.kernels.sampling.mask_illegal import GrammarView
+from blinkpy.kernels.launch import BatchView
+from blinkpy.kernels.sampling.candidates import GrammarView
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SamplingCall:
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """One way to sample. A new one is a file, and its name in VARIANTS of sample_tokens.py."""
+    """One way to sample. A new one is a file, and its name in VARIANTS of sampler.py."""
 
     name: str
     launch: Callable[[SamplingCall], None]

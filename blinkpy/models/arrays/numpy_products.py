@@ -2,18 +2,39 @@
 more, and NumPy's for many tokens if its library is faster. Batch-invariant products always use our own.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from blinkpy.models.arrays.numpy_fp8 import multiply_fp8
-from blinkpy.models.arrays.row_passes import address, function_of
-from blinkpy.models.arrays.thread_team import ThreadTeam
-from blinkpy.models.cpu.compiled_product import ARGUMENTS, compiled_product
-from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
-from blinkpy.models.cpu.step_progress import PIECE, StepProgress
-from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32
+from blinkpy.models.arrays.row_passes import ThreadTeam, address, function_of
+from blinkpy.models.cpu.compiled_passes import ARGUMENTS, compiled_product
+from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
+from blinkpy.models.description.blocks import BLOCK
+from blinkpy.models.weights.array_weights import ArrayFp8, ArrayMatrix, Float32, quantised_rows
+
+Multiply = Callable[[Float32, Float32, Float32], None]
+"""out = x weight^T, of x, weight and out."""
+
+
+def multiply_fp8(multiply: Multiply, x: Float32, weight: ArrayFp8, out: Float32) -> None:
+    """out = x weight^T. x: [tokens, in]. weight: [outputs, in]. out: [tokens, outputs]."""
+    if not weight.blocks:
+        values, scales = quantised_rows(x, weight.input_scale)
+        multiply(values, weight.values, out)
+        out *= scales[:, None]
+        out *= weight.scales
+        return
+    out[:], part = 0, np.empty_like(out)
+    for group, first in enumerate(range(0, x.shape[1], BLOCK)):
+        columns = slice(first, first + BLOCK)
+        values, scales = quantised_rows(x[:, columns], weight.input_scale)
+        multiply(values, weight.values[:, columns], part)
+        part *= scales[:, None]
+        part *= np.repeat(weight.scales[:, group], BLOCK)[: out.shape[1]]
+        out += part
+
 
 UNIT_BYTES, UNIT_WORK = 1 << 20, 1 << 21  # of weights, or multiply-adds: less is not worth another thread's call
 UNITS = 4  # of a product for each thread, so that none waits long for another

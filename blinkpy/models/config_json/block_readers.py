@@ -1,11 +1,13 @@
 """Blocks from a config.json, as most families spell them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.config_json.rope_reader import context_of, read_rope
 from blinkpy.models.description.blocks import (
     NO_FACTORS,
     Activation,
@@ -21,6 +23,144 @@ from blinkpy.models.description.blocks import (
 )
 from blinkpy.models.description.decoder_description import HF_NAMES, DecoderDescription, TensorNames
 from blinkpy.models.description.rope_tables import Rope
+
+# Every parameter of a rope section that means something here. Another one would change the model if it were ignored.
+KNOWN_PARAMETERS = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor"),
+    *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "attn_factor"),
+}
+MAX_CONTEXT = 1 << 31  # limit of values in a config.json
+INERT_PARAMETERS = {"finetuned"}  # how the weights were made
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
+
+
+def _section(c: HfConfig, layer_type: str | None, inert: Set[str]) -> HfConfig:
+    """The part of a config.json that describes the rotary embedding, for layers of one type, or an empty
+    section.
+    inert: keys without effect.
+    """
+    parameters, scaling = c.get("rope_parameters"), c.get("rope_scaling")
+    where, values = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be an object, not {values!r}")
+    if layer_type and any(isinstance(value, Mapping) for value in values.values()):
+        if set(values) - set(LAYER_TYPES):
+            raise ConfigError(f"{where}: must have one section for each of {', '.join(LAYER_TYPES)}, not for {', '.join(values)}")
+        where, values = f"{where}.{layer_type}", values.get(layer_type) or {}
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be an object, not {values!r}")
+    elif layer_type == SLIDING:
+        values = {}
+    if any(isinstance(value, Mapping) for value in values.values()):
+        raise ConfigError(f"{where}: different rotary embeddings per layer type are not supported")
+    unknown = sorted(set(values) - KNOWN_PARAMETERS - INERT_PARAMETERS - inert)
+    if unknown:
+        raise ConfigError(f"{where}: {', '.join(unknown)} not supported (known: {', '.join(sorted(KNOWN_PARAMETERS))})")
+    return HfConfig(c.name, values, {}, where)
+
+
+def read_rope(
+    c: HfConfig,
+    head_dim: int,
+    *,
+    partial: bool = False,
+    original_default: int = 0,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    layer_type: str | None = None,
+    theta_key: str = "rope_theta",
+    inert: Set[str] = frozenset(),
+) -> Rope:
+    """The rotary embedding that a config.json describes.
+
+    partial: the family can rotate a part of each head.
+    original_default: original context, if configs of the family may omit it (0: the model's maximum).
+    aliases: older names of rope types in this family.
+    inert: parameters without effect in this family.
+    layer_type: for a family with an embedding per layer type; a single section is that of full attention.
+    theta_key: of config.json, if the section has none.
+
+    Raises ConfigError for anything that is unknown, missing or out of range.
+    """
+    section, max_position = _section(c, layer_type, inert), c.integer("max_position_embeddings")
+    kind = section.get("rope_type") or section.get("type") or "default"
+    kind = aliases.get(kind, kind) if isinstance(kind, str) else kind
+    if kind not in KINDS:
+        raise ConfigError(f"{section.where}: rope type {kind!r:.80} is not supported (supported: {', '.join(KINDS)})")
+    theta = section.number("rope_theta", c.number(theta_key))
+    share = section.number("partial_rotary_factor", c.number("partial_rotary_factor"))
+    if share > 1 or (share != 1 and not partial):
+        raise ConfigError(f"partial_rotary_factor {share:g} is not supported for {c.name}")
+    rotary_dim = int(head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ConfigError(f"rotary embedding needs an even number of dimensions, not {rotary_dim} (head_dim {head_dim})")
+    rope = Rope(kind, theta, rotary_dim)
+    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which no sequence reaches
+        return replace(rope, kind="default")
+    if kind == "linear":
+        return replace(rope, factor=section.number("factor"))
+
+    original = c.get("original_max_position_embeddings") or section.get("original_max_position_embeddings")
+    original = original or original_default or max_position
+    if isinstance(original, bool) or not isinstance(original, int) or not 1 < original <= MAX_CONTEXT:
+        raise ConfigError(f"original_max_position_embeddings must be an integer above 1, not {original!r:.80}")
+    rope = replace(rope, original_max_position=original)
+    if kind == "llama3":
+        return _read_llama3(section, rope)
+    rope = replace(rope, factor=section.number("factor", max_position / original))
+    return _read_longrope(section, rope) if kind == "longrope" else _read_yarn(section, rope)
+
+
+def context_of(c: HfConfig, rope: Rope) -> int:
+    """The longest context of a config.json, tokens. With scaling by a factor, the config may state the context
+    before scaling.
+    """
+    stated = c.integer("max_position_embeddings")
+    before = {"linear": stated, "yarn": rope.original_max_position}.get(rope.kind, 0)
+    return max(stated, min(int(rope.factor * before), MAX_CONTEXT))
+
+
+def _read_llama3(section: HfConfig, rope: Rope) -> Rope:
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high < low:
+        raise ConfigError(f"{section.where}: high_freq_factor ({high:g}) must not be below low_freq_factor ({low:g})")
+    return replace(rope, factor=section.number("factor"), low_freq_factor=low, high_freq_factor=high)
+
+
+def _read_longrope(section: HfConfig, rope: Rope) -> Rope:
+    def stretches(name: str) -> tuple[float, ...]:
+        """A positive number for each rotated pair of dimensions."""
+        value, count = section.get(name), rope.rotary_dim // 2
+        if not isinstance(value, list) or not all(isinstance(x, (int, float)) and x > 0 for x in value):
+            raise ConfigError(f"{section.where}: {name} must be a list of positive numbers, not {value!r:.200}")
+        if len(value) != count:
+            raise ConfigError(f"{section.where}: {name} must have {count} numbers, one per rotated pair, not {len(value)}")
+        return tuple(float(x) for x in value)
+
+    usual = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position)) if rope.factor > 1 else 1.0
+    scaled = replace(rope, attention_factor=section.number("attention_factor", usual))
+    return replace(scaled, short_factor=stretches("short_factor"), long_factor=stretches("long_factor"))
+
+
+def _read_yarn(section: HfConfig, rope: Rope) -> Rope:
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
+
+    if rope.theta <= 1:
+        raise ConfigError(f"{section.where}: rope_theta must be above 1 with yarn, not {rope.theta:g}")
+    usual = magnitude(1)
+    if section.get("mscale") and section.get("mscale_all_dim"):
+        usual = magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
+    usual *= section.number("attn_factor", 1.0)  # vLLM's name for a further factor; transformers knows none
+    return replace(
+        rope,
+        attention_factor=section.number("attention_factor", usual),
+        beta_fast=section.number("beta_fast", 32.0),
+        beta_slow=section.number("beta_slow", 1.0),
+        truncate=section.get("truncate") is not False,
+    )
+
 
 MAX_VOCAB = 1 << 24  # a completion word has 24 bits for the token
 DTYPES = ("float32", "bfloat16", "float16")

@@ -10,7 +10,7 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.description.quantization import BLOCK, Quantization, Scales, joined
+from blinkpy.models.description.blocks import BLOCK, Quantization, Scales, joined
 
 MOST_IGNORED, LONGEST_IGNORED = 1 << 16, 1000  # entries of an ignore list, and characters of one
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors: 8 bits, a number each

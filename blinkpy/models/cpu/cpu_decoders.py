@@ -3,7 +3,7 @@
 from blinkpy.config import ConfigError
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.weights.array_weights import unknown_parts
-from blinkpy.models.weights.weight_dtypes import dtype_name
+from blinkpy.models.weights.weight_parts import dtype_name
 from blinkpy.packages import installed
 
 TORCH = "pip install 'blinkpy-serve[torch]'"

@@ -11,12 +11,11 @@ from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch, Grammars, Requests
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.cache_scales import Scales, calibration_batch, calibration_tokens
-from blinkpy.models.cpu import cpu_grammar_mask
+from blinkpy.models.cpu import cpu_token_rules as cpu_grammar_mask
 from blinkpy.models.cpu.cpu_sampler import logprob_records, mask_stop_ids, penalize, read_parameters, sample_rows, warm_up
 from blinkpy.models.cpu.cpu_token_rules import apply_rules
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import ArrayCache
-from blinkpy.models.ring_sizes import RingSizes
+from blinkpy.models.paged_cache import ArrayCache, RingSizes
 from blinkpy.models.weights.array_weights import ArrayWeights
 from blinkpy.queues.submission import SQ_ENTRY, SUBMIT_SCORE_PROMPT
 

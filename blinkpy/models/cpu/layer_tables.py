@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.arrays.row_passes import address
-from blinkpy.models.ring_sizes import RingSizes
+from blinkpy.models.paged_cache import RingSizes
 
 
 class LayerTables:
@@ -43,7 +43,7 @@ class LayerTables:
 
 
 class HostRings:
-    """Page tables of layers with rings, which replace the scheduler's (blinkpy.models.ring_sizes).
+    """Page tables of layers with rings, which replace the scheduler's (blinkpy.models.paged_cache).
 
     page_table: int32 [slots, pages of a sequence]. cache_slots: int32 [tokens]. Both are written by `place` for one step.
     """

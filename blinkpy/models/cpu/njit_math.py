@@ -85,7 +85,7 @@ def take_number(typingctx: Any, address: Any) -> Any:
 def fp8_of(x):  # type: ignore[no-untyped-def]
     """The bits, uint8, of a float32 as FP8 (E4M3 without infinities): saturated at 448, to nearest, ties to even. Not of NaN.
 
-    blinkpy/kernels/attention/fp8_cache.py has the same arithmetic.
+    blinkpy/kernels/attention/attention_variants.py has the same arithmetic.
     """
     size = min(abs(x), np.float32(448))
     bits = bits_of(size)

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kv import state as S
 from blinkpy.kv.state import Batch
 from blinkpy.models.cpu.cpu_attention import CpuAttention, norm
-from blinkpy.models.cpu.quantised.cpu_mxfp4 import unpack_mxfp4
-from blinkpy.models.cpu.torch_progress import TorchProgress
+from blinkpy.models.cpu.torch_progress import TorchProgress, unpack_mxfp4
 from blinkpy.models.description.blocks import Activation, BlockType, Clamp, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.paged_cache import PagedCache

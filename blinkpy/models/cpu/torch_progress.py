@@ -3,11 +3,51 @@
 import torch
 import torch.nn.functional as F
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.models.cpu.cpu_speed import INPUTS, OUTPUTS, TOKENS, measured_speed
-from blinkpy.models.cpu.quantised.cpu_fp8 import fp8_linear
-from blinkpy.models.cpu.step_progress import PIECE, StepProgress
+from blinkpy.kernels.fp8_rows import BLOCK, Fp8Matrix, quantised_rows
+from blinkpy.models.cpu.step_progress import INPUTS, OUTPUTS, PIECE, TOKENS, StepProgress, measured_speed
 from blinkpy.models.weights.decoder_weights import Matrix
+
+UNPACKED_BYTES = 4 << 20  # of weights at a time, as float32
+
+
+class Fp8Inputs:
+    """Inputs as a matrix takes them. x: [tokens, K]; each row becomes FP8, or each group of 128 columns where the matrix has a
+    scale for each block."""
+
+    def __init__(self, x: torch.Tensor, matrix: Fp8Matrix):
+        groups = x.split(BLOCK, dim=1) if matrix.blocks else (x,)
+        found = [quantised_rows(group, matrix.input_scale) for group in groups]
+        self.groups = [(values.float(), scales[:, None]) for values, scales in found]
+
+    def multiply(self, matrix: Fp8Matrix) -> torch.Tensor:
+        """float32 [tokens, N]. matrix: of shape [N, K]."""
+        values, some = matrix.values, max(BLOCK, UNPACKED_BYTES // (4 * matrix.values.shape[1]) // BLOCK * BLOCK)
+        out = torch.empty(len(self.groups[0][0]), len(values))
+        for first in range(0, len(values), some):
+            rows = slice(first, first + some)
+            out[:, rows] = self._multiply_rows(values[rows].float(), self._scales(matrix, rows))
+        return out
+
+    def _scales(self, matrix: Fp8Matrix, rows: slice) -> torch.Tensor:
+        """float32 [groups, rows]. rows: from a multiple of 128 on."""
+        if not matrix.blocks:
+            return matrix.scales[None, rows]
+        blocks = matrix.scales[rows.start // BLOCK : -(-rows.stop // BLOCK)].t()
+        return blocks.repeat_interleave(BLOCK, dim=1)[:, : len(matrix.values[rows])]
+
+    def _multiply_rows(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The sum of the scaled groups. values: float32 [rows, K]. scales: [groups, rows]."""
+        out, column = torch.zeros(len(self.groups[0][0]), len(values)), 0
+        for (inputs, input_scales), of_group in zip(self.groups, scales, strict=True):
+            part = F.linear(inputs, values[:, column : column + inputs.shape[1]])
+            out += part.mul_(input_scales).mul_(of_group)
+            column += inputs.shape[1]
+        return out
+
+
+def fp8_linear(x: torch.Tensor, matrix: Fp8Matrix) -> torch.Tensor:
+    """x matrix^T, float32 [tokens, N]. x: [tokens, K], of any float type. matrix: of shape [N, K]."""
+    return Fp8Inputs(x, matrix).multiply(matrix)
 
 
 class TorchProgress(StepProgress):
@@ -54,3 +94,22 @@ def torch_speed(dtype: torch.dtype, *, invariant: bool = False) -> float:
     x, weight = torch.ones(TOKENS, INPUTS, dtype=dtype), torch.ones(OUTPUTS, INPUTS, dtype=dtype)
     product = TorchProgress(invariant=True).linear if invariant else F.linear
     return measured_speed(lambda tokens: product(x[:tokens], weight))
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+VALUES = torch.tensor([(_E2M1[byte % 16], _E2M1[byte // 16]) for byte in range(256)])  # float32 [256, 2], of each byte
+FACTORS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)  # float32 [256], of each scale
+WORK = 256  # multiply-adds that take as long as to unpack one weight, at the most
+
+
+def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, progress: StepProgress) -> torch.Tensor:
+    """MXFP4 weights as [rows, columns] of a dtype, exact within its range. blocks: uint8 [rows, columns / 2],
+    the first weight of a byte in its lower half. scales: uint8 [rows, columns / 32]. progress: advances during
+    the work.
+    """
+    (rows, half), groups = blocks.shape, scales.shape[1]
+    out = torch.empty(rows, groups, 2 * half // groups, dtype=dtype)
+    for part in progress.pieces(rows, WORK * 2 * half):
+        values = VALUES[blocks[part].int()].view(-1, *out.shape[1:])
+        torch.mul(values, FACTORS[scales[part].int()][..., None], out=out[part])
+    return out.view(rows, 2 * half)

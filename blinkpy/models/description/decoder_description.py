@@ -5,8 +5,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import NO_FACTORS, Attention, BlockType, Experts, Factors, Layer, Mlp, Norm, NormPlacement
-from blinkpy.models.description.quantization import Quantization
+from blinkpy.models.description.blocks import (
+    NO_FACTORS,
+    Attention,
+    BlockType,
+    Experts,
+    Factors,
+    Layer,
+    Mlp,
+    Norm,
+    NormPlacement,
+    Quantization,
+)
 from blinkpy.models.description.rope_tables import Rope
 
 

@@ -9,8 +9,8 @@ from blinkpy.config import ConfigError
 from blinkpy.model_files import read_json
 from blinkpy.models.config_json.hf_config import DEFAULTS, HfConfig
 from blinkpy.models.config_json.quantization_reader import read_quantization
+from blinkpy.models.description.blocks import QUANTISED_ON_LOADING
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.description.quantization import QUANTISED_ON_LOADING
 from blinkpy.models.families.family import family_of
 from blinkpy.models.weights.weight_parts import all_parts
 

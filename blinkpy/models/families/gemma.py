@@ -4,9 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.models.config_json.block_readers import grouped_attention, periodic_windows, pre_norm_decoder
+from blinkpy.models.config_json.block_readers import (
+    FULL,
+    SLIDING,
+    grouped_attention,
+    periodic_windows,
+    pre_norm_decoder,
+    read_rope,
+)
 from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.config_json.rope_reader import FULL, SLIDING, read_rope
 from blinkpy.models.description.blocks import Activation, Factors, Mlp, NormPlacement
 from blinkpy.models.description.decoder_description import DecoderDescription, TensorNames
 from blinkpy.models.families.family import family

@@ -2,9 +2,16 @@
 
 from dataclasses import replace
 
-from blinkpy.models.config_json.block_readers import gated_mlp, grouped_attention, periodic_windows, pre_norm_decoder
+from blinkpy.models.config_json.block_readers import (
+    FULL,
+    SLIDING,
+    gated_mlp,
+    grouped_attention,
+    periodic_windows,
+    pre_norm_decoder,
+    read_rope,
+)
 from blinkpy.models.config_json.hf_config import HfConfig
-from blinkpy.models.config_json.rope_reader import FULL, SLIDING, read_rope
 from blinkpy.models.description.blocks import Attention, NormPlacement, QkNorm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.families.family import family

@@ -2,7 +2,7 @@
 
 import torch
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.kernels.linear.linear import VARIANTS
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import LinearTable

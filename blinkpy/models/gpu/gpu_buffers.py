@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.kernels.fp8_rows import Fp8Rows
+from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows
 from blinkpy.kernels.moe import grouped_experts
 from blinkpy.kernels.moe.expert_config import ExpertShape, ExpertTable, InvariantExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertWorkspace

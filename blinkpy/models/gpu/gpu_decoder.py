@@ -16,26 +16,27 @@ import torch
 
 from blinkpy.kernels.activation import quantised_swiglu, softcap
 from blinkpy.kernels.attention.attention import attend
-from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention_variants import (
+    AttentionCall,
+    DecodePlan,
+    DecodeWorkspace,
+    NewTokens,
+    PagedKV,
+    plan_decode,
+)
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
-from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace, plan_decode
-from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
-from blinkpy.kernels.batch_view import BatchView
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
-from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
-from blinkpy.kernels.gather import embed, last_tokens
-from blinkpy.kernels.launch import noted
+from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages, rope_and_cache
+from blinkpy.kernels.fp8_rows import Fp8Matrix, Fp8Rows, quantise_rows
+from blinkpy.kernels.launch import BatchView, noted
 from blinkpy.kernels.linear.linear import VARIANTS, can_fuse, can_leave_partials, leaves_partials, linear
 from blinkpy.kernels.linear.linear_config import LinearConfig
 from blinkpy.kernels.linear.linear_table import InvariantLinearTable, LinearTable
 from blinkpy.kernels.linear.linear_variants import LinearCall, LinearWorkspace, Scales
 from blinkpy.kernels.moe.expert_config import ExpertTable
 from blinkpy.kernels.moe.expert_variants import SILU, Clamp, ExpertCall
-from blinkpy.kernels.moe.experts import experts
+from blinkpy.kernels.moe.experts import experts, gate_shared
 from blinkpy.kernels.moe.routing import FUSED_ROUTER_TOKENS, Selection, router_logits
-from blinkpy.kernels.moe.shared_gate import gate_shared
-from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 from blinkpy.kv.state import Batch, Requests
 from blinkpy.models.description.blocks import Activation, BlockType, Experts, Mlp, NormPlacement, QkNorm, RouterKind
 from blinkpy.models.description.decoder_description import DecoderDescription

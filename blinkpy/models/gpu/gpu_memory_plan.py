@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from blinkpy.config import Config, ConfigError
 from blinkpy.models.cache_scales import cache_itemsize
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.paged_cache import ring_bytes
-from blinkpy.models.ring_sizes import ring_sizes
+from blinkpy.models.paged_cache import ring_bytes, ring_sizes
 from blinkpy.models.weights.weight_parts import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30

@@ -14,13 +14,35 @@ from blinkpy.config import ConfigError
 from blinkpy.models.description.blocks import Attention, Experts, Factors, Mlp, Norm
 from blinkpy.models.description.decoder_description import DecoderDescription
 from blinkpy.models.description.rope_tables import Rope
-from blinkpy.models.weights.array_loader import load_arrays
+from blinkpy.models.weights.array_loader import load_arrays, read_scales
 from blinkpy.models.weights.checkpoint import open_checkpoint
-from blinkpy.models.weights.fp8_arrays import LARGEST, quantised_rows, round_to_fp8
-from blinkpy.models.weights.stored_scales import read_scales
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 
 Float32 = NDArray[np.float32]
+LARGEST = 448.0
+MANTISSA_BITS, SMALLEST_EXPONENT = 3, -6
+
+
+def round_to_fp8(x: Float32) -> Float32:
+    """The nearest numbers of FP8, even ones of two as near; larger ones become the largest. x: finite."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, SMALLEST_EXPONENT)
+    step = np.ldexp(np.float32(1), exponent - MANTISSA_BITS)
+    return np.clip(np.rint(x / step) * step, -LARGEST, LARGEST)
+
+
+def quantised_rows(x: Float32, scale: float | None = None) -> tuple[Float32, Float32]:
+    """(Values divided by their scale, rounded; the scales, float32 [...]). x: [..., K]. scale: of all rows;
+    None: the maximum of each row becomes 448 (scale 1 if it is 0).
+    """
+    if scale is None:
+        scales = np.abs(x).max(axis=-1) / np.float32(LARGEST)
+        scales[scales == 0] = 1
+    else:
+        scales = np.full(x.shape[:-1], scale, np.float32)
+    with np.errstate(invalid="ignore"):  # of numbers that are not finite, which stay so
+        return round_to_fp8(x / scales[..., None]), scales
+
+
 DUMMY_RANGE, DUMMY_INPUT_SCALE = 1e-3, 2.0**-5  # as of decoder_weights.py
 QUANTISED_ROWS = 1024  # at a time
 DRAWN = 1 << 20  # random numbers at a time
@@ -28,7 +50,7 @@ DRAWN = 1 << 20  # random numbers at a time
 
 @dataclass(frozen=True)
 class ArrayFp8:
-    """blinkpy.kernels.fp8_matrix.Fp8Matrix; the FP8 numbers are kept as float32, which is how NumPy multiplies them."""
+    """blinkpy.kernels.fp8_rows.Fp8Matrix; the FP8 numbers are kept as float32, which is how NumPy multiplies them."""
 
     values: Float32  # [N, K], or [experts, N, K]
     scales: Float32  # [N], or [ceil(N / 128), ceil(K / 128)]; of experts with them as first dimension

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_matrix import LARGEST, Fp8Matrix
+from blinkpy.kernels.fp8_rows import LARGEST, Fp8Matrix
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.models.weights.array_loader import read_scales
 from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.safetensors_files import StoredTensor
-from blinkpy.models.weights.stored_scales import read_scales
 from blinkpy.models.weights.tensor_loader import QuantisedRows, Target, load_tensors
-from blinkpy.models.weights.weight_dtypes import dtype_name
-from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
+from blinkpy.models.weights.weight_parts import Part, dtype_name, layer_parts, outer_parts
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 
 from blinkpy.config import ConfigError
-from blinkpy.kernels.fp8_matrix import quantised_rows
+from blinkpy.kernels.fp8_rows import quantised_rows
 from blinkpy.models.weights.safetensors_files import StoredTensor
-from blinkpy.models.weights.weight_reader import open_weights, read_into
+from blinkpy.models.weights.weight_parts import open_weights, read_into
 
 THREADS = 8
 PIECE_BYTES = 16 << 20

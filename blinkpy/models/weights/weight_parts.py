@@ -1,16 +1,53 @@
 """Which tensors a model's checkpoint has to hold, and our weights that they make."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import FileIO
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 from blinkpy.config import ConfigError
-from blinkpy.models.description.blocks import Experts, Mlp, NormPlacement, QkNorm, RouterKind
+from blinkpy.model_files import open_file
+from blinkpy.models.description.blocks import BLOCK, Experts, Mlp, NormPlacement, QkNorm, Quantization, RouterKind, Scales
 from blinkpy.models.description.decoder_description import DecoderDescription
-from blinkpy.models.description.quantization import BLOCK, Quantization, Scales
 from blinkpy.models.description.rope_tables import NONE
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def dtype_name(model: DecoderDescription, requested: str, device: str) -> str:
+    """One of DTYPES. requested: an option's value; "auto" takes the checkpoint's, with float16 widened on the CPU."""
+    name = model.dtype if requested == "auto" else requested
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {requested!r} is not supported (supported: auto, {', '.join(DTYPES)})")
+    if name == "float16" and device == "cpu":
+        if requested != "auto":
+            raise ConfigError("dtype float16 is not supported on the CPU (supported: float32, bfloat16)")
+        name = "float32"
+    return name
+
+
+def open_weights(path: Path) -> FileIO:
+    """The file, for read_into. Raises ConfigError."""
+    return open_file(path.parent, path.name)
+
+
+def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
+    """Fill memory, bytes, with what is in the file from `offset` on. name: of the tensor. Raises ConfigError if
+    the file ends before, or can't be read.
+    """
+    while memory:
+        try:
+            read = os.preadv(file.fileno(), [memory], offset)
+        except OSError as error:
+            raise ConfigError(f"can't read {name} from {file.name}: {error.strerror}") from error
+        if read == 0:
+            raise ConfigError(f"{file.name} was truncated while being read: {name} lacks at least {len(memory)} bytes")
+        memory, offset = memory[read:], offset + read
+
 
 NORMS = {  # of a layer, by their fields in LayerWeights
     NormPlacement.PRE: ("input_norm", "post_norm"),
@@ -268,3 +305,16 @@ def weight_elements(model: DecoderDescription) -> int:
 def weight_bytes(model: DecoderDescription, itemsize: int) -> int:
     """Memory of all weights, in bytes. itemsize: of weights that are neither FP8, packed nor wide."""
     return sum(part.nbytes(itemsize) for part in all_parts(model))
+
+
+def decode_weight_bytes(model: DecoderDescription, itemsize: int, rows: int) -> int:
+    """Bytes that a step of random tokens reads, with the expected number of visited experts. The embedding, a
+    gather, is ignored. itemsize: of weights that are neither FP8 nor packed.
+    """
+    read = weight_bytes(model, itemsize) - (0 if model.tied_embeddings else itemsize * model.vocab_size * model.hidden_size)
+    if any(model.expert_layers):
+        experts = model.experts
+        unused = (1 - experts.top_k / experts.number) ** rows
+        each = 0.5 + 1 / MXFP4_BLOCK if experts.mxfp4 else 1 if model.quantization else itemsize
+        read -= int(unused * sum(model.expert_layers) * experts.number * 3 * experts.size * model.hidden_size * each)
+    return read

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from blinkpy.config import ConfigError
 from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT
+from blinkpy.kernels.attention.attention_variants import plan_decode
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.attention.split_plan import plan_decode
 from blinkpy.kernels.fp8_rows import FP8, row_block, row_warps
 from blinkpy.kernels.linear.linear import VARIANTS, check_config
 from blinkpy.kernels.linear.linear_config import LinearConfig

@@ -20,7 +20,7 @@ from support.seeded_bugs import Bug, planted
 from blinkpy.device.cuda.cubin import _sections, read_cubin
 from blinkpy.device.cuda.kernel_compiler import KernelCode, compile_kernel
 from blinkpy.kernels.loop import loop_kernels as K
-from blinkpy.kernels.loop import loop_words as L
+from blinkpy.kernels.loop import loop_kernels as L
 from blinkpy.kernels.loop.loop_code import _load, _store
 from blinkpy.kernels.loop.loop_kernels import device_arguments
 from blinkpy.scheduler.cycle import make_phases

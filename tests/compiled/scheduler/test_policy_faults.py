@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blinkpy.engine.policy_fault_log import PERIOD_S, PolicyFaultLog
+from blinkpy.engine.flight_recorder import PERIOD_S, PolicyFaultLog
 from blinkpy.queues.words import COUNTER, ENGINE_POLICY_FAULT
 from blinkpy.scheduler.guarded_arithmetic import FAULT_SHIFT, describe_policy_fault
 from blinkpy.scheduler.policies import fcfs, guarded_policy, read_policy

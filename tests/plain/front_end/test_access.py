@@ -18,8 +18,8 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config, ConfigError
+from blinkpy.dpu.descriptors import PATH_BYTES, check_unix, listen_unix
 from blinkpy.dpu.supervisor import BACKLOG, Supervisor
-from blinkpy.dpu.unix_socket import PATH_BYTES, check_unix, listen_unix
 from blinkpy.serving.addresses import check_access, print_ready
 
 HERE, ELSEWHERE = "https://here.example", "https://elsewhere.example"

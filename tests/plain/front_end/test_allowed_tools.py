@@ -30,11 +30,10 @@ from blinkpy.dpu.http.fields.tool_fields import (
     tool_choice,
 )
 from blinkpy.dpu.text.chat_template import ChatTemplate
-from blinkpy.dpu.text.special_tokens import SpecialTokens
-from blinkpy.dpu.text.tokenizer import Tokenizer
+from blinkpy.dpu.text.tokenizer import SpecialTokens, Tokenizer
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallBegin, Content, Reasoning
+from blinkpy.dpu.tools.output_source import CallBegin, Content, Reasoning
 from blinkpy.queues.byte_automaton import ByteAutomaton
 from blinkpy.queues.request_parameters import RequestParameters
 

@@ -10,7 +10,7 @@ from blinkpy.dpu.http.fields.tool_fields import Tool
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.call_grammar import ForcedCalls, forced_calls
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin
 
 CITY, DAY = {"type": "string"}, {"type": "integer"}
 TOOLS = [

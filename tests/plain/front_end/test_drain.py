@@ -24,10 +24,10 @@ from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
 from blinkpy.config import Config
+from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.http.wire import connection
 from blinkpy.dpu.link.link_thread import ALIVE, PROGRESS, WORDS_BYTES
 from blinkpy.dpu.supervisor import RESTART_DELAYS_S, Supervisor, WorkerProcess
-from blinkpy.dpu.watched_tasks import WatchedTasks
 from blinkpy.processes import STEADY_S
 from blinkpy.queues.layout import QueueSizes
 

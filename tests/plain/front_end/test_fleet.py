@@ -28,7 +28,7 @@ from blinkpy.dpu.fleet.identity import IdentityCheck
 from blinkpy.dpu.fleet.moves import started_at
 from blinkpy.dpu.link.queue_pair import EngineLostError
 from blinkpy.dpu.watch.log_output import FIELDS
-from blinkpy.engine.model_digest import model_digest
+from blinkpy.engine.sizing import model_digest
 from blinkpy.queues.byte_automaton import DEAD, ByteAutomaton
 from blinkpy.queues.words import COUNTER
 from blinkpy.serving import engine_group

@@ -9,10 +9,9 @@ import pytest
 
 from blinkpy.dpu.tools.call_format import call_formats, choose_format
 from blinkpy.dpu.tools.harmony_calls import MARKS, MOST_HEADER, answer_begun, marked, unmarked
-from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, NextMessage, OutputEvent, Reasoning
+from blinkpy.dpu.tools.message_parser import Expected, MessageParser, TagCounter
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin, Content, NextMessage, OutputEvent, Reasoning
 from blinkpy.dpu.tools.reasoning import PARSERS
-from blinkpy.dpu.tools.reasoning_counter import TagCounter
 
 HARMONY = call_formats()["openai"]
 ALPHABET = string.printable + "éß日本語😀\u2028"

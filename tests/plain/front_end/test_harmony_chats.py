@@ -14,7 +14,7 @@ from blinkpy.dpu.engine_link import EngineLink
 from blinkpy.dpu.grammar.compile_grammar import token_bytes
 from blinkpy.dpu.tools.harmony_calls import MARKS, marked, unmarked
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 THOUGHT = "<|channel|>analysis<|message|>Hmm.<|end|><|start|>assistant"

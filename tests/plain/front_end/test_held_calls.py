@@ -21,7 +21,7 @@ from blinkpy.dpu.http.service import Service
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.call_grammar import after_reasoning, forced_calls, held_calls, with_tokens
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin
+from blinkpy.dpu.tools.output_source import CallArguments, CallBegin
 from blinkpy.dpu.tools.reasoning import PARSERS
 from blinkpy.queues.byte_automaton import ByteAutomaton
 

@@ -20,8 +20,8 @@ from support.front_end.http_server import RunningServer, serving
 from support.front_end.tiny_tokenizer import write_model
 from support.waiting import wait_for
 
+from blinkpy.dpu.watch.access_log import ACCEPTED
 from blinkpy.dpu.watch.log_output import FIELDS, MOST_LINES, SPAN_S, WAITING_LINES, JsonLines, LineBound, LogThread, TextLines
-from blinkpy.dpu.watch.request_id import ACCEPTED
 from blinkpy.dpu.watch.traces import RequestTracer
 
 WAITED_NS = 30 << 20

@@ -10,10 +10,9 @@ from support.front_end.tiny_tokenizer import byte_fallback_json, byte_level_json
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Encoder
 
-from blinkpy.dpu.text.chat_prompt import chat_text
-from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate
+from blinkpy.dpu.text.chat_template import ChatError, ChatTemplate, chat_text
 from blinkpy.dpu.text.tokenizer import Tokenizer
-from blinkpy.models.weights.model_folder import DEMO_FOLDER
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER
 
 TEMPLATE = (
     "<s>{% for m in messages %}<|start|>{{ m.role }}: {{ m.content | trim }}</s>\n{% endfor %}"

@@ -14,8 +14,7 @@ import pytest
 
 from blinkpy.dpu.tools.call_format import call_formats
 from blinkpy.dpu.tools.message_parser import Expected, MessageParser
-from blinkpy.dpu.tools.output_events import CallArguments, CallBegin, Content, Reasoning
-from blinkpy.dpu.tools.output_source import HEAD_CHARACTERS
+from blinkpy.dpu.tools.output_source import HEAD_CHARACTERS, CallArguments, CallBegin, Content, Reasoning
 from blinkpy.dpu.tools.reasoning import PARSERS
 
 Call = tuple[str, dict[str, Any]]

@@ -5,8 +5,8 @@ from support.automata import random_automaton
 from support.walks import Walker
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.automaton_products import difference, intersection
 from blinkpy.dpu.grammar.byte_nfa import automaton_of, embedded
+from blinkpy.dpu.grammar.minimal_automaton import difference, intersection
 from blinkpy.queues.byte_automaton import ByteAutomaton
 
 CASES = 30

@@ -12,7 +12,7 @@ from compressed_tensors.quantization import QuantizationConfig, apply_quantizati
 from support.models.fp8_checkpoints import quantised
 from support.models.model_zoo import make_model
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.decoder_weights import load_weights
 

@@ -17,13 +17,12 @@ from support.import_graph import package_modules
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.fleet.identity import tokenizer_digest
 from blinkpy.dpu.text.chat_template import load_template
-from blinkpy.dpu.text.special_tokens import LONGEST
-from blinkpy.dpu.text.tokenizer import MOST_ADDED, MOST_ENDS, Tokenizer
-from blinkpy.engine.model_digest import model_digest
+from blinkpy.dpu.text.tokenizer import LONGEST, MOST_ADDED, MOST_ENDS, Tokenizer
+from blinkpy.engine.sizing import model_digest
 from blinkpy.model_files import DEEPEST, DIGITS, LIMITS, MOST_VALUES, open_file, parse_json, read_bytes, read_text
 from blinkpy.models.families.describe_model import describe_model
 from blinkpy.models.weights.array_weights import load_array_weights
-from blinkpy.models.weights.model_folder import DEMO_FOLDER, resolve_model
+from blinkpy.models.weights.checkpoint import DEMO_FOLDER, resolve_model
 from blinkpy.models.weights.safetensors_files import INDEX, SINGLE, read_header
 from blinkpy.serving.model_facts import model_facts
 
@@ -49,7 +48,7 @@ OPENERS = {
     "dpu.link.connect_shm": "shared memory",
     "dpu.supervisor": "shared memory",
     "dpu.worker": "shared memory",
-    "engine.near_memory": "/sys",
+    "engine.sizing": "/sys",
     "kernels.config_files": "tables of the package",
     "kernels.loop.loop_code": "compiled code",
     "llm": "the null device",

@@ -18,7 +18,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Quantize
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.config_json.quantization_reader import read_quantization
 from blinkpy.models.families.describe_model import describe_model

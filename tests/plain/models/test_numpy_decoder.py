@@ -14,8 +14,7 @@ from support.waiting import wait_for
 
 from blinkpy.config import ConfigError
 from blinkpy.models.arrays import row_passes
-from blinkpy.models.arrays.row_passes import RowPasses
-from blinkpy.models.arrays.thread_team import ThreadTeam
+from blinkpy.models.arrays.row_passes import RowPasses, ThreadTeam
 from blinkpy.models.cpu import cpu_decoders
 from blinkpy.models.cpu.cpu_decoders import torch_dtype_name
 from blinkpy.models.description.blocks import Attention, NormPlacement

@@ -22,8 +22,7 @@ from blinkpy.kv.state import ROWS, Batch
 from blinkpy.models.cpu.layer_tables import HostRings
 from blinkpy.models.families.describe_model import describe_config
 from blinkpy.models.gpu.gpu_memory_plan import plan_memory
-from blinkpy.models.paged_cache import PagedCache, kv_bytes_per_page, ring_bytes
-from blinkpy.models.ring_sizes import RingSizes, ring_sizes
+from blinkpy.models.paged_cache import PagedCache, RingSizes, kv_bytes_per_page, ring_bytes, ring_sizes
 
 SLOTS, ROWS_AT_MOST = 5, 4
 

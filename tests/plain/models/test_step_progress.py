@@ -15,8 +15,9 @@ from blinkpy.engine.devices import cpu_device
 from blinkpy.models.arrays import numpy_attention, numpy_products
 from blinkpy.models.arrays.numpy_decoder import NumpyDecoder
 from blinkpy.models.arrays.numpy_products import NumpyProgress, numpy_speed
-from blinkpy.models.arrays.thread_team import ThreadTeam
-from blinkpy.models.cpu import cpu_attention, cpu_speed, cpu_threads
+from blinkpy.models.arrays.row_passes import ThreadTeam
+from blinkpy.models.cpu import cpu_attention, cpu_threads
+from blinkpy.models.cpu import step_progress as cpu_speed
 from blinkpy.models.cpu.step_progress import FEWEST_TOKENS, StepProgress
 from blinkpy.models.cpu.torch_decoder import TorchDecoder
 from blinkpy.models.cpu.torch_progress import TorchProgress, torch_speed
@@ -210,6 +211,6 @@ def test_the_speed_of_a_very_slow_machine_is_that_of_a_few_tokens(token_s: float
         clock[0] += token_s * tokens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("blinkpy.models.cpu.cpu_speed.time.perf_counter", lambda: clock[0])
+        patch.setattr("blinkpy.models.cpu.step_progress.time.perf_counter", lambda: clock[0])
         found = cpu_speed.measured_speed(multiply)
     assert found == pytest.approx(cpu_speed.INPUTS * cpu_speed.OUTPUTS / token_s) and asked == calls

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blinkpy.ray_fleet.fleet_gauges import fleet_gauges
-from blinkpy.ray_fleet.scaling_rule import FleetGauges, ScaleHistory, ScaleTargets, needed_engines, wanted_engines
+from blinkpy.ray_fleet.scaling_rule import FleetGauges, ScaleHistory, ScaleTargets, fleet_gauges, needed_engines, wanted_engines
 from blinkpy.top.server_sample import ServerSample, parse_metrics
 
 TARGETS = st.builds(

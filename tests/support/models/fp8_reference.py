@@ -1,11 +1,11 @@
-"""FP8 matrices of random models, and float64 inputs as they are once quantised: what blinkpy.kernels.fp8_matrix states."""
+"""FP8 matrices of random models, and float64 inputs as they are once quantised: what blinkpy.kernels.fp8_rows states."""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from blinkpy.kernels.fp8_matrix import Fp8Matrix
+from blinkpy.kernels.fp8_rows import Fp8Matrix
 from blinkpy.models.weights.decoder_weights import LayerWeights, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down", "shared_gate_up", "shared_down")

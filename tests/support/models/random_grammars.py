@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from support.automata import random_automaton
 
-from blinkpy.kernels.sampling.mask_illegal import GrammarView
+from blinkpy.kernels.sampling.candidates import GrammarView
 from blinkpy.kv.grammars import TokenBytes
 from blinkpy.kv.state import Grammars
 from blinkpy.queues import submission as E

@@ -32,8 +32,8 @@ from blinkpy.dpu.http.fields.grammar_fields import (
 from blinkpy.dpu.http.fields.http_request import Request, StreamUsage
 from blinkpy.dpu.http.fields.request_body import refuse_unsupported
 from blinkpy.dpu.http.fields.tool_fields import MAX_VALUES_BYTES, check_size
-from blinkpy.dpu.prompt_scores import MOST_SCORES
 from blinkpy.dpu.text.stop_strings import MAX_STOP_LENGTH, MAX_STOPS
+from blinkpy.dpu.token_logprobs import MOST_SCORES
 from blinkpy.queues.request_parameters import (
     FLOAT32_LEAST,
     INT32_MAX,

@@ -11,7 +11,7 @@ from blinkpy.dpu.api_errors import ApiError
 from blinkpy.dpu.generation import Generation
 from blinkpy.dpu.http.fields.request_head import path_of
 from blinkpy.dpu.http.wire.cross_origin import Headers
-from blinkpy.dpu.watch.request_id import request_id_of
+from blinkpy.dpu.watch.access_log import request_id_of
 
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 JSON = b"application/json"

@@ -20,11 +20,17 @@ from support.models.kernel_cases.layer_cases import (
 )
 
 from blinkpy.kernels.attention.attention import VARIANTS, attend
-from blinkpy.kernels.attention.attention_variants import CHUNKS, AttentionCall, NewTokens, PagedKV
-from blinkpy.kernels.attention.fp8_cache import as_cached
+from blinkpy.kernels.attention.attention_variants import (
+    CHUNKS,
+    AttentionCall,
+    DecodePlan,
+    DecodeWorkspace,
+    NewTokens,
+    PagedKV,
+    as_cached,
+)
 from blinkpy.kernels.attention.prefill_attention import plan_prefill
-from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
-from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import BatchView
 
 CPU = "cpu"
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -7,11 +7,11 @@ from support.models.paged_batch import PagedBatches
 from support.models.ring_storm import ring_storm
 
 from blinkpy.kernels.attention.attention_variants import PagedKV
-from blinkpy.kernels.attention.window_rings import WindowRings, keep_spilled, place_pages
-from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.attention.rotate_and_cache import WindowRings, keep_spilled, place_pages
+from blinkpy.kernels.launch import BatchView
 from blinkpy.kv.state import TOKENS, Batch
 from blinkpy.models.cpu.layer_tables import HostRings
-from blinkpy.models.ring_sizes import RingSizes
+from blinkpy.models.paged_cache import RingSizes
 
 SLOTS, ROWS_AT_MOST, WIDTH = 5, 4, 20
 

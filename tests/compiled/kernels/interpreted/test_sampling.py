@@ -17,13 +17,12 @@ from support.models.kernel_cases.sampling_cases import AT_THE_EDGE, PARAMETERS, 
 from support.models.random_grammars import GRAMMARS, RULES, RandomGrammars
 
 from blinkpy.kernels import launch
-from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.sampling import candidates, record_logprobs, sampler
-from blinkpy.kernels.sampling.apply_rules import apply_rules
-from blinkpy.kernels.sampling.candidates import THRESHOLDS, section_of
+from blinkpy.kernels.sampling.candidates import THRESHOLDS, apply_rules, section_of
 from blinkpy.kernels.sampling.draw import first_distances
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import VARIANTS, sample_tokens
+from blinkpy.kernels.sampling.sampler import VARIANTS, sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.models.cpu.cpu_sampler import read_parameters, sample_rows, uniform
 from blinkpy.queues import submission as E
@@ -241,7 +240,7 @@ def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeyp
     variants = {
         name: SimpleNamespace(launch=lambda call, name=name: launched.append((name, call))) for name in ("first", "other")
     }
-    monkeypatch.setattr("blinkpy.kernels.sampling.sample_tokens.VARIANTS", variants)
+    monkeypatch.setattr("blinkpy.kernels.sampling.sampler.VARIANTS", variants)
     for variant in ("", "other", "first"):
         sample_tokens(call, variant)
     assert launched == [("first", call), ("other", call), ("first", call)]

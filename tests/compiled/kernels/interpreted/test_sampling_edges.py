@@ -12,11 +12,10 @@ import triton.language as tl
 from support.models import triton_interpreter
 from support.models.kernel_cases.sampling_cases import sampling_case
 
-from blinkpy.kernels.sampling import apply_rules as rules_kernel
 from blinkpy.kernels.sampling import candidates, sampler
-from blinkpy.kernels.sampling.apply_rules import apply_rules
+from blinkpy.kernels.sampling import candidates as rules_kernel
+from blinkpy.kernels.sampling.candidates import GrammarView, apply_rules
 from blinkpy.kernels.sampling.draw import draw
-from blinkpy.kernels.sampling.mask_illegal import GrammarView
 from blinkpy.kernels.sampling.sampler import is_before_min_tokens
 from blinkpy.kernels.sampling.sampling_call import SamplingWorkspace
 from blinkpy.queues import submission as E

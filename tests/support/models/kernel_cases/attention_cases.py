@@ -11,9 +11,8 @@ from support.models.kernel_cases.paged_inputs import Ragged, draw_scales, filled
 from torch import Tensor
 
 from blinkpy.kernels.attention.attention import VARIANTS, attend
-from blinkpy.kernels.attention.attention_variants import AttentionCall, NewTokens, PagedKV
+from blinkpy.kernels.attention.attention_variants import AttentionCall, DecodePlan, DecodeWorkspace, NewTokens, PagedKV
 from blinkpy.kernels.attention.rotate_and_cache import rope_and_cache
-from blinkpy.kernels.attention.split_plan import DecodePlan, DecodeWorkspace
 
 
 def check_new_tokens(

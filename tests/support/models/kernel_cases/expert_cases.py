@@ -12,9 +12,8 @@ from torch import Tensor
 
 from blinkpy.kernels.moe.expert_config import ExpertConfig, ExpertTable
 from blinkpy.kernels.moe.expert_variants import ExpertCall, ExpertCase, ExpertWorkspace
-from blinkpy.kernels.moe.experts import experts, plan_experts
+from blinkpy.kernels.moe.experts import experts, gate_shared, plan_experts
 from blinkpy.kernels.moe.routing import Routing, Selection, route, router_logits
-from blinkpy.kernels.moe.shared_gate import gate_shared
 
 
 def router_case(

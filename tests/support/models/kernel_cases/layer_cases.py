@@ -7,10 +7,9 @@ from support.models.kernel_cases.kernel_inputs import close, draw, header, ints,
 from torch import Tensor
 
 from blinkpy.kernels.activation import quantised_swiglu, softcap, swiglu
-from blinkpy.kernels.batch_view import BatchView
 from blinkpy.kernels.fp8_rows import Fp8Rows, quantise_rows
-from blinkpy.kernels.gather import embed, last_tokens
-from blinkpy.kernels.norm import rms_norm
+from blinkpy.kernels.launch import BatchView
+from blinkpy.kernels.norm import embed, last_tokens, rms_norm
 
 
 def norm_case(rng: np.random.Generator, device: str, dtype: torch.dtype, tokens: int, bucket: int, hidden: int) -> None:

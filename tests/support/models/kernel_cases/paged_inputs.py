@@ -8,7 +8,7 @@ from support.models.kernel_cases.kernel_inputs import draw, header, ints, poison
 from support.models.paged_batch import PagedBatches
 from torch import Tensor
 
-from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import BatchView
 
 
 @dataclass

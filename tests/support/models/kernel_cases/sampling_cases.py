@@ -6,9 +6,9 @@ from support.models import kernel_reference
 from support.models.kernel_cases.kernel_inputs import header, ints, repeats
 from support.models.random_grammars import RandomGrammars
 
-from blinkpy.kernels.batch_view import BatchView
+from blinkpy.kernels.launch import BatchView
 from blinkpy.kernels.sampling.record_logprobs import write_logprobs
-from blinkpy.kernels.sampling.sample_tokens import sample_tokens
+from blinkpy.kernels.sampling.sampler import sample_tokens
 from blinkpy.kernels.sampling.sampling_call import RequestView, SamplingCall, SamplingWorkspace
 from blinkpy.queues import submission as E
 from blinkpy.queues.words import LOGPROB_ENTRIES, LOGPROB_ENTRY, TOP_LOGPROBS

@@ -5,8 +5,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from blinkpy.dpu.grammar.grammar_errors import GrammarTooLargeError
-from blinkpy.dpu.grammar.schema.keyword_values import fault
-from blinkpy.dpu.grammar.schema.schema_keywords import (
+from blinkpy.dpu.grammar.schema_keywords import (
     ANNOTATIONS,
     FORBIDDEN,
     GROUPS,
@@ -18,7 +17,7 @@ from blinkpy.dpu.grammar.schema.schema_keywords import (
     forbid,
     misspelt,
 )
-from blinkpy.dpu.grammar.schema.schema_shapes import Conjunction, Place, Shape
+from blinkpy.dpu.grammar.schema_shapes import Conjunction, Place, Shape, fault
 
 RECURSION = 3  # how often a reference may lead back to where it leads, on the way to one value
 MOST_SCHEMAS = 20_000  # looked at for one grammar, those seen again included

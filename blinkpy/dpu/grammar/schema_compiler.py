@@ -9,15 +9,14 @@ from itertools import combinations
 from typing import Any
 
 from blinkpy.dpu.grammar import byte_nfa
-from blinkpy.dpu.grammar.automaton_products import intersection
 from blinkpy.dpu.grammar.byte_nfa import Piece, automaton_of
 from blinkpy.dpu.grammar.character_sets import json_text
 from blinkpy.dpu.grammar.grammar_errors import GrammarError, GrammarTooLargeError
 from blinkpy.dpu.grammar.json_pieces import Member, array_of, object_of
-from blinkpy.dpu.grammar.schema.keyword_values import fault
-from blinkpy.dpu.grammar.schema.schema_keywords import Alternatives
-from blinkpy.dpu.grammar.schema.schema_reader import SchemaReader
-from blinkpy.dpu.grammar.schema.schema_shapes import NAMES, Conjunction, Place, Shape
+from blinkpy.dpu.grammar.minimal_automaton import intersection
+from blinkpy.dpu.grammar.schema_keywords import Alternatives
+from blinkpy.dpu.grammar.schema_reader import SchemaReader
+from blinkpy.dpu.grammar.schema_shapes import NAMES, Conjunction, Place, Shape, fault
 from blinkpy.dpu.grammar.string_rules import StringRules, pattern_automaton
 
 FREE_DEPTH = 2  # of containers inside of a value about which nothing is said

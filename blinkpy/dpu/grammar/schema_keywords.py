@@ -9,8 +9,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from blinkpy.dpu.grammar.number_ranges import exact
-from blinkpy.dpu.grammar.schema.keyword_values import (
+from blinkpy.dpu.grammar.schema_shapes import (
     MOST_ALTERNATIVES,
+    TYPES,
+    Items,
+    Members,
+    Place,
+    Shape,
     checked_count,
     checked_names,
     checked_regex,
@@ -19,7 +24,6 @@ from blinkpy.dpu.grammar.schema.keyword_values import (
     named_schemas,
     typed,
 )
-from blinkpy.dpu.grammar.schema.schema_shapes import TYPES, Items, Members, Place, Shape
 from blinkpy.dpu.grammar.string_rules import FORMATS
 
 MOST_LENGTH = 512  # of a string

@@ -1,1 +1,0 @@
-"""JSON Schemas: from the document to shapes, and from shapes to an automaton."""

@@ -1,1 +1,0 @@
-"""Products with quantised weights by torch."""
