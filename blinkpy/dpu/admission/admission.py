@@ -20,6 +20,7 @@ from blinkpy.dpu.admission.token_rates import RecentRate, TokenBucket
 from blinkpy.dpu.api_errors import ApiError, bad_request
 from blinkpy.dpu.metrics import Metrics
 
+RESERVED = 16  # of that many slots, one is not for a tenant that holds all others: another one enters at once
 QUANTUM = 4  # slots that a request of many choices gets at a time while others wait
 LOOK_S = 0.05  # between two looks at those who wait: for deadlines, and for what other workers give free
 SETTLE_S = 0.05  # between two times that all who run are charged: with thousands of them, a millisecond
@@ -39,9 +40,11 @@ class Admission:
         room: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         places: Callable[[], tuple[set[int], int]] = lambda: (set(), 1 << 30),
+        slots: Callable[[], int] = lambda: 0,  # of all queue pairs, free or not
     ):
         self._options, self._keys, self.table, self._metrics, self._room, self._clock = options, keys, table, metrics, room, clock
         self._places = places  # names of the grammars and token rules in flight, and how many different ones the engine takes
+        self._slots, self._held = slots, dict[str, int]()  # slots of each tenant in this worker
         self._known: tuple[set[int], int] | None = None  # these, with those that were let in, as of this look at the queue
         self._queue, self._rate, self._buckets = FairQueue(), RecentRate(), dict[str, TokenBucket]()
         self._waiting: dict[Ticket, asyncio.Future[None]] = {}  # and what tells them, in the order of arrival
@@ -212,6 +215,9 @@ class Admission:
             del self._running[ticket]
             self.table.add(ticket.tenant.number, "requests_in_flight", -ticket.granted)
             self._best_effort -= ticket.granted if ticket.best_effort else 0
+            self._held[ticket.tenant.name] -= ticket.granted
+            if not self._held[ticket.tenant.name]:
+                del self._held[ticket.tenant.name]
             self.submitted(ticket, ticket.reserved)
         else:
             self._charge(ticket, -ticket.charged)
@@ -281,6 +287,8 @@ class Admission:
             allowed = min(allowed, most - self._best_effort)
         if tenant.requests is not None and allowed > 0:
             allowed = min(allowed, int(tenant.requests - self.table.total(tenant.number, "requests_in_flight")))
+        if len(self.tenants) > 1 and (reserve := self._slots() // RESERVED):
+            allowed = min(allowed, self._slots() - reserve - self._held.get(tenant.name, 0))
         return 0 if allowed > 0 and ticket.names and not self._has_places(ticket.names) else allowed
 
     def _has_places(self, names: frozenset[int]) -> bool:
@@ -297,6 +305,7 @@ class Admission:
     def _take(self, ticket: Ticket, slots: int, now: float) -> None:
         """It has more of its slots, and is inside."""
         self._known = None
+        self._held[ticket.tenant.name] = self._held.get(ticket.tenant.name, 0) + slots
         self._best_effort += slots if ticket.best_effort else 0
         self._reserved += slots
         ticket.reserved += slots

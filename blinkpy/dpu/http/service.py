@@ -54,7 +54,9 @@ class Service:
         self.engine, self.metrics = engine, metrics
         keys = keys_of(config, secret or secrets.token_bytes(32))
         options = config.extension(AdmissionOptions)
-        self.admission = Admission(options, keys, tenants or TenantTable(), metrics, engine.room, places=self._grammar_places)
+        self.admission = Admission(
+            options, keys, tenants or TenantTable(), metrics, engine.room, places=self._grammar_places, slots=self._slots
+        )
         engine.on_room, engine.on_failure = self.admission.let_in, self.admission.refuse_all
         self.started = int(time.time())
         self._reader = RequestReader(config, folder)
@@ -69,6 +71,9 @@ class Service:
     def _streaming(self) -> bool:
         pair = self.engine.pair
         return pair is not None and pair.in_flight > 0
+
+    def _slots(self) -> int:
+        return sum(pair.sizes.slots for pair in self.engine.pairs())
 
     def _grammar_places(self) -> tuple[set[int], int]:
         """Names of the grammars and token rules in flight, and how many different ones each engine takes."""

@@ -204,6 +204,33 @@ async def test_a_request_of_many_slots_takes_turns_with_others(keys: Path) -> No
 
 
 @in_loop
+async def test_one_tenant_never_holds_all_slots(keys: Path, tmp_path: Path) -> None:
+    """Another one enters at once, however long the requests of the first run; without keys, all clients are one tenant."""
+    stage = Stage(keys, slots=64)
+    stage.admission._slots = lambda: 64
+    flood = [stage.enter("a") for _ in range(100)]
+    large = stage.enter("a", slots=64)
+    assert sum(ticket.granted for ticket in (*flood, large)) == 60
+    others = [stage.enter("b") for _ in range(6)]
+    assert [ticket.inside for ticket in others] == [True] * 4 + [False] * 2
+    for ticket in flood[:12]:
+        stage.end(ticket)
+    assert all(ticket.inside for ticket in others), "they take turns with the first from then on"
+    for ticket in [*flood[12:], large, *others]:
+        if ticket.granted:
+            stage.submit(ticket)
+            stage.end(ticket)
+    for ticket in (*flood, large):
+        if ticket in stage.admission._running:
+            stage.submit(ticket)
+            stage.end(ticket)
+    assert (stage.admission._held, stage.free) == ({}, 64)
+    alone = Stage("", slots=64)
+    alone.admission._slots = lambda: 64
+    assert all(alone.enter().inside for _ in range(64))
+
+
+@in_loop
 async def test_further_slots_that_do_not_come_end_the_request(keys: Path) -> None:
     stage, errors = Stage(keys, slots=2, max_waiting_s=10), list[ApiError]()
     large = stage.enter("a", slots=3)
