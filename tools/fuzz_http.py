@@ -30,6 +30,7 @@ from support.commands import Command
 
 from benchmarks.common.harness import Flag, Run, check, run_benchmark
 from benchmarks.serving.attack_clients import STATUS
+from benchmarks.serving.attack_shapes import FIELDS
 from benchmarks.serving.process_memory import open_files, resident, worker_below
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
@@ -170,11 +171,8 @@ def size_of(pid: int) -> tuple[float, int]:
 
 def storm(run: Run, command: Command, port: int) -> dict[str, Any]:
     """Run the clients; what happened. Raises WrongAnswer for what must not happen."""
-    options, url = run.options, f"http://127.0.0.1:{port}"
-    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
-    fields = {
-        path: list(paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]) for path in BODIES
-    }
+    options = run.options
+    fields = {path: list(FIELDS[path]) for path in BODIES}
     clients, worker = Storm(port, Requests(options.seed, fields), options), worker_below(command.process.pid)
     began = told = time.monotonic()
     looks: list[float] = []  # MiB
