@@ -262,6 +262,7 @@ endif
 
 docs: $(call STAMP,dev)
 	@$(RUNNER) tools/write_cli_reference.py > docs/cli.md
+	@$(RUNNER) tools/write_messages.py
 	@$(RUNNER) tools/write_api_fields.py
 	@$(RUNNER) tools/write_schema_keywords.py
 	@$(RUNNER) tools/write_model_sizes.py

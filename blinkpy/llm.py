@@ -1,6 +1,7 @@
-"""Offline use: `blinkpy.LLM(model).generate(prompts)`, through the same queues, scheduler and engine as the server.
+"""Offline use: `blinkpy.LLM(model).generate(prompts)`, through the same queues, scheduler and engine as the
+server.
 
-The engine is a process of its own; this process is its only front end. Names follow vLLM's offline API.
+The engine is a separate process; this process is its only front end. Names follow vLLM's offline API.
 """
 
 import contextlib
@@ -133,7 +134,7 @@ def _table(entry: TokenLogprobs, spell: TokenSpeller) -> dict[int, Logprob]:
 
 
 class LLM:
-    """A model with an engine of its own, for batches of prompts. A context manager; close() ends the engine.
+    """A model with a separate engine, for batches of prompts. A context manager; close() ends the engine.
 
     model: a folder, a hub id, or "demo" for the built-in model. options: engine options by the names in docs/cli.md, such as
     device="cpu" or max_model_len=2048. show_progress: None shows the start on a terminal only.
@@ -145,7 +146,7 @@ class LLM:
         allowed = {item.name for _, item in config_options("engine")} - foreign | {"chat_template", "engine_timeout_ms"}
         for name in options:
             if name not in allowed:
-                raise ConfigError(f"unknown option {name!r} of LLM; it has {', '.join(sorted(allowed))}")
+                raise ConfigError(f"unknown option {name!r} of LLM; known options: {', '.join(sorted(allowed))}")
         check_asked(options)
         name = private_name()
         self.config = Config().with_options({"lease_ms": LEASE_MS, **options, "model": model, "name": name})
@@ -260,7 +261,7 @@ class LLM:
         each = self._each(sampling_params, len(prompts))
         for i, grammar in enumerate(grammars):
             if grammar is not None and each[i].grammar is not None:
-                raise ValueError(f"prompt {i}: 'grammar' can't be used where tools have a grammar of their own")
+                raise ValueError(f"prompt {i}: 'grammar' can't be used with tools, which have their own grammar")
             each[i] = each[i] if grammar is None else replace(each[i], grammar=grammar)
         ids = [self.tokenizer.encode(_encodable(text), False, parse_special=True) for text, _ in prompts]
         texts = [self.tokenizer.specials.unmark(text) for text, _ in prompts]
@@ -272,10 +273,10 @@ class LLM:
         several = [chosen] if isinstance(chosen, SamplingParams) or not isinstance(chosen, Iterable) else list(chosen)
         wrong = next((one for one in several if not isinstance(one, SamplingParams)), None)
         if wrong is not None or None in several:
-            raise ValueError(f"sampling_params must be SamplingParams, or one for each prompt, not {wrong!r}")
+            raise ValueError(f"sampling_params must be a SamplingParams, or a list with one per prompt, not {wrong!r}")
         each = [chosen] * count if several[:1] == [chosen] else several
         if len(each) != count:
-            raise ValueError(f"{count} prompts with {len(each)} sampling parameters")
+            raise ValueError(f"{count} prompts, but {len(each)} sampling parameters")
         return each
 
     def _run(
@@ -324,18 +325,19 @@ class LLM:
         return pair
 
     def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[_Work]:
-        """All outputs of a prompt; where there is a page to share, the others follow the first. showing: tokens with text, though
-        they may be special."""
+        """All outputs of a prompt; if there is a page to share, the others follow the first. showing: tokens with
+        text, though they may be special.
+        """
         context = self._pair.context
         try:
             if len(ids) == 0:
-                raise ValueError("it is empty")
+                raise ValueError("it has no tokens")
             if not (0 <= int(ids.min()) and int(ids.max()) < self._pair.facts.vocab_size):
-                raise ValueError(f"its token ids are not within 0 to {self._pair.facts.vocab_size - 1}")
+                raise ValueError(f"its token ids must be 0 to {self._pair.facts.vocab_size - 1}")
             if len(ids) >= min(context, self._pair.longest_prompt + 1):
-                raise ValueError(f"it has {len(ids)} tokens, and the context {context}")
+                raise ValueError(f"it has {len(ids)} tokens, but the context length is {context}")
             if any(token >= self._pair.facts.vocab_size for token in params.stop_token_ids or ()):
-                raise ValueError(f"stop_token_ids are not within 0 to {self._pair.facts.vocab_size - 1}")
+                raise ValueError(f"stop_token_ids must be 0 to {self._pair.facts.vocab_size - 1}")
             sampling = params.request_parameters(context - len(ids), self.tokenizer.eos_ids)
             rules = params.token_rules(self._pair.facts.vocab_size, partial(self.tokenizer.encode, add_special_tokens=False))
             self._pair.require_room(params.grammar, rules)
@@ -366,7 +368,7 @@ def _end_engine(child: Child, segment: str, loops: list[EngineLoop]) -> None:
 
 
 def _bounded(token: int) -> int:
-    """A token id, with others that are no token of any model in place of those that int32 does not hold."""
+    """A token id, with others that are no token of any model instead of those that int32 does not hold."""
     return min(max(token, -1), INT32_MAX)
 
 
@@ -375,7 +377,7 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Plain]:
     if isinstance(prompts, (str, Mapping)):
         return [_plain(prompts)]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
-        raise ValueError(f"prompts are texts, token ids, dicts or a list of these, not {type(prompts).__name__}")
+        raise ValueError(f"prompts must be texts, token ids, dicts, or a list of these, not {type(prompts).__name__}")
     several: list[Any] = list(prompts)
     return [several] if several and all(map(_is_id, several)) else [_plain(prompt) for prompt in several]
 
@@ -385,17 +387,17 @@ def _plain(prompt: Prompt) -> Plain:
     kind = "a text or token ids"
     if isinstance(prompt, Mapping):
         if list(prompt) not in (["prompt"], ["prompt_token_ids"]):
-            raise ValueError(f"a prompt that is a dict has 'prompt' or 'prompt_token_ids' alone, not {[*prompt]}")
+            raise ValueError(f"a prompt as a dict must have only 'prompt' or 'prompt_token_ids', not {[*prompt]}")
         ((name, prompt),) = prompt.items()
         kind = "a text" if name == "prompt" else "token ids"
     if isinstance(prompt, str) and kind != "token ids":
         return _encodable(prompt)
     if kind == "a text" or not isinstance(prompt, Iterable) or isinstance(prompt, (str, bytes)):
-        raise ValueError(f"a prompt is {kind}, not {type(prompt).__name__}")
+        raise ValueError(f"a prompt must be {kind}, not {type(prompt).__name__}")
     ids: list[Any] = list(prompt)
     wrong = next((token for token in ids if not _is_id(token)), None)
     if wrong is not None:
-        raise ValueError(f"a prompt has token ids, not {wrong!r}")
+        raise ValueError(f"a prompt must have token ids, not {wrong!r}")
     return ids
 
 

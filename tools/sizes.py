@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATED_PAGES = ("cli.md",)
+GENERATED_PAGES = ("cli.md", "messages.md")
 GENERATED_PARTS = re.compile(r"<!-- measured: .*?<!-- end of measured -->|(?<=, by make docs -->\n)(?:\|[^\n]*\n)*", re.DOTALL)
 HEAD = """\
 # Sizes

@@ -29,9 +29,11 @@ def allowed_connections(wanted: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     allowed = limit - SPARE_CONNECTIONS - OWN_DESCRIPTORS
     if allowed < 1:
-        raise ConfigError(f"a worker needs more than the {limit} file descriptors of this process (ulimit -n)")
+        raise ConfigError(f"the limit of {limit} file descriptors is too low for a worker: raise it (ulimit -n)")
     if allowed < wanted:
-        logger.warning("%d connections at a time, not %d: the limit of descriptors is %d (ulimit -Hn)", allowed, wanted, limit)
+        logger.warning(
+            "max_connections is reduced to %d from %d: the limit of file descriptors is %d (ulimit -Hn)", allowed, wanted, limit
+        )
     return allowed
 
 

@@ -109,7 +109,7 @@ class Generation:
     echo: str | None = None  # the prompt's text, before its own
     echo_only: bool = False  # it ends before its first token, which the engine generates in any case
     request: InFlightRequest | None = None
-    flight: Flight | None = None  # where there are several engines: what another one needs to go on
+    flight: Flight | None = None  # if there are several engines: what another one needs to continue
     tokens: int = 0  # generated
     waited: float = 0.0  # for a slot, s
     submitted: float = 0.0  # when the engine got the request, s; 0 before

@@ -51,8 +51,9 @@ class Inheritance:
 
 
 def inherit(config: Config) -> Inheritance | None:
-    """The sockets of the front end that serves at the door; None where nobody does, or no door is asked for. Raises ConfigError
-    where these options don't fit it."""
+    """The sockets of the front end that serves at the door; None where nobody does, or no door is asked for.
+    Raises ConfigError if these options don't fit it.
+    """
     path = config.frontend.handover
     if not path or not os.path.lexists(path) or not stat.S_ISSOCK(os.lstat(path).st_mode):
         return None
@@ -78,18 +79,18 @@ def inherit(config: Config) -> Inheritance | None:
 
 def _check(config: Config, hello: dict[str, object], given: Inheritance) -> None:
     if not given.sockets or hello.get("sockets") != len(given.sockets):
-        raise ConfigError("the front end at the door gives no sockets: it is another user's, or hands over already")
+        raise ConfigError("the running front end refuses the handover: it belongs to another user, or is already handing over")
     if len(given.sockets) != config.frontend.workers:
-        raise ConfigError(f"the front end that serves has {len(given.sockets)} workers, not {config.frontend.workers}")
+        raise ConfigError(f"the running front end has {len(given.sockets)} workers, but --workers is {config.frontend.workers}")
     address = given.sockets[0].getsockname()
     asked = config.access.uds or config.frontend.port
     serves = address if isinstance(address, str) else address[1]
     if asked and asked != serves:
-        raise ConfigError(f"the front end that serves listens on {serves}, and these options ask for {asked}")
+        raise ConfigError(f"the running front end listens on {serves}, but these options require {asked}")
 
 
 class Door:
-    """Of the front end that serves on some sockets. Raises ConfigError where it can't be at the path."""
+    """Of the front end that serves on some sockets. Raises ConfigError if it can't be at the path."""
 
     def __init__(self, path: str, sockets: Sequence[socket.socket]):
         self._path, self._sockets = path, sockets
@@ -103,7 +104,7 @@ class Door:
             self._listener.listen(1)
         except OSError as error:
             self._listener.close()
-            raise ConfigError(f"can't open the door {path}: {error.strerror or error}") from error
+            raise ConfigError(f"can't open the handover socket {path}: {error.strerror or error}") from error
 
     def look(self) -> bool:
         """Answer who knocks; whether a successor serves. Never waits; call it often."""

@@ -50,7 +50,7 @@ GAUGES = {
     "lag_seconds": "How long the next request has waited for its worker to begin with it",
     "preparing": "Requests that wait to be tokenized, or are",
 }
-METERS = {  # of the GPU, by the first worker alone; 0 where there is none to read
+METERS = {  # of the GPU, by the first worker alone; 0 if there is none to read
     "gpu_energy_joules_total": "Energy that the GPU has used since its driver was loaded, J",
     "gpu_power_watts": "Power that the GPU draws, W",
     "gpu_joules_per_token": "Energy of a generated token in the last minute, J; all that the GPU used, idle power included",

@@ -16,8 +16,6 @@ QUIET_LIMIT_S = 0.05  # the longest wait
 
 
 class PollPace:
-    """See the module."""
-
     def __init__(self) -> None:
         self._lengths = deque([0.0], STEPS)  # of the last steps, s; 0: unknown
         self._last_step = 0.0  # when completions came last, s

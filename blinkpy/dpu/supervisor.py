@@ -1,4 +1,5 @@
-"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died, for ever.
+"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died,
+forever.
 
 Each worker has its own listening socket on the address (SO_REUSEPORT): the kernel spreads connections over them, while of
 workers that share a socket the first to wake up would take a whole burst. The supervisor keeps the sockets, so connections
@@ -178,7 +179,7 @@ class WorkerProcess:
     def end(self) -> None:
         """Kill the process if there still is one."""
         if self._process is not None:
-            logger.error("worker %d did not end in time and was killed", self.index)
+            logger.error("worker %d did not exit in time and was killed", self.index)
             self._process.end(0)
             self._process = None
         self._sock.close()
@@ -232,7 +233,7 @@ class Supervisor:
         self._hang_ups += 1
 
     def run(self) -> int:
-        """Serve until stop(); the exit code. Raises ConfigError when the workers refuse their options or the model."""
+        """Serve until stop(); the exit code. Raises ConfigError if the workers refuse their options or the model."""
         try:
             for worker in self.workers:
                 worker.start()
@@ -254,7 +255,7 @@ class Supervisor:
                     raise ConfigError(worker.error or "a front-end worker refused its options")
                 logger.error("worker %d %s %s", worker.index, describe_exit(code), worker.error)
                 if worker.is_hopeless():
-                    logger.error("worker %d died at each of %d starts: giving up", worker.index, FIRST_STARTS)
+                    logger.error("worker %d died in each of %d starts: giving up", worker.index, FIRST_STARTS)
                     return 1
             worker.restart_if_due()
             worker.end_if_hung()
@@ -275,7 +276,7 @@ class Supervisor:
         without = [worker.index for worker in self.workers if not worker.attached]
         if without:
             logger.error(
-                "worker %d has no engine, and the front end that serves goes on: engines need queue pairs (--workers) for both",
+                "worker %d has no engine, so the running front end continues: engines need queue pairs (--workers) for both",
                 without[0],
             )
             inherited.refuse()
@@ -288,7 +289,7 @@ class Supervisor:
         """If another front end serves now: let the workers finish what they have."""
         if not self._handed_over:
             return
-        logger.warning("another front end serves now: this one accepts nothing more, and ends with its last request")
+        logger.warning("another front end has taken over: this front end accepts no new requests, and exits after its last one")
         for worker in self.workers:
             worker.leave()
         deadline = time.monotonic() + self.config.frontend.handover_s

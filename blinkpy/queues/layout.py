@@ -184,7 +184,9 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
     mismatch.
     """
     if len(buffer) < HEADER.itemsize:
-        raise LayoutError(f"a queue segment has a header of {HEADER.itemsize} bytes, but this one has only {len(buffer)} bytes")
+        raise LayoutError(
+            f"a queue segment has a header of {HEADER.itemsize} bytes, but this segment has only {len(buffer)} bytes"
+        )
     header = np.frombuffer(buffer, HEADER, 1)[0]
     magic = bytes(header["magic"])
     if magic != MAGIC:

@@ -29,7 +29,7 @@ logger = logging.getLogger("blinkpy.frontend")
 
 
 class Admission:
-    """See the module. room: the slots that are free in the queue pair now. Raises ConfigError for keys that can't be used."""
+    """room: the slots that are free in the queue pair now. Raises ConfigError for keys that can't be used."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Admission:
         self.table.set_bucket(tenant.number, bucket.per_minute, bucket.level, now)
 
     def _find_place(self, ticket: Ticket, now: float) -> None:
-        """Raise ApiError where a request that has to wait may not. One that is larger than all of a limit waits alone."""
+        """Raise ApiError if a request that has to wait may not. One that is larger than all of a limit waits alone."""
         if self._closed is not None:
             raise self._closed.again()
         tenant = ticket.tenant
@@ -319,7 +319,7 @@ class Admission:
         self.table.add(ticket.tenant.number, "requests_in_flight", slots)
 
     async def watch(self) -> None:
-        """Look after those who wait, for ever."""
+        """Look after those who wait, forever."""
         while True:
             await self._somebody.wait()
             await asyncio.sleep(LOOK_S)

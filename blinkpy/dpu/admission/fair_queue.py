@@ -1,10 +1,11 @@
 """Requests that wait for a slot, in an order that is fair between tenants: pure, and without a clock.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant has a counter of the
-tokens that it was served, divided by its weight, and the first request of the one with the least counter is next. Who begins to
-wait starts at the least of those who wait, so that nobody saves service up. Of two tenants who wait all the time, the counters
-differ by at most (P + O) / w: P tokens of one prompt, O of the outputs that run at a time, w the lesser weight.
-So it is within a class: latency-sensitive requests go first, but for one best-effort request behind MOST_AHEAD of them in a row.
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): each tenant
+has a counter of the tokens that it was served, divided by its weight, and the first request of the one with
+the least counter is next. Who begins to wait starts at the least of those who wait, so that nobody saves
+service up. Of two tenants who wait all the time, the counters differ by at most (P + O) / w: P tokens of
+one prompt, O of the outputs that run at a time, w the lesser weight. So it is within a class:
+latency-sensitive requests go first, except one best-effort request behind MOST_AHEAD of them in a row.
 """
 
 import asyncio
@@ -52,8 +53,6 @@ class Ticket:
 
 
 class FairQueue:
-    """See the module."""
-
     def __init__(self) -> None:
         self._waiting: dict[str, list[Ticket]] = {}
         self._held: dict[str, int] = {}  # tokens of those that wait, of each tenant

@@ -50,7 +50,7 @@ class Tenant:
         return asked if asked in self.service_tiers else None
 
     def cache_salt(self, own: int) -> int:
-        """What its requests with a `cache_salt` (0: without one) have in place of it, in [0, 2**63)."""
+        """What its requests with a `cache_salt` (0: without one) have instead of it, in [0, 2**63)."""
         if not self.salt:
             return own
         digest = hmac.digest(self.salt, own.to_bytes(8, "little"), "sha256")

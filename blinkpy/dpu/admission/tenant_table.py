@@ -40,8 +40,9 @@ class TenantTable:
         self._places: dict[tuple[int, int], int] = {}  # of (worker, number), where its row was found last
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Make rows for tenants, by number. Rows of others are used again once nothing runs and nothing waits of them. Raises
-        ConfigError where that leaves no row."""
+        """Make rows for tenants, by number. Rows of others are used again once nothing runs and nothing waits of
+        them. Raises ConfigError if that leaves no row.
+        """
         rows = [(self._worker * ROWS + row) * WIDTH for row in range(ROWS)]
         there = {int(self._all[at]) - 1: at for at in rows if self._all[at]}
         idle = (at for at in rows if int(self._all[at]) - 1 not in numbers and not any(self._all[at + 1 : at + 1 + len(GAUGES)]))

@@ -34,7 +34,7 @@ def engine_configs(config: Config) -> dict[str, Config]:
 
 
 def engines_in(path: Path) -> list[str]:
-    """The engines of a file of --engines-file, which may have none. Raises ConfigError where it can't be read."""
+    """The engines of a file of --engines-file, which may have none. Raises ConfigError if it can't be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -42,7 +42,7 @@ def engines_in(path: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text") from error
+        raise ConfigError(f"{path} is not UTF-8 text") from error
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES} bytes")
     entries = (line.partition("#")[0].strip() for line in lines)
@@ -51,7 +51,7 @@ def engines_in(path: Path) -> list[str]:
 
 def _link_configs(config: Config, entries: list[str], source: str) -> dict[str, Config]:
     if len(entries) > MOST_ENGINES:
-        raise ConfigError(f"{source} can name at most {MOST_ENGINES} engines, not {len(entries)}")
+        raise ConfigError(f"{source} may list at most {MOST_ENGINES} engines, not {len(entries)}")
     if twice := next((entry for entry in entries if entries.count(entry) > 1), None):
         raise ConfigError(f"{source} names {twice!r} twice")
     crosses = chosen_end(ENDS, config).crosses_machines
@@ -78,11 +78,12 @@ def _checked(config: Config) -> bool:
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError when options of the transports don't fit each other, or for a wrong placement. given: names of
-    the options that somebody set."""
+    """Raise ConfigError if options of the transports don't fit each other, or for a wrong placement. given:
+    names of the options that somebody set.
+    """
     file = config.extension(FleetOptions).engines_file
     if file and given & {"engine", "name"}:
-        raise ConfigError("--engines-file names the engines: leave out --engine and --name")
+        raise ConfigError("--engines-file replaces --engine and --name: leave them out")
     configs = engine_configs(config)
     check_placement(config, MOST_ENGINES if file else len(configs))
     several = bool(file) or any(chosen_end(ENDS, one).crosses_machines for one in configs.values())
@@ -90,7 +91,7 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
         end, mine = chosen_end(ENDS, one), given
         if given & {"engine", "engines_file"} and not end.crosses_machines:
             if "name" in given:
-                raise ConfigError("--engine names the engines: leave out --name")
+                raise ConfigError("--engine replaces --name: leave it out")
             mine = given - {"engine"}
             if several:  # what the links to the others need
                 kinds = [other.options for other in ENDS.values() if other.crosses_machines and other.options is not None]
@@ -126,7 +127,7 @@ class EnginesFile(Generic[T]):
                 self.entries = self._read()
                 logger.info("%s: %d engines", self._path, len(self.entries))
             except ConfigError as error:
-                logger.error("%s; the engines stay as they were", error)
+                logger.error("%s; keeping the previous engines", error)
         return self.entries
 
     async def watch(self, take: Callable[[Sequence[T]], None]) -> None:

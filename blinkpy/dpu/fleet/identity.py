@@ -11,7 +11,7 @@ Facts = dict[str, int]
 
 
 def tokenizer_digest(folder: Path) -> int:
-    """Of the tokenizer in a model's folder; 0 where there is none. Raises ConfigError."""
+    """Of the tokenizer in a model's folder; 0 if there is none. Raises ConfigError."""
     name = "tokenizer.json"
     return digest_of_bytes(read_bytes(folder, name)) if has_file(folder, name) else 0
 
@@ -43,7 +43,7 @@ class IdentityCheck:
         """Raise EngineLostError, with what is different, for an engine that is not the same."""
         facts = identity(pair)
         if self._tokenizer and facts["tokenizer"] and facts["tokenizer"] != self._tokenizer:
-            raise EngineLostError(f"engine {label} is refused: its tokenizer is not that of this front end")
+            raise EngineLostError(f"engine {label} is refused: its tokenizer differs from this front end's")
         with self._lock:
             first, known = self._first = self._first or (label, facts)
         different = [f"{name}{_shown(name, known[name], value)}" for name, value in facts.items() if value != known[name]]

@@ -33,12 +33,13 @@ Pieces = Callable[[], Sequence[bytes] | None]  # the bytes of each token, as gra
 
 
 class NoContinuationError(Exception):
-    """No other engine can go on with it. The message says why."""
+    """No other engine can continue with it. The message says why."""
 
 
 def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, RequestParameters, ByteAutomaton | None]:
-    """Prompt, parameters and grammar of the request that continues a generation, which has a flight. Scores of its prompt begin
-    anew if they are not complete. Raises NoContinuationError."""
+    """Prompt, parameters and grammar of the request that continues a generation, which has a flight. Scores of
+    its prompt begin again if they are not complete. Raises NoContinuationError.
+    """
     flight = generation.flight
     assert flight is not None
     sampling, count = flight.sampling, len(flight.output)
@@ -62,10 +63,10 @@ def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, Request
 
 def _state_after(grammar: ByteAutomaton, output: Sequence[int], pieces: Sequence[bytes] | None) -> int:
     if pieces is None:
-        raise NoContinuationError("the bytes of its tokens are not known, and it has a grammar")
+        raise NoContinuationError("it has a grammar, but the bytes of its tokens are unknown")
     state = grammar.advance(0, b"".join(pieces[token] if token < len(pieces) else b"" for token in output))
     if state == DEAD:
-        raise NoContinuationError("its grammar does not allow what it has")
+        raise NoContinuationError("its grammar does not allow its output")
     return state
 
 

@@ -51,7 +51,9 @@ class Placement:
         self._record.grow(engines)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
-        """The index of the engine for a prompt, int32 [n]; None where none accepts. salt: of the prefix cache, in [0, 2**63)."""
+        """The index of the engine for a prompt, int32 [n]; None if none accepts. salt: of the prefix cache, in [0,
+        2**63).
+        """
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
             return able[0].index if able else None
@@ -62,7 +64,7 @@ class Placement:
             for load in able:
                 if chosen is load:
                     return load.index
-            self._fail(f"gave {chosen!r:.80}, which is none of the engines")
+            self._fail(f"gave {chosen!r:.80}, which is not one of the engines")
         except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self._fail(f"({frame.filename}, line {frame.lineno}) {traceback.format_exception_only(error)[-1].strip()}")
@@ -83,4 +85,4 @@ class Placement:
         now = self._clock()
         if self._logged is None or now - self._logged >= LOG_S:
             self._logged = now
-            logger.error("placement %s; %d requests so far went to the least loaded engine", what, self.faults)
+            logger.error("placement %s; %d requests so far were sent to the least loaded engine instead", what, self.faults)

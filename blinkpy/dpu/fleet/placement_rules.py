@@ -100,7 +100,7 @@ def load_rule(name: str) -> Rule:
         return SHIPPED_RULES[name]
     path = Path(name)
     if path.suffix != ".py":
-        raise ConfigError(f"placement must be {', '.join(SHIPPED_RULES)} or FILE.py, not {name!r}")
+        raise ConfigError(f"placement must be one of {', '.join(SHIPPED_RULES)}, or FILE.py, not {name!r}")
     if not path.is_file():
         raise ConfigError(f"placement file {path} does not exist")
     rule = _module_of(path).get(FUNCTION)

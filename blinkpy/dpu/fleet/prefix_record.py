@@ -120,7 +120,7 @@ class PrefixRecord:
         return node
 
     def _split(self, node: _Node, end: int) -> _Node:
-        """Make the pages of a node up to a token of the prompt a node of their own, and return it."""
+        """Make the pages of a node up to a token of the prompt a separate node, and return it."""
         length = len(node.edge) - (node.end - end) * TOKEN_BYTES
         upper = self._child(node.parent, node.key, node.edge[:length])
         upper.used.update(node.used)

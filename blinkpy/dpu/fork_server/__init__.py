@@ -1,1 +1,1 @@
-"""Jobs in processes of their own, each with a budget of time and memory."""
+"""Jobs in separate processes, each with a budget of time and memory."""

@@ -16,13 +16,14 @@ from blinkpy.dpu.fork_server.forked_jobs import KILLED
 from blinkpy.processes import child_environment
 
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
-PIECE = 1 << 16  # bytes that are read at once
+PIECE = 1 << 16  # bytes per read
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # it forks
 
 
 class ForkServer:
-    """Starts the process with the first job, and another one when that died. module: what it runs; order: what that reads from
-    its standard input, as JSON; limit_s: longest time for a job, by the clock."""
+    """Starts the process with the first job, and another one when that died. module: the module to run; order:
+    JSON for its standard input; limit_s: longest time for a job, by the clock.
+    """
 
     def __init__(self, module: str, order: Any, limit_s: float):
         self._module, self._order, self._limit_s = module, order, limit_s

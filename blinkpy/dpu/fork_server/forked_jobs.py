@@ -1,8 +1,9 @@
 """The process that forks for each job, so that none takes the time or memory of another one, or of a worker.
 
-It gets jobs from a socket, one byte and an open file each: the job's own socket. The fork reads the job from that, up to the end,
-and answers, or closes it without an answer when its budget did not suffice. It ends at once when the other side closes the job's
-socket. The process ends when its parent does, which closes the socket of jobs.
+It gets jobs from a socket, one byte and an open file each: the job's own socket. The fork reads the job
+from that, up to the end, and answers, or closes it without an answer when its budget did not suffice. It
+ends immediately when the other side closes the job's socket. The process ends when its parent does, which
+closes the socket of jobs.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 NICENESS = 10  # behind the event loops on the same cores
 PAGE = resource.getpagesize()
-KILLED = b"\0the kernel has killed this job\0"  # at the end of what comes from a fork that was killed
+KILLED = b"\0the kernel has killed this job\0"  # at the end of the output of a killed fork
 
 
 class ForkBudget(NamedTuple):
@@ -32,7 +33,9 @@ class ForkBudget(NamedTuple):
 
 
 def serve_jobs(control_fd: int, work: Callable[[bytes], bytes], budget: ForkBudget) -> None:
-    """Fork for each job until the parent is gone. work: from a job to its answer; what it keeps is shared by all forks."""
+    """Fork for each job until the parent is gone. work: from a job to its answer; its state is shared by all
+    forks.
+    """
     own = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
     most = own + budget.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -41,7 +44,7 @@ def serve_jobs(control_fd: int, work: Callable[[bytes], bytes], budget: ForkBudg
     jobs: dict[int, socket.socket] = {}  # of the forks that run, by process id
     signal.signal(signal.SIGCHLD, lambda *_: _reap(jobs))
     gc.collect()
-    gc.freeze()  # what forks share stays shared
+    gc.freeze()  # memory shared by forks stays shared
     gc.disable()  # a fork ends before what it drops matters, and looking for that took a fifth of its time
     with socket.socket(fileno=control_fd) as control:
         while True:
@@ -91,7 +94,7 @@ def _end_killed(job: socket.socket) -> None:
 
 def _run(job: socket.socket, work: Callable[[bytes], bytes], budget: ForkBudget) -> None:
     """One job, in its fork."""
-    if budget.brief_s:  # of its own time, not the clock's: what is small is done at once also on a busy machine
+    if budget.brief_s:  # CPU time, not wall time: small jobs run immediately even on a busy machine
         signal.signal(signal.SIGVTALRM, lambda *_: os.nice(NICENESS))
         signal.setitimer(signal.ITIMER_VIRTUAL, budget.brief_s)
     else:

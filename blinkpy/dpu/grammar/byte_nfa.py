@@ -31,11 +31,11 @@ class ByteNfa:
         self.at_end: dict[int, list[int]] = {}
 
     def node(self) -> int:
-        """A new node. Raises GrammarTooLargeError when there are too many."""
+        """A new node. Raises GrammarTooLargeError if there are too many."""
         return self.nodes(1)
 
     def nodes(self, count: int) -> int:
-        """The first of some new nodes, which follow each other. Raises GrammarTooLargeError when there are too many."""
+        """The first of some new nodes, which follow each other. Raises GrammarTooLargeError if there are too many."""
         first = len(self.edges)
         if first + count > MOST_NODES:
             raise GrammarTooLargeError("The grammar needs too many states: its values are too long, too many or too deep.")

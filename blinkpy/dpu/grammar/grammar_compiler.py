@@ -52,8 +52,9 @@ class GrammarCompiler:
         self._forks.close()
 
     async def automaton(self, grammar: Grammar, asker: Asker) -> ByteAutomaton:
-        """The grammar's automaton. A compile ends when all who wait for it are cancelled. Raises GrammarError, GrammarBusyError
-        when too many are waiting, and RuntimeError for a fault of the compiler."""
+        """The grammar's automaton. A compile ends when all who wait for it are cancelled. Raises GrammarError,
+        GrammarBusyError if too many are waiting, and RuntimeError for a fault of the compiler.
+        """
         content = _content(grammar)
         key = hashlib.sha256(content).digest()
         found = self._cache.get(key)
@@ -100,7 +101,7 @@ class GrammarCompiler:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
 
     async def _ask(self, content: bytes) -> ByteAutomaton | GrammarError:
-        """Have a process of its own compile a grammar. content: its JSON."""
+        """Have a separate process compile a grammar. content: its JSON."""
         answer = await self._forks.run(content)
         if not answer:
             return _TOO_LONG

@@ -60,7 +60,7 @@ def whole(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomat
 
 
 def anywhere(regex: Regex, character: Callable[[Characters], Piece]) -> ByteAutomaton | None:
-    """Strings with a match somewhere, as a pattern of JSON Schema; None where there are none."""
+    """Strings with a match somewhere, as a pattern of JSON Schema; None if there are none."""
     rest = byte_nfa.repeat(character(ALL), 0, None)
     return _looked(automaton_of(byte_nfa.sequence(rest, regex.build(character), rest)), regex, character)
 

@@ -1,8 +1,9 @@
-"""From a JSON Schema to a piece: the values for which it holds, each in its one form but for spaces.
+"""From a JSON Schema to a piece: the values for which it holds, each in its one form except spaces.
 
-Each value's members stand in the order of `properties`, then those without a name of their own. Where a schema has names and no
-`additionalProperties`, there are no others. What is recursive is unrolled (schema_reader.RECURSION), and values about which
-nothing is said have containers inside up to FREE_DEPTH. So the output is always valid, and not each valid value can be output.
+Each value's members are in the order of `properties`, then those without a separate name. Where a schema
+has names and no `additionalProperties`, there are no others. What is recursive is unrolled
+(schema_reader.RECURSION), and values about which nothing is said have containers inside up to FREE_DEPTH.
+So the output is always valid, and not each valid value can be output.
 """
 
 from itertools import combinations
@@ -42,8 +43,9 @@ class SchemaCompiler:
         return piece
 
     def piece(self, conjunction: Conjunction, free: int, depth: int) -> Piece:
-        """The values for which all these schemas hold. free: containers that may be inside of each other where nothing is said.
-        Returns byte_nfa.nothing where there are none."""
+        """The values for which all these schemas hold. free: containers that may be inside of each other where
+        nothing is said. Returns byte_nfa.nothing if there are none.
+        """
         if depth > MOST_DEPTH:
             path = conjunction[0].path if conjunction else "#"
             raise GrammarTooLargeError(f"Objects and arrays are nested more than {MOST_DEPTH} deep.", path)
@@ -155,7 +157,7 @@ class SchemaCompiler:
     def _others(
         self, shape: Shape, names: dict[str, None], key_rules: list[Any], closed: bool, free: int, depth: int
     ) -> list[Member]:
-        """Members without a name of their own, by the patterns that their names match."""
+        """Members without a separate name, by the patterns that their names match."""
         patterns = tuple(dict.fromkeys(text for members in shape.members for text in members.patterns))
         if len(patterns) > MOST_PATTERNS:
             raise GrammarError(f"'patternProperties' may have at most {MOST_PATTERNS} patterns.", keyword="patternProperties")
@@ -192,7 +194,7 @@ class SchemaCompiler:
     # ---- oneOf -------------------------------------------------------------------------------------------------------
 
     def _exclude(self, choice: Alternatives, shape: Shape) -> None:
-        """Raise GrammarError when two schemas of oneOf have a value in common."""
+        """Raise GrammarError if two schemas of oneOf have a value in common."""
         kept = self._contradiction
         for one, other in combinations(choice.places, 2):
             for both in self.reader.shapes((one, other), shape.copy()):

@@ -28,7 +28,7 @@ from blinkpy.dpu.grammar.string_rules import FORMATS
 
 MOST_LENGTH = 512  # of a string
 SCALARS = (type(None), bool, int, float, str)
-NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, but for the sign
+NUMBER_FORMATS = {"int32": 31, "int64": 63}  # of OpenAPI: bits, except the sign
 REFUSED_FORMATS = ("regex", "relative-json-pointer", "uri-template")  # other formats are ignored, as the specification says
 
 Demand = Callable[[Shape, Any, Place], None]

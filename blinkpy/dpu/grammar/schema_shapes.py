@@ -32,8 +32,10 @@ Conjunction = tuple[Place, ...]  # all of them hold; none demands nothing
 
 
 class Members(NamedTuple):
-    """What one schema says of an object's members. others: of members that are neither; None where it says nothing.
-    closing: names alone mean that there are no others, unless some schema speaks of them."""
+    """What one schema says of an object's members. others: of members that are neither; None if it says
+    nothing.
+    closing: names alone mean that there are no others, unless some schema speaks of them.
+    """
 
     properties: dict[str, Place]
     patterns: dict[str, Place]
@@ -42,7 +44,9 @@ class Members(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What one schema says of an array's items. others: of those behind the first ones; None where it says nothing."""
+    """What one schema says of an array's items. others: of those behind the first ones; None if it says
+    nothing.
+    """
 
     first: tuple[Place, ...]
     others: Place | None
@@ -91,7 +95,7 @@ class Shape:
         self.literals = [value for value in known if any(same(value, other) for other in values)]
 
     def allowed_literals(self) -> list[Any]:
-        """Those scalars that keep all rules. Only where there are literals."""
+        """Those scalars that keep all rules. Only if there are literals."""
         return [value for value in self.literals or () if self._holds(value)]
 
     def _holds(self, value: Any) -> bool:

@@ -148,9 +148,11 @@ class PlainText:
 
 
 class Streamer(Collector):
-    """Writes events to the connection, all of a step at once. started: set with the first event, so that an error before it can
-    still be an answer with a status of its own. usage: where token counts are shown. on_slow: called once, when the client leaves
-    more than max_backlog events or max_bytes unread. chunked: the transfer coding, which a client of HTTP/1.0 does not know."""
+    """Writes events to the connection, all of a step at once. started: set with the first event, so that an
+    error before it can still be an answer with a separate status. usage: where token counts are shown. on_slow:
+    called once, when the client leaves more than max_backlog events or max_bytes unread. chunked: the transfer
+    coding, which a client of HTTP/1.0 does not know.
+    """
 
     def __init__(
         self,

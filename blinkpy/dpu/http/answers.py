@@ -110,7 +110,7 @@ class Answer:
         return chat_logprobs(entries, self._spell) if self.chat else completion_logprobs(entries, self._spell)
 
     def _all_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | orjson.Fragment | None:
-        """The same, as JSON that was made piece by piece where there are many."""
+        """The same, as JSON that was made piece by piece if there are many."""
         if len(entries) <= PIECE:
             return self._logprobs(entries)
         parts = [self._logprobs(entries[first : first + PIECE]) or {} for first in range(0, len(entries), PIECE)]

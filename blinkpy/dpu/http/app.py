@@ -93,7 +93,7 @@ class App:
         }
 
     def begin(self, exchange: Exchange) -> None:
-        """Answer a request whose head has arrived, at once or by a task."""
+        """Answer a request whose head has arrived, immediately or by a task."""
         handler = None
         try:
             handler = self._route(exchange)
@@ -353,8 +353,10 @@ def internal_error() -> ApiError:
 
 
 async def _reached(point: asyncio.Future[None], sink: Collector) -> None:
-    """Wait for a point of an answer. Raises ApiError where it failed before, and ClientGone. What is raised belongs to this call
-    alone: an error in a future, or in the sink, would keep this request's frames, and they the error."""
+    """Wait for a point of an answer. Raises ApiError if it failed before, and ClientGone. What is raised
+    belongs to this call alone: an error in a future, or in the sink, would keep this request's frames, and they
+    the error.
+    """
     await point
     if sink.dropped:
         raise ClientGone

@@ -21,8 +21,9 @@ CHANNEL_EFFORTS = ("low", "medium", "high")  # that models which answer in chann
 
 
 class ChatDialect:
-    """See the module. shown: tokens that parsers must see; ends: tokens that end an answer. Raises ConfigError for
-    parsers that are unknown, or do not go together."""
+    """shown: tokens that parsers must see; ends: tokens that end an answer. Raises ConfigError for parsers that
+    are unknown, or do not go together.
+    """
 
     def __init__(self, template: ChatTemplate | None, options: ModelOptions, model_type: str):
         with_tools = None if template is None else template.with_tools
@@ -110,7 +111,7 @@ class ChatDialect:
     def _forced(
         self, request: Request, tools: Sequence[Tool], specials: SpecialTokens, text: str, inside: bool
     ) -> tuple[str, Expected]:
-        """A call that must come: its beginning stands in the prompt."""
+        """A call that must come: its beginning is in the prompt."""
         assert self.calls is not None  # _check
         prefix, grammar = forced_calls(self.calls, wanted(request), request.parallel_tool_calls)
         _check_forced(request)

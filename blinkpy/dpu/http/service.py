@@ -151,12 +151,12 @@ class Service:
         priority = tenant.settle_priority(parameters.priority)
         if priority is None:
             allowed = "none" if tenant.priorities is None else "{} to {}".format(*tenant.priorities)
-            message = f"The priority {parameters.priority} is not among those that this key may send: {allowed}."
+            message = f"The priority {parameters.priority} is not allowed for this key; allowed tiers: {allowed}."
             raise ApiError(403, message, param="priority", code="priority_not_allowed")
         tier = tenant.settle_tier(request.service_tier)
         if tier is None:
             allowed = ", ".join(tenant.service_tiers)
-            message = f"The service tier {request.service_tier} is not among those that this key may send: {allowed}."
+            message = f"The service tier {request.service_tier} is not allowed for this key; allowed tiers: {allowed}."
             raise ApiError(403, message, param="service_tier", code="service_tier_not_allowed")
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))

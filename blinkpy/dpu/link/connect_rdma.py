@@ -62,7 +62,7 @@ FIRST_LOOK_S = 2.0
 CLOSE_S = 0.05  # for the last writes to get out
 
 WRITES, LOOK, RECORDS, HITS, PAIR, HEALTH = range(6)  # tags of batches
-NOTHING = (0, 0)  # in place of a look's position and words
+NOTHING = (0, 0)  # instead of a look's position and words
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,9 @@ def connect(config: Config, worker: WorkerIdentity) -> Transport:
 def open_queue_pair(
     config: Config, worker: WorkerIdentity, check: Callable[[QueuePair], None] = lambda queue_pair: None
 ) -> QueuePair:
-    """An attached queue pair. check: sees it before it is claimed. Raises EngineLostError where the engine does not grant it, and
-    as connect() and check() do."""
+    """An attached queue pair. check: sees it before it is claimed. Raises EngineLostError if the engine does
+    not grant it, and as connect() and check() do.
+    """
     transport = connect(config, worker)
     try:
         queue_pair = QueuePair(transport, config.queue.engine_timeout_ms / 1000)

@@ -1,8 +1,8 @@
-"""Where automata and token rules lie for the engine: at the end of the prompt arena, each written once for all requests that have
-it. Plain bookkeeping, no shared memory.
+"""Where automata and token rules lie for the engine: at the end of the prompt arena, each written once for
+all requests that have it. Plain bookkeeping, no shared memory.
 
-A piece is in use until the engine has consumed the last entry that names it: from then on the engine has a copy of its own. The
-others make room, the one that was used least recently first.
+A piece is in use until the engine has consumed the last entry that names it: from then on the engine has a
+separate copy. The others make room, the one that was used least recently first.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     pieces: dict[int, Piece]
 
     def offset(self, name: int) -> int:
-        """Where a piece lies in the prompt arena."""
+        """Where a piece is in the prompt arena."""
         return self.pieces[name].offset
 
 

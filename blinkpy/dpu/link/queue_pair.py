@@ -80,7 +80,7 @@ CompletionEvent = tuple[InFlightRequest, int, int]
 
 
 class QueuePair:
-    """See the module. engine_timeout_s: an engine whose heartbeat and progress stand still for so long counts as lost."""
+    """engine_timeout_s: an engine whose heartbeat and progress stand still for so long counts as lost."""
 
     def __init__(self, transport: Transport, engine_timeout_s: float = 2.0):
         self.transport, self.facts = transport, transport.facts
@@ -113,7 +113,7 @@ class QueuePair:
     # ---- ownership ---------------------------------------------------------------------------------------------------
 
     def attach(self, timeout_s: float) -> None:
-        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError where it does not come in time."""
+        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError if it does not come in time."""
         self._attached = False
         granted = self.transport.read_pair().epoch
         if granted >= W.EPOCH_LIMIT:
@@ -162,8 +162,9 @@ class QueuePair:
         self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
-        """Raise EngineLostError when the engine is silent, stopped, faulted or replaced, or when this epoch was revoked. To be
-        called a few times a second."""
+        """Raise EngineLostError if the engine is silent, stopped, faulted or replaced, or when this epoch was
+        revoked. To be called a few times a second.
+        """
         transport = self.transport
         words = transport.read_engine()
         state, beat = words[W.ENGINE_STATE], words[W.ENGINE_HEARTBEAT] + words[W.ENGINE_PROGRESS]
@@ -230,9 +231,10 @@ class QueuePair:
         grammar: ByteAutomaton | None = None,
         rules: TokenRules | None = None,
     ) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be. rules: of its
-        tokens. Raises NoRoomError when there is no room now, EngineUnavailableError, EngineLostError, TransportError, and
-        ValueError for what can never fit; then it is not in flight."""
+        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be.
+        rules: of its tokens. Raises NoRoomError if there is no room now, EngineUnavailableError, EngineLostError,
+        TransportError, and ValueError for what can never fit; then it is not in flight.
+        """
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
@@ -407,5 +409,5 @@ def part_name(packed: ByteAutomaton | TokenRules) -> int:
 
 
 def _place(packed: ByteAutomaton | TokenRules | None, plan: Plan) -> ArenaPlace:
-    """Where the words of a grammar or of token rules lie in the prompt arena."""
+    """Where the words of a grammar or of token rules are in the prompt arena."""
     return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(part_name(packed)), len(packed.words()))

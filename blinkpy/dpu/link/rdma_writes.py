@@ -26,7 +26,7 @@ WritePiece = tuple[int, int, int]
 
 
 class SendQueue:
-    """See the module. depth: work requests that may be outstanding. posted, reads, batches: since the start, for counting."""
+    """depth: work requests that may be outstanding. posted, reads, batches: since the start, for counting."""
 
     def __init__(self, end: QueuePairEnd, depth: int):
         e = constants()

@@ -53,7 +53,7 @@ def _membarrier(command: int) -> int:
 
 
 def membarrier() -> None:
-    """A full memory barrier on the calling thread, by system call. Raises FenceError where the kernel has none."""
+    """A full memory barrier on the calling thread, by system call. Raises FenceError if the kernel has none."""
     _membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)
 
 

@@ -67,8 +67,10 @@ class TokenTexts:
         self.texts = [_whole(piece) for piece in self.pieces]
 
     def showing(self, names: Iterable[str], marks: Mapping[str, str] = MappingProxyType({})) -> Self:
-        """The same with the texts of these special tokens. names: their texts; those of other tokens change nothing. marks: what
-        stands for a token in place of its text, by this; a surrogate, which no other token can write."""
+        """The same with the texts of these special tokens. names: their texts; those of other tokens change
+        nothing.
+        marks: what stands for a token instead of its text, by this; a surrogate, which no other token can write.
+        """
         other, ids = copy(self), {name: self.encoder.token_to_id(name) for name in (*names, *marks)}
         shown = {token: name for name, token in ids.items() if token in self.hidden and name not in marks}
         other.marks = {token: marks[name] for name, token in ids.items() if token is not None and name in marks}

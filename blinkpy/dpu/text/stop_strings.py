@@ -45,8 +45,9 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str, may_stop: bool = True) -> str:
-        """Text that may be sent now. Sets `stopped` at a stop string; what follows it is dropped. may_stop: false where the
-        output must go on, and a stop string that ends here is text like any other."""
+        """Text that may be sent now. Sets `stopped` at a stop string; what follows it is dropped. may_stop: false
+        where the output must continue, and a stop string that ends here is text like any other.
+        """
         if self.stopped:
             return ""
         if not self._held and not self._starts.search(text):

@@ -219,7 +219,7 @@ def read_encoder(folder: Path) -> Encoder:
 
 
 class Shown(NamedTuple):
-    """Special tokens that have text all the same. marks: (name, what stands for it in place of its name)."""
+    """Special tokens that have text all the same. marks: (name, what stands for it instead of its name)."""
 
     names: tuple[str, ...] = ()
     marks: tuple[tuple[str, str], ...] = ()
@@ -288,9 +288,11 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys((*own, *self.eos_ids)))[:STOP_IDS]
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
-        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model expects; text made
-        by a chat template has its BOS already. parse_special: what is spelled like a special token is one, as in text made by a
-        chat template, but for what `specials` has marked. The GIL is released meanwhile."""
+        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model
+        expects; text made by a chat template has its BOS already. parse_special: what is spelled like a special
+        token is one, as in text made by a chat template, except what `specials` has marked. The GIL is released
+        meanwhile.
+        """
         explicit = add_special_tokens and isinstance(self._add_bos, bool)
         if parse_special:
             text = self.specials.aliased(text)
@@ -321,7 +323,7 @@ class Tokenizer:
 
     @cached_property
     def pieces_in_grammars(self) -> list[bytes] | None:
-        """The bytes of each token as grammars see them; None where they depend on other tokens."""
+        """The bytes of each token as grammars see them; None if they depend on other tokens."""
         pieces = self._texts.pieces
         return None if pieces is None else token_pieces(self.encoder, pieces)
 

@@ -37,7 +37,7 @@ class CallableTool(Protocol):
 
 
 class ForcedCalls(NamedTuple):
-    """prefix: of the answer, which can stand in the prompt already. grammar: of what follows it."""
+    """prefix: of the answer, which can are in the prompt already. grammar: of what follows it."""
 
     prefix: str
     grammar: Grammar
@@ -153,7 +153,9 @@ def _named_arguments(schema: Mapping[str, Any]) -> Grammar:
 
 
 def _check_named(schema: Mapping[str, Any]) -> None:
-    """Raise GrammarError for what can't be kept to where each argument has a grammar of its own, or no name that Python takes."""
+    """Raise GrammarError for what can't be kept to where each argument has a separate grammar, or no name that
+    Python takes.
+    """
     for key in schema:
         if key not in OF_NAMED and (key in KEYWORDS or key in REFUSED or key == REFERENCE):
             raise GrammarError(f"'{key}' is not supported at the top level of parameters with this model's tool-call format.")

@@ -25,7 +25,7 @@ def json_call(source: OutputSource, known: Names = None) -> Steps[None]:
 
 
 def json_calls(source: OutputSource, known: Names = None) -> Steps[None]:
-    """One object, or a list of them, behind a mark. Raises NotACall where the first one is no call."""
+    """One object, or a list of them, behind a mark. Raises NotACall if the first one is no call."""
     if (yield from source.peek()) != "[":
         yield from json_call(source, known)
         return

@@ -118,8 +118,9 @@ class Expected:
 
 
 class MessageParser:
-    """Parts of one answer. All text arrives in some part, but for what marks the parts, the white space between them, and calls
-    after the first where only one is wanted."""
+    """Parts of one answer. All text arrives in some part, except what marks the parts, the white space between
+    them, and calls after the first where only one is wanted.
+    """
 
     def __init__(self, expected: Expected):
         self.calls = 0  # begun so far

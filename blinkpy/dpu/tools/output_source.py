@@ -142,7 +142,7 @@ class OutputSource:
         self.content(self._text[start : self._at])
 
     def more(self) -> Steps[bool]:
-        """Wait for text. False at the end. Raises NotACall where too much is held back."""
+        """Wait for text. False at the end. Raises NotACall if too much is held back."""
         kept = self._at if self._mark is None else self._mark
         if kept:
             self._text, self._at = self._text[kept:], self._at - kept
@@ -282,7 +282,9 @@ class OutputSource:
 
 
 def decoded(literal: str) -> str:
-    """The text of a JSON string; line breaks in it are taken. Raises NotACall where it is invalid, or UTF-8 can't hold it."""
+    """The text of a JSON string; line breaks in it are taken. Raises NotACall if it is invalid, or UTF-8 can't
+    hold it.
+    """
     try:
         text = json.loads(literal, strict=False)
         text.encode()

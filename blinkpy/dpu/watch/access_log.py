@@ -88,7 +88,7 @@ class Tracer(Protocol):
 
 
 class AccessLog:
-    """See the module. enabled: whether there are lines; those of a GET that went well are for the level debug."""
+    """enabled: whether there are lines; those of a GET that went well are for the level debug."""
 
     def __init__(self, metrics: Metrics, enabled: bool, tracer: Tracer | None = None):
         self._metrics, self._enabled, self._tracer = metrics, enabled, tracer

@@ -52,7 +52,7 @@ class EnergyMeter(threading.Thread):
         self._metrics.gauge("gpu_energy_joules_total", energy)
         self._metrics.gauge("gpu_power_watts", self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3)
         generated = self._metrics.gauge_of_all("generated_tokens")
-        if self._readings and generated < self._readings[-1][1]:  # a worker began anew
+        if self._readings and generated < self._readings[-1][1]:  # a worker began again
             self._readings.clear()
         self._readings.append((energy, generated))
         joules, tokens = (last - first for first, last in zip(self._readings[0], self._readings[-1], strict=True))

@@ -30,7 +30,7 @@ def make_tracer(options: WatchOptions, model: str) -> "RequestTracer | None":
 
 
 class RequestTracer:
-    """See the module. processor: OpenTelemetry's, which takes the spans that have ended."""
+    """processor: OpenTelemetry's, which takes the spans that have ended."""
 
     def __init__(self, processor: "SpanProcessor", model: str):
         from opentelemetry.propagate import extract

@@ -213,7 +213,7 @@ def served(config: Config, folder: Path, path: str) -> None:
 
     def ready(host: str, port: int) -> None:
         assert (host, port) == (path, 0)
-        with pytest.raises(ConfigError, match="somebody listens"):
+        with pytest.raises(ConfigError, match="another process already listens"):
             check_unix(path)
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://localhost", timeout=20) as client:
             answers.append(client.get("/health").status_code)
@@ -232,8 +232,8 @@ def test_sockets_that_cannot_be(tmp_path) -> None:
     (tmp_path / "file").touch()
     with listen_unix(str(tmp_path / "used"), 1, BACKLOG)[0]:
         for name, reason in (
-            ("used", "somebody listens"),
-            ("file", "is no socket"),
+            ("used", "another process already listens"),
+            ("file", "is not a socket"),
             ("missing/x", "can't write"),
             ("x" * PATH_BYTES, "at most 107 bytes"),
         ):

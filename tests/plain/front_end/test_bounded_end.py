@@ -196,6 +196,6 @@ def test_a_worker_ends_while_it_looks_for_engines(orphaned: bool, stuck_links: d
         else:
             assert front.end(LONG_S) == 0
         wait_for(lambda: not alive(worker), LONG_S)
-        assert not any("did not end in time" in line for line in front.said)
+        assert not any("did not exit in time" in line for line in front.said)
     finally:
         front.kill()

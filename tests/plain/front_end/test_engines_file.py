@@ -122,7 +122,7 @@ def test_a_wrong_list_changes_nothing(
             file.unlink()
         else:
             file.write_text(bad)
-        wait_for(lambda: "the engines stay as they were" in caplog.text)
+        wait_for(lambda: "keeping the previous engines" in caplog.text)
         assert server.complete([7], max_tokens=1).status_code == 200
         write(file)
         wait_engines(server)
@@ -171,14 +171,14 @@ def test_engines_may_come_and_go_at_any_moment(folder: Path, file: Path, seed: i
     ("values", "content", "problem"),
     [
         ({}, None, "can't read .*engines: No such file"),
-        ({}, b"\xff\n", "is no UTF-8 text"),
+        ({}, b"\xff\n", "is not UTF-8 text"),
         ({}, b"#" * (MOST_BYTES + 1), f"has more than {MOST_BYTES} bytes"),
         ({}, b"a\nb # b\na\n", "engines: names 'a' twice"),
         ({}, b"10.0.0.1:7700\n", "engines: 10.0.0.1:7700 needs --transport rdma"),
         ({"transport": "rdma"}, b"10.0.0.1:7700\n", "is reachable from other machines: use --link-key-file"),
         ({"transport": "rdma", "insecure_link": True}, b"b\n", "engine must be HOST:PORT, not 'b'"),
-        ({"engine": "a"}, b"b\n", "leave out --engine and --name"),
-        ({"name": "a"}, b"b\n", "leave out --engine and --name"),
+        ({"engine": "a"}, b"b\n", "--engines-file replaces --engine and --name"),
+        ({"name": "a"}, b"b\n", "--engines-file replaces --engine and --name"),
     ],
 )
 def test_a_file_that_can_not_be_is_refused(file: Path, values: dict[str, Any], content: bytes | None, problem: str) -> None:
@@ -210,7 +210,7 @@ def test_each_state_of_the_file_is_read_once(file: Path, caplog: pytest.LogCaptu
         seen = [engines.look() for _ in range(3)]
         assert made == expected
         assert all(each is seen[0] for each in seen)
-        assert caplog.text.count("the engines stay as they were") == (names == ["b", "b"])
+        assert caplog.text.count("keeping the previous engines") == (names == ["b", "b"])
         if names != ["b", "b"]:
             assert [entry.label for entry in engines.entries] == names
 

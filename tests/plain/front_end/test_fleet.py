@@ -189,7 +189,7 @@ def test_weights_and_options_that_change_them_have_digests_of_their_own(tmp_path
     [
         ({"engine": "a,a"}, "names 'a' twice"),
         ({"engine": "10.0.0.1:7700"}, "--engine 10.0.0.1:7700 needs --transport rdma"),
-        ({"engine": "a,b", "name": "c"}, "leave out --name"),
+        ({"engine": "a,b", "name": "c"}, "--engine replaces --name"),
         ({"engine": "a,../b"}, "--engine ../b: a segment name is"),
         ({"engine": ",".join(f"e{i}" for i in range(65))}, "at most 64 engines, not 65"),
         ({"engine": "a,b", "insecure_link": True}, "--insecure-link needs --transport rdma"),
@@ -216,7 +216,7 @@ def pair(**changes: int) -> Any:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_digest": 7}, "in model$"), ({"tokenizer_digest": 7}, "its tokenizer is not that of this front end"),
+        ({"model_digest": 7}, "in model$"), ({"tokenizer_digest": 7}, "its tokenizer differs from this front end's"),
         ({"context": 64}, r"in context \(64, not 128\)$"), ({"vocab_size": 7}, r"in vocabulary \(7, not 600\)"),
         ({"page_size": 8}, r"in page size \(8, not 16\)"), ({"longest_prompt": 3}, r"in longest prompt \(3, not 127\)"),
         ({"grammar_share": 0, "grammar_words": 0}, r"in number of grammars \(0, not 4\), largest grammar \(0, not 9\)"),

@@ -6,12 +6,12 @@ from urllib.parse import unquote
 
 from blinkpy.dpu.api_errors import ApiError, bad_request
 
-# uri-host [":" port] of RFC 3986, but for the comma: two Host headers that somebody has joined.
+# uri-host [":" port] of RFC 3986, except the comma: two Host headers that somebody has joined.
 AUTHORITY = rb"(?:\[[0-9A-Za-z:.~_-]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?"
 HOST = re.compile(AUTHORITY)
 TARGET = re.compile(rb"(?:https?://" + AUTHORITY + rb")?/[^#]*", re.IGNORECASE)
 SLASH = re.compile(rb"%2f", re.IGNORECASE)
-KEPT_SLASH = "%2F"  # as it stands in the path that path_of gives
+KEPT_SLASH = "%2F"  # as it is in the path that path_of gives
 # Beside Host, and those of framing, which the parser checks: a proxy might take another one of several than this server.
 SINGLE = (b"authorization", b"content-type", b"origin")
 # What the parser takes beside HTTP, at the end of a line, and the methods that it takes with that.

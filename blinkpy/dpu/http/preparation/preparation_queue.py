@@ -24,8 +24,9 @@ def body_room(options: FrontendOptions) -> int:
 
 
 class PreparationQueue:
-    """Runs JOBS. Large bodies and middling ones have lines of their own, each bounded in number and bytes. Whoever cancels run()
-    leaves the line at once, and ends the process that works for him."""
+    """Runs JOBS. Large bodies and middling ones have their own lines, each bounded in number and bytes. Whoever
+    cancels run() leaves the line at once, and ends the process that works for him.
+    """
 
     def __init__(self, reader: RequestReader, config: Config, folder: Path, metrics: Metrics):
         options = config.frontend

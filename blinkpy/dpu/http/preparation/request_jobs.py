@@ -1,7 +1,8 @@
-"""What is done with a body before the engine hears of it, whole, in one thread: parse, check, write the prompt, tokenize.
+"""What is done with a body before the engine hears of it, whole, in one thread: parse, check, write the
+prompt, tokenize.
 
-JOBS has a job for each kind of request. They take no part in an event loop: a worker runs them in place, in a thread, or in a
-process of its own, by the length of the body.
+JOBS has a job for each kind of request. They take no part in an event loop: a worker runs them in place, in
+a thread, or in a separate process, by the length of the body.
 """
 
 from collections.abc import Callable, Iterable

@@ -245,8 +245,9 @@ class Connection(asyncio.Protocol):
             self._refuse_invalid()
 
     def _look_for_others(self, data: bytes) -> None:
-        """Note whether a request that has begun behind another one in a piece is of another protocol, as long as its first line
-        is there. data: a piece behind which its headers go on."""
+        """Note whether a request that has begun behind another one in a piece is of another protocol, as long as
+        its first line is there. data: a piece behind which its headers continue.
+        """
         if b"\n" not in data:
             self._last_line += data
             return
@@ -408,7 +409,7 @@ class Connection(asyncio.Protocol):
     def end_if_stuck(self, now: float) -> None:
         """Abort a connection whose client takes nothing of the rest of an answer. now: of the loop's clock; call it often."""
         unread, closing = self.transport.get_write_buffer_size(), self.transport.is_closing()
-        streaming = self._served is not None and not closing  # it has limits of its own
+        streaming = self._served is not None and not closing  # it has its own limits
         if not unread:
             self.all.unread.release(self)
         if streaming or unread < self._unread or not (unread or closing):

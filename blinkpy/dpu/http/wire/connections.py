@@ -23,12 +23,14 @@ class Application(Protocol):
     """What answers requests."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Answer a request whose head has arrived, at once or by a task. Must not raise."""
+        """Answer a request whose head has arrived, immediately or by a task. Must not raise."""
 
 
 def too_many_bodies() -> ApiError:
     return ApiError(
-        503, "The server is receiving too many request bodies, and this one has taken longest; try again.", code="too_many_bodies"
+        503,
+        "The server is receiving too many request bodies, and this request has taken longest; try again.",
+        code="too_many_bodies",
     )
 
 
@@ -45,7 +47,7 @@ def too_much_unread() -> ApiError:
 
 
 def too_many_answers() -> ApiError:
-    message = "Non-streamed responses need too much memory, and this one is the largest: use 'stream': true."
+    message = "Non-streamed responses need too much memory, and this request's is the largest: use 'stream': true."
     return ApiError(503, message, code="too_many_answers")
 
 

@@ -16,7 +16,7 @@ from blinkpy.dpu.watch.access_log import request_id_of
 Connection = Any  # of blinkpy.dpu.http.wire.connection, which imports this file
 JSON = b"application/json"
 LATER = frozenset({429, 503})  # the same request may be served later
-CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't go on
+CLOSING = frozenset({408, 413})  # the rest of the body is not read: the connection can't continue
 CLOSING_CODES = frozenset({"too_many_connections", "too_many_bodies", "shutting_down"})
 CLOSE = (b"connection", b"close")
 WAKE_BYTES, WAKE_S = 1 << 12, 0.5  # of a body, or after which, the request's task looks at it: not at each byte
@@ -50,7 +50,7 @@ class Exchange:
         self.asker = connection.asker  # whose work it is
         self.logged = True  # in the access log
         self.generations: list[Generation] = []  # what it asked for
-        self.keep_alive = True  # whether the connection goes on behind the answer
+        self.keep_alive = True  # whether the connection continues behind the answer
         self.expects_continue = False
         self.started = self.complete = False  # the answer
         self.body_arrived = False
