@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from blinkpy.config import Config, ConfigError, check_asked, help_text, load_file, meant, option_type, options
+from blinkpy.processes import open_standard_descriptors
 from blinkpy.serving.option_choices import load_choices
 from blinkpy.version import __version__
 
@@ -196,6 +197,7 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Without one, show the commands."""
+    open_standard_descriptors()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # print names that the terminal can't encode
     try:

@@ -26,6 +26,17 @@ from blinkpy.progress import ProgressCallback
 STEADY_S = 60.0  # after serving for this long, a death counts as the first one
 MOST_GAP_S = 1.0  # of the time between two looks at a beat that counts: the watcher may have been stopped
 
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null for each of standard input, output and error that is closed. Otherwise a socket would get its number, and
+    output would go to it, or a child process would replace it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
 
 

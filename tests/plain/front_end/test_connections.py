@@ -6,6 +6,8 @@ import random
 import re
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -369,3 +371,27 @@ def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_a_little_is_not(
                 break
         outcomes.add(stuck)
     assert outcomes == {False, True}
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "0<&- 1>&- 2>&-"])
+def test_a_front_end_serves_without_standard_descriptors(folder, closed: str) -> None:
+    """As some supervisors start it: its sockets must not get their numbers."""
+    with FakeEngine() as engine, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        options = f"--name {engine.segment_name} --model {folder} --port {port}"
+        command = ["sh", "-c", f"exec {sys.executable} -m blinkpy frontend {options} {closed}"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+
+            def serves() -> bool:
+                assert process.poll() is None, "it has ended"
+                with contextlib.suppress(httpx.TransportError):
+                    return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
+                return False
+
+            wait_for(serves)
+        finally:
+            process.terminate()
+            process.wait(30)
