@@ -1,7 +1,7 @@
 """The order in which those who wait are served: fair between tenants within a bound, and nobody starves.
 
 Claim decisions/front-end-queue: The front end's queue serves by weight, and no tenant starves. Limits are
-exact (tokens per minute: as of 50 ms ago), and no slot is lost when clients disconnect.
+exact (tokens per minute lag by up to 50 ms), and no slot is lost when clients disconnect.
 """
 
 import random
