@@ -7,8 +7,9 @@ It splits "the worker lives" into two words:
 - *progress*: the event loop runs. /health and the supervisor go by it. A loop that is blocked for longer than the stall limit
   counts as dead: the heartbeats end, then the lease, and the supervisor replaces the worker.
 
-The thread sleeps between two rounds and does nothing else, so it gets the GIL within a switch interval. One call that holds the
-GIL delays it by that call: benchmarks/results/beat_gap.json has figures; a quarter of a lease is left for them.
+The thread sleeps between two rounds and does nothing else, so it gets the GIL within a switch interval. A single call that
+holds the GIL delays it by the length of the call; three quarters of a lease are left for this. benchmarks/parts/beat_gap.py
+measures such calls.
 """
 
 import asyncio
