@@ -1,44 +1,34 @@
-"""tools/sizes.py counts lines by folder, and the words of a page by who writes them."""
+"""tools/sizes.py counts lines that hold code, and their tokens."""
 
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[3]
+SOURCE = '''"""A module.
+
+Of three lines of text."""
+
+import os  # a comment
 
 
-def test_words_are_counted_by_who_writes_them(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """A page of random pieces: prose with figures, examples, and what tools write."""
+def f(a):
+    """Text."""
+    # another comment
+    return """
+    two lines""" + a[
+        0
+    ]
+'''
+
+
+def test_code_is_counted_and_text_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    from sizes import words_of_page
+    from sizes import size_of, sizes
 
-    def table(rows: int) -> str:
-        return "| a | b |\n|---|---|\n" + "| `x` | 1,000 |\n" * rows
-
-    text, expected = "", np.zeros(3, int)
-    for _ in range(20):
-        count = int(rng.integers(1, 9))
-        text, words = (
-            (text + "word, " * count + "about <!-- figure: some-name -->90 %<!-- / --> - of it.\n\n", (count + 4, 0, 0)),
-            (text + "    run --it 3\n" * count + "\n", (0, 3 * count, 0)),
-            (text + table(count) + "\n", (2 + 2 * count, 0, 0)),
-            (text + f"<!-- fields, by make docs -->\n{table(count)}\n", (0, 0, 2 + 2 * count)),
-            (
-                text + f"<!-- measured: x -->\nAt last\n\n    4 it\n{table(count)}<!-- end of measured -->\n\n",
-                (0, 0, 6 + 2 * count),
-            ),
-        )[int(rng.integers(5))]
-        expected += words
-    assert words_of_page("some.md", text) == tuple(expected), text
-    assert words_of_page("cli.md", text) == (0, 0, expected.sum()), "a tool writes all of it"
-
-
-def test_lines_and_their_changes_are_summed_by_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    from sizes import rows
-
-    now, before = Counter({"a/b": 1200, "a/c": 30, "d": 7}), Counter({"a/b": 1000, "d": 9})
-    assert rows(now, None) == [("a", "1,230", ""), ("a/b", "1,200", ""), ("a/c", "30", ""), ("d", "7", "")]
-    assert [change for _, _, change in rows(now, before)] == ["+230", "+200", "+30", "-2"]
+    assert size_of(SOURCE) == (6, 15)
+    assert size_of(SOURCE.replace("import os", "import os; import io"))[0] == 6, "packing does not pay"
+    found = sizes({"a/b/c.py": SOURCE, "a/d.py": "x = 1\n", "e.py": "\n"})
+    assert {name: tuple(size.values()) for name, size in found.items()} == {
+        "a": (2, 7, 18), "a/b": (1, 6, 15), "e.py": (1, 0, 0),
+    }  # fmt: skip
