@@ -80,7 +80,7 @@ def body_of_field(path: str, field: str, shape: str, size: int) -> bytes:
         text = json.dumps({**body, field: SHAPES[shape](room)}, separators=(",", ":")).encode()
         if len(text) <= size:
             break
-        room = max(1, room - (len(text) - size) - 1)
+        room = max(1, min(room - 1, room * size // len(text)))
     return text
 
 
