@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ REGISTER_LIMIT = 255
 # Bytes of stack frame that a kernel may use; others must not spill. The assembler sometimes keeps two words of the epilogue of
 # `linear` on the stack although registers are free. `adjust` gets fewer registers than it would take, so that more programs share
 # a multiprocessor; what it spills belongs to the penalties. Triton 3.7 keeps two words of `sample_tokens` there.
-SPILL_ALLOWED = {"linear": 16, "adjust": 64, "sample_tokens": 8}
+# Attention over an FP8 cache with heads of 160 to 256 keeps up to eight words there.
+SPILL_ALLOWED = {"linear": 16, "adjust": 64, "sample_tokens": 8, "prefill_attention": 32, "decode_attention": 32}
 # Kernels with inputs of float32, which serves comparisons: three products for each, and heads of 256 leave too few registers.
 FLOAT32_SPILL_ALLOWED = 512
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
@@ -127,6 +129,7 @@ class Gate:
         triton.runtime.driver.set_active(COMPILE_ONLY)
         self.variants: dict[str, Variant] = {}
         self.recorded: dict[str, Recorded] = {}
+        self.refused: list[Variant] = []  # launches that raised an error
 
     def run(self, label: str, launch: Callable[[], object]) -> None:
         """Compile everything that this launches, as the JIT does, into Triton's cache."""
@@ -157,6 +160,9 @@ class Gate:
         before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
         try:
             self.run(label, launch)
+        except Exception as error:  # of a check, or of a launcher
+            words = ", ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+            self.refused.append(Variant(label, "launch", 0, error=words[:2000]))
         finally:
             knobs.runtime.jit_cache_hook = before
         return frozenset(keys)
@@ -211,8 +217,8 @@ def record_steps(gate: Gate, steps: Iterable[Any]) -> None:
             gate.recorded[key] = recorded._replace(asked=asked)
 
 
-def sampled(seed: int) -> list[Recorded]:
-    """A sample of all kernels, with each flag of each."""
+def sampled(seed: int) -> tuple[list[Recorded], list[Variant]]:
+    """A sample of all kernels, with each flag of each; and the launches that raised an error."""
     gate = Gate()
     for label, launch in case_launches():
         gate.record(label, launch)
@@ -220,17 +226,17 @@ def sampled(seed: int) -> list[Recorded]:
     chosen = choose({key: recorded.asked for key, recorded in gate.recorded.items()}, seed)
     left = len(gate.recorded) - len(chosen)
     print(f"{left} of {len(gate.recorded)} kernels of drawn steps left out, with seed {seed}", file=sys.stderr)
-    return [recorded for key, recorded in gate.recorded.items() if key in chosen]
+    return [recorded for key, recorded in gate.recorded.items() if key in chosen], gate.refused
 
 
-def every() -> list[Recorded]:
-    """Each kernel of every form of every published model, and of all cases."""
+def every() -> tuple[list[Recorded], list[Variant]]:
+    """Each kernel of every form of every published model, and of all cases; and the launches that raised an error."""
     gate = Gate()
     for label, launch in case_launches():
         gate.record(label, launch)
     record_steps(gate, (step for form in all_forms() for step in steps_of(form)))
     print(f"0 of {len(gate.recorded)} kernels left out", file=sys.stderr)
-    return list(gate.recorded.values())
+    return list(gate.recorded.values()), gate.refused
 
 
 def compile_all(recorded: list[Recorded], processes: int = 1) -> Iterator[Variant]:
@@ -256,9 +262,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, metavar="SEED", help="a sample, with each flag of each kernel")
     parser.add_argument("--processes", type=int, default=1, help="that compile, at the same time")
     options = parser.parse_args()
-    wanted = every() if options.sample is None else sampled(options.sample)
+    wanted, refused = every() if options.sample is None else sampled(options.sample)
     failed = False
-    for variant in compile_all(wanted, options.processes):
+    for variant in chain(refused, compile_all(wanted, options.processes)):
         problems = variant.problems()
         failed |= bool(problems)
         print(json.dumps(asdict(variant) | {"problems": problems}), flush=True)

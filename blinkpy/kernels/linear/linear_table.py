@@ -30,6 +30,8 @@ def default_config(shape: LinearShape) -> LinearConfig:
     Of the shape count rows (of the bucket), sizes, dtype, swiglu, blocks and, with FP8, the dtype of the result.
     """
     config = _fp8_default(shape) if shape.fp8 else _default(shape)
+    while config.split_k > 1 and not fits(config, shape):  # many outputs, whose partial sums exceed a workspace
+        config = replace(config, split_k=config.split_k // 2)
     check_config(config, shape)
     return config
 

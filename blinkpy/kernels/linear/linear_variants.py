@@ -58,6 +58,10 @@ class LinearCase(NamedTuple):
         return self.shape.n * self.shape.k > 1_000_000
 
 
+PARTIAL_FLOATS = 4_194_304
+"""Of a workspace, for the sums of splits."""
+
+
 @dataclass(frozen=True)
 class LinearWorkspace:
     """Scratch of the linear layers of a step, shared by all of them."""
@@ -67,7 +71,9 @@ class LinearWorkspace:
     rows: torch.Tensor  # storage dtype [elements] normalised inputs, and results before SwiGLU, if these are not fused
 
     @classmethod
-    def allocate(cls, device: str, dtype: torch.dtype, *, partial: int = 4_194_304, tiles: int = 65_536, rows: int = 1) -> Self:
+    def allocate(
+        cls, device: str, dtype: torch.dtype, *, partial: int = PARTIAL_FLOATS, tiles: int = 65_536, rows: int = 1
+    ) -> Self:
         """partial: number of floats.
         tiles: number of counters.
         rows: elements; at least T * 2 * width if SwiGLU is not fused, plus T * K for a norm that is not fused.

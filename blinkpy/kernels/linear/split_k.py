@@ -12,11 +12,19 @@ import torch
 import triton
 import triton.language as tl
 
+from blinkpy.config import ConfigError
 from blinkpy.kernels import launch
 from blinkpy.kernels.config_files import Needs, pipeline_bytes
 from blinkpy.kernels.fp8_rows import BLOCK, BLOCK_SCALES, FP8, GROUP, ROW_SCALES
 from blinkpy.kernels.linear.linear_config import LinearConfig
-from blinkpy.kernels.linear.linear_variants import LinearCall, LinearCase, LinearShape, LinearVariant
+from blinkpy.kernels.linear.linear_variants import (
+    PARTIAL_FLOATS,
+    LinearCall,
+    LinearCase,
+    LinearShape,
+    LinearVariant,
+    check_tile,
+)
 from blinkpy.kernels.tile_product import finish_tile, multiply, scaled, weight_tile
 
 
@@ -162,8 +170,7 @@ def split_k_linear(call: LinearCall, config: LinearConfig) -> None:
     column_tiles, row_tiles = triton.cdiv(n, config.block_n), triton.cdiv(rows, config.block_m)
     partial, arrivals = call.workspace.partial, call.workspace.arrivals
     if config.split_k > 1 and not call.partials:
-        halves = 2 if call.swiglu else 1
-        needed = column_tiles * row_tiles * config.block_m * config.block_n * config.split_k * halves
+        needed = partial_floats(config, call.shape)
         if partial.numel() < needed or arrivals.numel() < column_tiles * row_tiles:
             raise ValueError(f"linear workspace too small: {needed} floats and {column_tiles * row_tiles} counters needed")
     _linear[(row_tiles, column_tiles, config.split_k)](
@@ -227,6 +234,20 @@ def needs(config: LinearConfig, shape: LinearShape) -> Needs:
     return Needs(shared, config.block_m * (wide + parts))
 
 
+def check_splits(config: LinearConfig, shape: LinearShape) -> None:
+    """Raise ConfigError unless the tile is valid, and the partial sums of all splits fit a workspace."""
+    check_tile(config, shape)
+    floats = partial_floats(config, shape)
+    if not shape.partials and floats > PARTIAL_FLOATS:
+        raise ConfigError(f"linear configuration: {floats:,} partial sums of {config} for {shape} are over {PARTIAL_FLOATS:,}")
+
+
+def partial_floats(config: LinearConfig, shape: LinearShape) -> int:
+    """Numbers of a workspace that the splits need."""
+    tiles, halves = -(-shape.n // config.block_n) * -(-shape.rows // config.block_m), 2 if shape.swiglu else 1
+    return tiles * config.block_m * config.block_n * config.split_k * halves if config.split_k > 1 else 0
+
+
 def supports(shape: LinearShape) -> bool:
     """All, but a norm of rows that are quantised."""
     return not (shape.fp8 and shape.norm)
@@ -288,6 +309,7 @@ VARIANT = LinearVariant(
     ),
     (_linear,),
     supports=supports,
+    check=check_splits,
     needs=needs,
     candidates=candidates,
 )

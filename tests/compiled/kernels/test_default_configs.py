@@ -141,3 +141,12 @@ def test_a_configuration_of_another_variant_is_refused() -> None:
             check_config(config, shape)
     with pytest.raises(ConfigError, match="block_k 256 is over 128"):
         check_config(LinearConfig("triton", block_k=256), shape._replace(dtype=FP8, blocks=True))
+
+
+def test_splits_stay_within_the_workspace() -> None:
+    """Llama-3.1-405B's query, key and value heads, FP8: four splits would need more partial sums than a workspace has."""
+    shape = LinearShape(64, 18_432, 16_384, dtype=FP8, result=torch.bfloat16)
+    config = default_config(shape)
+    assert config.split_k == 2
+    with pytest.raises(ConfigError, match="partial sums"):
+        check_config(replace(config, split_k=4), shape)

@@ -41,7 +41,7 @@ def test_calls_that_a_variant_does_not_compute_are_refused() -> None:
     small = LinearWorkspace.allocate("cpu", torch.float32, tiles=0)
     tma, wide = LinearConfig("tma", split_k=2), replace(call, x=x.bfloat16(), weight=weight.bfloat16(), out=out.bfloat16())
     refused = {
-        "does not support \\\\S": [(call, LinearConfig("gemv")), (call, LinearConfig("tma"))],
+        "does not support LinearShape": [(call, LinearConfig("gemv")), (call, LinearConfig("tma"))],
         "the call does not expect them": [(wide, tma)],
         "can't return partial sums": [
             (replace(call, out=torch.zeros(1, 3, 32)), LinearConfig("cublas")),
