@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
-from blinkpy.dpu.http.wire.connections import SPARE_CONNECTIONS
 
+SPARE_CONNECTIONS = 64  # beyond those that are served
 OWN_DESCRIPTORS = 128  # of the process: queue pair, event loop, threads, sockets that are not accepted yet
 
 logger = logging.getLogger("blinkpy.frontend")

@@ -2,9 +2,10 @@
 
 from blinkpy.config import Config
 from blinkpy.dpu.admission.admission_options import AdmissionOptions
+from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.preparation.preparation_queue import body_room
 from blinkpy.dpu.http.wire.connection import BODY_SLICE, COUNTED_BYTES, HIGH_WATER
-from blinkpy.dpu.http.wire.connections import SPARE_CONNECTIONS, UNPARSED_BYTES
+from blinkpy.dpu.http.wire.connections import UNPARSED_BYTES
 
 BASE_BYTES = 256 << 20  # interpreter, libraries, tokenizer
 CONNECTION_BYTES = 1 << 15  # objects of a connection and its request

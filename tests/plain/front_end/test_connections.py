@@ -129,11 +129,11 @@ def test_connections_that_are_served_are_not_given_up(engine, folder) -> None:
             engine.hold = sock is streams[-1]  # as long as this takes
         assert code(server.complete([7], max_tokens=1)) == (503, "too_many_connections")
         assert server.client.get("/health").status_code == 200
-        many = [stack.enter_context(connect(server)) for _ in range(connections.SPARE_CONNECTIONS + 10)]
+        many = [stack.enter_context(connect(server)) for _ in range(descriptors.SPARE_CONNECTIONS + 10)]
         for sock in many:
             with contextlib.suppress(OSError):
                 sock.sendall(GET[:-2])
-        wait_for(lambda: len(server.server.connections.open) <= 2 + connections.SPARE_CONNECTIONS)
+        wait_for(lambda: len(server.server.connections.open) <= 2 + descriptors.SPARE_CONNECTIONS)
         engine.hold, engine.step_s = False, 0.005
         for sock in streams:
             assert rest_of_stream(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -147,7 +147,7 @@ def test_room_for_connections_ends_where_all_are_served() -> None:
             room.leave(new)
         room.waiting.clear()  # its headers have come
     kept = len(room.open)
-    assert kept == 3 + connections.SPARE_CONNECTIONS
+    assert kept == 3 + descriptors.SPARE_CONNECTIONS
 
 
 def rest_of_stream(sock: socket.socket) -> bytes:
@@ -218,7 +218,7 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_needed(monkeypatch, soft, 
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
     assert descriptors.allowed_connections(500) == allowed
     final = limits[-1][0]
-    assert final == -1 or final >= allowed + connections.SPARE_CONNECTIONS + descriptors.OWN_DESCRIPTORS
+    assert final == -1 or final >= allowed + descriptors.SPARE_CONNECTIONS + descriptors.OWN_DESCRIPTORS
 
 
 def test_a_process_with_too_few_descriptors_is_refused(monkeypatch) -> None:

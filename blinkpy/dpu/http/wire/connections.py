@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from blinkpy.config import AccessOptions, FrontendOptions
 from blinkpy.dpu.admission.gate import Gate
 from blinkpy.dpu.api_errors import ApiError
+from blinkpy.dpu.descriptors import SPARE_CONNECTIONS
 from blinkpy.dpu.http.wire.byte_room import BytePace, ByteRoom
 from blinkpy.dpu.http.wire.cross_origin import CrossOrigin
 from blinkpy.dpu.metrics import Metrics
@@ -16,7 +17,6 @@ Exchange = Any
 
 BODY_BURST = 1 << 23  # bytes of all bodies that arrive, beyond their pace: one body at once
 UNPARSED_BYTES = 64 << 20  # that have arrived on all connections, and wait for their turn to be parsed
-SPARE_CONNECTIONS = 64  # beyond those that are served
 
 
 class Application(Protocol):
