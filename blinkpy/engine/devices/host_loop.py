@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from blinkpy.config import Config
-from blinkpy.engine.devices.device_contract import HostDevice, Runner, Setup, require_integrity
+from blinkpy.engine.devices.device_contract import Setup, require_integrity
 from blinkpy.engine.devices.null_step import Compute, run_turns
 from blinkpy.engine.flight_recorder import PolicyFaultLog
 from blinkpy.engine.link.pair_memory import QueueMemory
@@ -21,7 +20,7 @@ from blinkpy.scheduler.host_scheduler import Scheduler
 from blinkpy.transport.segment import Segment
 
 if TYPE_CHECKING:
-    from blinkpy.models.description.decoder_description import DecoderDescription
+    pass
 
 
 IDLE_SPIN_NS = 200_000  # an engine that was busy spins before it sleeps
@@ -96,40 +95,3 @@ class HostLoop:
 
     def close(self) -> None:
         """Nothing is to be freed."""
-
-
-PAGE_BYTES = 1  # it keeps no keys and values
-PAGES = 1 << 16
-
-
-class NullDevice(HostDevice):
-    """See blinkpy.engine.devices.device_contract.Device."""
-
-    name, reads_weights = "null", False
-
-    def auto_rank(self) -> int:
-        return 0
-
-    def unusable(self, config: Config) -> str:
-        if config.cache.kv_cache_dtype != "auto":
-            return "kv_cache_dtype needs --device cpu or cuda: --device null keeps no keys and values"
-        return super().unusable(config)
-
-    def page_bytes(self, config: Config, model: DecoderDescription) -> int:
-        return PAGE_BYTES
-
-    def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
-        return PAGES * PAGE_BYTES
-
-    def load(self, setup: Setup) -> Runner:
-        from blinkpy.engine.devices.host_loop import HostLoop
-        from blinkpy.engine.devices.null_step import synthetic_step
-
-        setup.report("allocating queues and pages")
-        loop = HostLoop(setup, setup.recorder.attach(setup.make_state(), share_inputs=True))
-        vocab = setup.model.vocab_size  # special tokens, which have no text, come first in most vocabularies
-        loop.compute = synthetic_step(loop.scheduler, range(vocab // 16, vocab), setup.config.engine.null_step_us * 1000)
-        return loop
-
-
-DEVICE = NullDevice

@@ -12,7 +12,7 @@ from blinkpy.config import Config
 from blinkpy.engine import engine
 from blinkpy.engine import sizing as near_memory
 from blinkpy.engine.devices.cuda_device import CudaDevice
-from blinkpy.engine.devices.host_loop import NullDevice
+from blinkpy.engine.devices.null_device import NullDevice
 
 ADDRESS = "0000:18:00.0"
 

@@ -13,7 +13,7 @@ from support.models.model_zoo import BASE
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.engine.devices.cuda_device import fp8_problem
-from blinkpy.engine.devices.host_loop import NullDevice
+from blinkpy.engine.devices.null_device import NullDevice
 from blinkpy.models.cache_scales import FP8_NUMBERS, cache_itemsize, choose_scales, scales_for
 from blinkpy.models.cpu.cpu_step import CpuStep, measure_cache
 from blinkpy.models.cpu.njit_math import float_of_fp8, fp8_of
