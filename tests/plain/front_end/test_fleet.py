@@ -349,7 +349,7 @@ def test_the_placement_is_the_operators(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "placement", "message"),
     [
-        ("a,b", "fastest", "placement must be prefix, "),
+        ("a,b", "fastest", "placement must be one of prefix, "),
         ("a,b", "no.py", "does not exist"),
         ("a", "random", "needs several engines"),
     ],

@@ -28,7 +28,7 @@ PATCHES: dict[str, list[tuple[str, str, str]]] = {
         ("a request moves in the middle of a step's tokens",
          "        self._plan(0.0)\n\n    def", "        self._move_all()\n\n    def"),
     ],
-    "prompt_scores": [
+    "token_logprobs": [
         ("ranks of a prompt's tokens are counted twice", "del self.entries[1:], self.ranks[1:]", "del self.entries[1:]"),
     ],
     "generation": [("output counts as cached tokens of the prompt", "else min(cached, self.prompt_length)", "else cached")],
