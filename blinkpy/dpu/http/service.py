@@ -161,11 +161,13 @@ class Service:
         tokens = sum(map(len, prompts))
         most = sum((len(prompt) + limit) * choices for prompt, limit in zip(prompts, limits, strict=True))
         parts = (request.automaton, request.rules)
-        names = frozenset(part_name(part) for part in parts if part is not None)
-        try:
-            self.engine.require().require_room(*parts)
-        except ValueError as error:  # of a grammar or token rules that the engine never takes
-            raise self._unfit(request, error) from error
+        pair = self.engine.require()
+        names = frozenset(part_name(part) for part in parts if part is not None and pair.facts.grammar_share)
+        if names:  # an engine without places for any refuses the submission
+            try:
+                pair.require_room(*parts)
+            except ValueError as error:  # of a grammar or token rules that the engine never takes
+                raise self._unfit(request, error) from error
         ticket = self.admission.enter(tenant, tokens, most, len(prompts) * choices, priority, TIERS[tier], names)
         request.service_tier = shown_tier(request.service_tier, tier)
         return ticket

@@ -1,4 +1,4 @@
-"""HTTP end to end: a real uvicorn worker in front of an engine in plain Python that echoes the prompt."""
+"""HTTP end to end: a real worker in front of an engine in plain Python that echoes the prompt."""
 
 import contextlib
 import gc
