@@ -58,13 +58,13 @@ def listen_unix(path: str, count: int, backlog: int) -> list[socket.socket]:
 def check_unix(path: str, option: str = "uds") -> None:
     """Raise ConfigError unless a Unix socket can be made at a path, which an option names."""
     if len(os.fsencode(path)) > PATH_BYTES:
-        raise ConfigError(f"{option}: a path has at most {PATH_BYTES} bytes")
+        raise ConfigError(f"{option}: the path must have at most {PATH_BYTES} bytes")
     if os.path.lexists(path):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise ConfigError(f"{option}: {path} is there, and is no socket")
+            raise ConfigError(f"{option}: {path} exists, but is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(path) == 0:
-                raise ConfigError(f"{option}: somebody listens on {path} already")
+                raise ConfigError(f"{option}: another process already listens on {path}")
     if not os.access(Path(path).absolute().parent, os.W_OK):
         raise ConfigError(f"{option}: can't write into {Path(path).absolute().parent}")
 
@@ -84,7 +84,7 @@ class WatchedTasks:
         self._tasks.append(task)
 
     def failed(self, name: str, error: BaseException | None) -> None:
-        """Something that is no task, a timer's call, cannot go on."""
+        """Something that is no task, a timer's call, cannot continue."""
         logger.critical("%s failed", name, exc_info=error)
         self._on_failure()
 

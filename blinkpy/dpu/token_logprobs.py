@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.words import TOP_LOGPROBS
 
-LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
+LOWEST = -9999.0  # instead of minus infinity, which JSON does not have
 
 TokenSpeller = Callable[[int], tuple[str, bytes]]
 """Text and bytes of one token by itself: Tokenizer.spell."""
@@ -102,8 +102,10 @@ def scoring_parameters(parameters: RequestParameters) -> RequestParameters:
 
 
 class PromptScores:
-    """Of each token of a prompt, behind the ones before it. tokens: the prompt. count: most likely tokens at each place. offsets:
-    characters of the prompt's text before each token. Raises ValueError where that would be more than MOST_SCORES."""
+    """Of each token of a prompt, behind the ones before it. tokens: the prompt. count: most likely tokens at
+    each place. offsets: characters of the prompt's text before each token. Raises ValueError if that would be
+    more than MOST_SCORES.
+    """
 
     def __init__(self, tokens: list[int], count: int, offsets: Iterable[int] | None = None):
         if len(tokens) * (1 + count) > MOST_SCORES:

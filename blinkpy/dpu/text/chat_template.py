@@ -177,8 +177,9 @@ _BEFORE: dict[str, list[dict[str, Any]]] = {"assistant": [_QUESTION], "tool": [_
 
 
 class TemplateProbe:
-    """See the module. takes_tools, takes_calls, takes_results: whether it writes them; a template that refuses a probe may take
-    other conversations."""
+    """takes_tools, takes_calls, takes_results: whether it writes them; a template that refuses a probe may take
+    other conversations.
+    """
 
     def __init__(self, template: ChatTemplate | None):
         self._template = template
@@ -202,7 +203,7 @@ class TemplateProbe:
         self._takes_developers = self._render([late, _QUESTION]) is None if developers is None else LATE in developers
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = _TOOLS) -> str | None:
-        """What the template makes of a conversation; None where it refuses it."""
+        """What the template makes of a conversation; None if it refuses it."""
         try:
             return "" if self._template is None else self._template.render(messages, tools=tools)
         except ChatError:

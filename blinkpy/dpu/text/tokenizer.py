@@ -39,8 +39,10 @@ COMPOSED = 4  # characters that NFC makes one of, at most (Unicode: longest cano
 
 
 def most_characters(encoder: Encoder, pieces: Sequence[bytes] | None) -> int:
-    """Characters of a text that one token can stand for, at most. 0: unknown, for encoders that may drop text, or make one token
-    of any number of unknown characters. pieces: bytes of each token, None where they depend on neighbours."""
+    """Characters of a text that one token can stand for, at most. 0: unknown, for encoders that may drop text,
+    or make one token of any number of unknown characters. pieces: bytes of each token, None if they depend on
+    neighbours.
+    """
     if pieces is None or not isinstance(encoder.model, models.BPE) or not _covers_bytes(encoder):
         return 0
     if any(token.lstrip or token.rstrip for token in encoder.get_added_tokens_decoder().values()):
@@ -116,7 +118,7 @@ class SpecialTokens:
         self._tails = {name[start:] for name in names for start in range(1, len(name))}
         self._all_names = "\0".join(names)
         self._longest = max(map(len, names), default=1)
-        # Letters and digits alone, which the filters of templates leave as they are, but for capitals.
+        # Letters and digits alone, which the filters of templates leave as they are, except capitals.
         self._marks = {name: f"xq{nonce}m{i}x" for i, name in enumerate(names)}
         self._border, self.end_mark = f"xq{nonce}bx", f"xq{nonce}ex"
         self._any_mark = re.compile(f"xq{nonce}(?:m([0-9]+)|b)x", re.IGNORECASE)
@@ -129,7 +131,7 @@ class SpecialTokens:
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         if isinstance(value, dict):
-            # Templates look for keys by name: one that is no special token stays as it is.
+            # Templates look for keys by name: one that is no special token stays unchanged.
             return {self._mark_names(key): self._mark_value(key, item) for key, item in value.items()}
         return value
 
@@ -162,7 +164,7 @@ class SpecialTokens:
         return self._any_mark.sub(lambda found: self._listed[int(found[1])] if found[1] else "", text)
 
     def aliased(self, text: str) -> str:
-        """A text whose special tokens are meant, but for marked ones, as it is encoded."""
+        """A text whose special tokens are meant, except marked ones, as it is encoded."""
         return self.unmark(self.names.sub(lambda found: self._aliases[found[0]], text))
 
     def resolved(self, ids: Int32) -> Int32:
