@@ -5,7 +5,7 @@ has a counter of the tokens that it was served, divided by its weight, and the f
 the least counter is next. Who begins to wait starts at the least of those who wait, so that nobody saves
 service up. Of two tenants who wait all the time, the counters differ by at most (P + O) / w: P tokens of
 one prompt, O of the outputs that run at a time, w the lesser weight. So it is within a class:
-latency-sensitive requests go first, except one best-effort request behind MOST_AHEAD of them in a row.
+latency-sensitive requests go first, except one best-effort request behind MOST_AHEAD of them consecutively.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class FairQueue:
         self._held: dict[str, int] = {}  # tokens of those that wait, of each tenant
         self._served: dict[str, float] = {}  # the counters
         self._last = 0.0  # of the tenant who left last, when nobody waited any more
-        self._ahead = 0  # latency-sensitive requests that were let in, in a row, while a best-effort one waited
+        self._ahead = 0  # latency-sensitive requests that were let in, consecutively, while a best-effort one waited
         self.tokens = self.requests = self.best_effort = 0  # of all that wait; requests of best effort
         self.best_effort_tokens = 0
 
