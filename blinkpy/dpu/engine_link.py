@@ -189,9 +189,10 @@ class EngineLink:
         return any(generation.leader is None and generation.open for generation, _, _ in self._held)
 
     def submit(self, work: list[Submission]) -> None:
-        """Submit all of a request's choices, or none; those with a leader follow it, and where the arenas are full they wait in
-        order for the engine to read what is before them. Raises ApiError with status 429 or 503, and ValueError for what can
-        never fit."""
+        """Submit all of a request's choices, or none. Choices with a leader follow it; if the arenas are full, they
+        wait in order until the engine has read earlier entries. Raises ApiError with status 429 or 503, and
+        ValueError for what can never fit.
+        """
         pair = self.require()
         if len(work) + len(self._held) > pair.free_slots:
             raise busy("all slots are in use")

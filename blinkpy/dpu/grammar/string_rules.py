@@ -1,4 +1,4 @@
-"""Strings of JSON that keep rules: lengths, patterns, formats, names that are taken."""
+"""JSON strings that satisfy rules: lengths, patterns, formats, names that are taken."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache

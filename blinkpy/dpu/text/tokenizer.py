@@ -27,8 +27,10 @@ from blinkpy.queues.words import Int32
 
 
 def token_pieces(encoder: Encoder, pieces: Sequence[bytes]) -> list[bytes]:
-    """Of each token. pieces: what they stand for in a text. Special ones have those of compile_grammar.token_bytes; others with
-    the byte that these begin with, which no text has, have none."""
+    """Of each token. pieces: what they stand for in a text. Special tokens have the bytes of
+    compile_grammar.token_bytes. Other tokens with the first byte of these, which no text contains, have no
+    bytes.
+    """
     added = encoder.get_added_tokens_decoder().items()
     special = {token: token_bytes(one.content) for token, one in added if one.special and one.content}
     plain = [b"" if TOKEN_BYTE in piece else piece for piece in pieces]

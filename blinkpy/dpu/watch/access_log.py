@@ -30,8 +30,10 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 
 
 class RequestPhases(NamedTuple):
-    """Seconds; None for what was not reached, or is not known. front_end: until the engine had the request, without its
-    wait for a slot; queue: that wait, and until it ran; prefill: until the first token; decode: until the last."""
+    """Seconds; None for phases that were not reached or are unknown. front_end: until the engine had the
+    request, without its wait for a slot; queue: that wait, and until it ran; prefill: until the first token;
+    decode: until the last.
+    """
 
     front_end: float | None = None
     queue: float | None = None

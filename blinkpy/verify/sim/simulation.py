@@ -48,7 +48,7 @@ LEFT_OVER = fault_code("a step is asked for although the batch is empty, or the 
 
 @device
 def check_round(limits, queues, state, sim, turn, bucket):
-    """What the scheduler's last turn did, and the step that it asked for. Returns a fault, or 0."""
+    """The outcome of the scheduler's last turn, and the step that it planned. Returns a fault, or 0."""
     fault = 0
     if turn % sim.check_every == 0:
         fault = check_state(limits, state, sim.references, sim.seen)

@@ -87,7 +87,7 @@ class Function(Body):
         kinds = parameters.get("type", "object")
         if kinds != "object" and not (type(kinds) is list and "object" in kinds):
             place = f"{where}.parameters.type"
-            raise bad_request(f"'{place}' must be 'object', as the arguments of a call are.", place, "invalid_value")
+            raise bad_request(f"'{place}' must be 'object': the arguments of a call are an object.", place, "invalid_value")
         name = self.name if namespace is None else namespace.full(self.name)
         if len(name) > MAX_NAME:
             message = f"'{where}.name' must have at most {MAX_NAME} characters with its namespace, not {len(name)}."
