@@ -218,7 +218,7 @@ class _Magnitudes:
 
 
 def _decimal_step(step: Fraction) -> tuple[int, int]:
-    """(decimal places, step in units of the last one). Raises GrammarError if the multiple has too many digits."""
+    """(decimal places, step in units of the last one). Raises GrammarError if the step is too small."""
     places = next((places for places in range(20) if (step * 10**places).denominator == 1), 20)
     units = int(step * 10**places)
     if places == 20 or units * (places + 1) > MOST_REMAINDERS:
