@@ -43,5 +43,5 @@ def test_a_shipped_policy_has_nothing_to_log(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_number_that_is_no_fault_is_refused() -> None:
-    with pytest.raises(ValueError, match="no fault"):
+    with pytest.raises(ValueError, match="not a fault"):
         describe_policy_fault(0, ())
