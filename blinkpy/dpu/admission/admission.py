@@ -319,7 +319,7 @@ class Admission:
         self.table.add(ticket.tenant.number, "requests_in_flight", slots)
 
     async def watch(self) -> None:
-        """Look after those who wait, forever."""
+        """Serve the waiting queue until cancelled."""
         while True:
             await self._somebody.wait()
             await asyncio.sleep(LOOK_S)

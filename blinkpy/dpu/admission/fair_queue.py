@@ -68,7 +68,7 @@ class FairQueue:
         return len(self._waiting)
 
     def push(self, ticket: Ticket) -> None:
-        """It waits from now on. Its number is greater than that of each before."""
+        """It waits from now on. Its number is greater than all earlier ones."""
         name = ticket.tenant.name
         if name not in self._waiting:
             least = min((self._served[other] for other in self._waiting), default=self._last)

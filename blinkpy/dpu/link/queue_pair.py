@@ -52,7 +52,7 @@ class EngineUnavailableError(Exception):
 
 
 class EngineLostError(Exception):
-    """The queue pair is of no use any more; every request in flight has failed. The message says why."""
+    """The queue pair is lost; every request in flight has failed. The message says why."""
 
 
 class InFlightRequest:

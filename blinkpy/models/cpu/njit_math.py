@@ -1,4 +1,4 @@
-"""Small functions for njit code that NumPy has no names for."""
+"""Small functions for njit code that NumPy lacks."""
 
 from typing import Any
 

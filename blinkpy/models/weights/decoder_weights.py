@@ -114,7 +114,7 @@ def _assemble(
     make_fp8: Callable[[Part], Fp8Matrix],
     cache_scales: list[dict[str, float]] | None = None,
 ) -> Weights:
-    """make, make_fp8: make a weight, as the part says. cache_scales: of each layer."""
+    """make, make_fp8: build a weight according to its part. cache_scales: of each layer."""
     outer, layers = {part.field: make(part) for part in outer_parts(model)}, []
     for layer in range(len(model.layers)):
         weights: dict[str, Any] = {} if cache_scales is None else dict(cache_scales[layer])

@@ -22,8 +22,8 @@ NOT_REPEATED = (S.TURNS, S.FAST_PATH)
 
 
 class RecordedTurns:
-    """A replay of a world's records from its first turn on, by the shipped scheduler, whose recorder is on as
-    well.
+    """A replay of a world's records from its first turn on, by the shipped scheduler with its own recorder
+    enabled.
 
     world: as make_world made it, with a recorder. mode: of the replay. Raises ValueError if the recorder is
     off.

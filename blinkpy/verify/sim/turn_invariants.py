@@ -213,8 +213,9 @@ def check_progress(limits, state, sim):
 
 @device
 def check_pace(limits, state, sim, now, command):
-    """A turn without a batch although somebody could run: steps are paced, nobody else is there, and nobody is late. When tokens
-    came is observed here."""
+    """A turn without a batch although somebody could run: steps are paced, no other request exists, and none is
+    late. When tokens came is observed here.
+    """
     r, observed, batch = state.requests, sim.observed, state.batch
     held = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
     for slot in range(limits.slots):
