@@ -159,7 +159,7 @@ GEMMA3_270M = {
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
 }
-OLMO3 = {
+OLMO3: dict[str, Any] = {
     "rope_theta": 5e5,
     "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
@@ -203,7 +203,7 @@ def gemma3(scaling: float, *sizes: int, **more: Any) -> dict[str, Any]:
 
 def gemma3_images(text: dict[str, Any]) -> dict[str, Any]:
     inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype")}
-    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16"}
+    outer: dict[str, Any] = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16"}
     outer |= {"boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256}
     return outer | {"text_config": inner, "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152}}
 
