@@ -69,8 +69,6 @@ SCHEDULER_BUGS = _bugs({
          "requests.rules[slot] - first] = 1", "requests.rules[slot] - first] = 0"),
         ("token rules take the place of their request's grammar", "if lane == 0 and kept >= 0:", "if lane == 0 and kept < 0:"),
         ("an automaton is taken for token rules", " and holds_rules(grammars.words, slot) == rules:", ":"),
-    ],
-    "packed_rules": [
         ("a bias of no number is accepted", "_MAGNITUDE > R.HIGHEST_BIAS_BITS:", "_MAGNITUDE > _MAGNITUDE:"),
         ("a banned token of no vocabulary is accepted",
          "R.ANY_TOKEN or token >= limits.vocab_size", "R.ANY_TOKEN or token > limits.vocab_size"),
@@ -83,11 +81,11 @@ SCHEDULER_BUGS = _bugs({
         ("the last stop id is not looked at", "for i in range(STOP_IDS):", "for i in range(2):"),
         ("a token of no vocabulary goes on", "if token < 0 or token >= limits.vocab_size:", "if token >= limits.vocab_size:"),
         ("a generated token is stored in the wrong place", ".tokens[slot, length - 1] =", ".tokens[slot, max(0, length - 2)] ="),
-    ],
-    "publish": [
-        ("the last token of a usual turn is not published", "strided(lane, rows, lanes):\n", "strided(lane, rows - 1, lanes):\n"),
-        ("a usual turn's tokens are published again", "forecast.unpublished[0] = 0\n", "forecast.unpublished[0] = rows\n"),
-        ("the tail stays behind a usual turn's tokens", "pairs.cq_tail[pair] = tail + published", "pairs.cq_tail[pair] = tail"),
+        ("who is cancelled pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
+        ("a cancel of a waiting request is lost", ".waiting, counts[S.WAITING_COUNT], lane, lanes)", ".waiting, 0, lane, lanes)"),
+        ("a cancelled request keeps its pages", ".status[scratch.slot[i]] == S.RUNNING:", ".status[scratch.slot[i]] == S.EMPTY:"),
+        ("a cancel takes the pages of a request in flight",
+         "== requests.request_id[slot] and requests.stalled[slot] != S.IN_FLIGHT:", "== requests.request_id[slot]:"),
     ],
     "fast_path": [
         ("a grammar stays in its state in a usual turn", ".grammar_state[slot] = following", ".grammar_state[slot] += 0"),
@@ -101,13 +99,9 @@ SCHEDULER_BUGS = _bugs({
         ("the completions of a fifth pair are not numbered", "limits.pairs, PAIRS_AT_ONCE)", "limits.pairs, PAIRS_AT_ONCE + 1)"),
         ("a completion goes to another slot", "local = slot - requests.pair[slot] * limits.slots_per_pair", "local = slot % 5"),
         ("what a suspended step needs of a completion queue is free", " - pairs.reserved[pair]", ""),
-    ],
-    "endings": [
-        ("who is cancelled pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
-        ("a cancel of a waiting request is lost", ".waiting, counts[S.WAITING_COUNT], lane, lanes)", ".waiting, 0, lane, lanes)"),
-        ("a cancelled request keeps its pages", ".status[scratch.slot[i]] == S.RUNNING:", ".status[scratch.slot[i]] == S.EMPTY:"),
-        ("a cancel takes the pages of a request in flight",
-         "== requests.request_id[slot] and requests.stalled[slot] != S.IN_FLIGHT:", "== requests.request_id[slot]:"),
+        ("the last token of a usual turn is not published", "strided(lane, rows, lanes):\n", "strided(lane, rows - 1, lanes):\n"),
+        ("a usual turn's tokens are published again", "forecast.unpublished[0] = 0\n", "forecast.unpublished[0] = rows\n"),
+        ("the tail stays behind a usual turn's tokens", "pairs.cq_tail[pair] = tail + published", "pairs.cq_tail[pair] = tail"),
     ],
     "ownership": [
         ("a lease never ends", "> limits.lease_ns:", "> 1000 * limits.lease_ns:"),
@@ -194,11 +188,6 @@ SCHEDULER_BUGS = _bugs({
          "batch.counts[S.ROWS] if ended else 0", "batch.counts[S.ROWS]"),
         ("a step that goes on is written down as a new one", "batch.counts[S.ROWS] if group == 0 else 0", "batch.counts[S.ROWS]"),
     ],
-    "best_effort": [
-        ("two requests of best effort may hold all pages", "return running > 1 and", "return running > 2 and"),
-        ("who is alone of best effort may not hold more than its pages", "return running > 1 and", "return running > 0 and"),
-        ("pages of best effort are not counted", "requests.num_pages[slot] << _COUNT_BITS | 1", "1"),
-    ],
     "forecast": [
         ("best effort grows beyond its pages during a step",
          "if exceeds_pages(limits, state, best_effort, lane, lanes):", "if limits.pages < 0:"),
@@ -248,6 +237,9 @@ SCHEDULER_BUGS = _bugs({
          "found += 1 if requests.entry[state.waiting[i], WORD_BEST_EFFORT] != 0 else 0", "found += 0"),
         ("turns of yielding are not counted", "yielded + 1 if yields", "yielded if yields"),
         ("turns of yielding are never forgotten", "yielded + 1 if yields else 0", "yielded + 1 if yields else yielded"),
+        ("two requests of best effort may hold all pages", "return running > 1 and", "return running > 2 and"),
+        ("who is alone of best effort may not hold more than its pages", "return running > 1 and", "return running > 0 and"),
+        ("pages of best effort are not counted", "requests.num_pages[slot] << _COUNT_BITS | 1", "1"),
     ],
     "suspension": [
         ("a step is resumed with the group that ran last", "suspended.counts[S.GROUP] += 1", "suspended.counts[S.GROUP] += 0"),
@@ -303,14 +295,6 @@ SCHEDULER_BUGS = _bugs({
         ("the tenant that was served most is forgotten",
          "if tenants.service[row] == least:", "if tenants.service[row] != least:"),
     ],
-    "slot_lists": [
-        ("who ends pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
-    ],
-    "stall": [
-        ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
-        ("a request in flight has a part in a step that interrupts its own",
-         "requests.stalled[state.running[i]] == S.IN_FLIGHT  #", "limits.pairs < 0  #"),
-    ],
     "plan": [
         ("a page table is read one entry off", "requests.page_table[slot, position", "requests.page_table[slot, (position + 1)"),
         ("the last chunk of a prompt emits nothing", "emits = 1 if chunk == missing else", "emits = 1 if chunk > missing else"),
@@ -349,6 +333,10 @@ SCHEDULER_BUGS = _bugs({
         ("requests without a rank are left behind", "] = ranked + unranked", "] = ranked + min(unranked, 2)"),
         ("policies see no class", "int(requests.entry[slot, WORD_BEST_EFFORT])", "0"),
         ("policies see no service of tenants", "requests.service[slot],", "requests.charged[slot],"),
+        ("who ends pays for all that was expected", "    settle_services(state, ended, lane, lanes)\n", ""),
+        ("a request may run without room for its token", "[i] >= pairs.unclaimed_entries[", "[i] > pairs.unclaimed_entries["),
+        ("a request in flight has a part in a step that interrupts its own",
+         "requests.stalled[state.running[i]] == S.IN_FLIGHT  #", "limits.pairs < 0  #"),
     ],
 })
 

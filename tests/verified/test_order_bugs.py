@@ -69,7 +69,7 @@ ORDER_BUGS = {
             "if head >> EPOCH_SHIFT == epoch:", "if head >> EPOCH_SHIFT <= epoch:"),
     ),
     "O7": (
-        Bug("a cancel names no request", "endings", CANCEL, "cancel[slot] != 0 and"),
+        Bug("a cancel names no request", "commit", CANCEL, "cancel[slot] != 0 and"),
     ),
     "O8": (
         Bug("a word with a record is no release", "completions", WORD, WORD.replace("release", "relaxed")),
