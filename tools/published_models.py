@@ -204,7 +204,13 @@ def gemma3(scaling: float, *sizes: int, **more: Any) -> dict[str, Any]:
 def gemma3_images(text: dict[str, Any]) -> dict[str, Any]:
     inner = {key: value for key, value in text.items() if key not in ("architectures", "torch_dtype")}
     outer: dict[str, Any] = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
-    outer |= {"torch_dtype": "bfloat16", "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256}
+    outer |= {
+        "torch_dtype": "bfloat16",
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 256,
+    }
     return outer | {"text_config": inner, "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152}}
 
 
