@@ -3,7 +3,8 @@
     python tools/write_published_widths.py build/widths.xml [more.xml] > widths.json
     python tools/write_published_widths.py first.json second.json > benchmarks/results/published_widths.json
 
-The second command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts.
+The second command joins result files. Each case keeps the commit and the date of its run; the last run of a case counts. A case
+that ended before anything was compared, such as one that found no memory beside others, is left out.
 """
 
 import json
@@ -50,7 +51,7 @@ def main(paths: list[str]) -> int:
         else:
             environment, cases = environment or gpu_environment(), cases_of(path)
         run = {"gpu": environment["gpu"], "commit": environment["commit"].get("hash", ""), "date": environment["date"]}
-        found |= {key: run | case for key, case in cases.items()}
+        found |= {key: run | case for key, case in cases.items() if case["largest_error"] is not None}
     print(to_json({"environment": environment, "cases": [found[key] for key in sorted(found)]}))
     agreeing = sum(case["agrees"] for case in found.values())
     print(f"{agreeing} of {len(found)} models and forms agree", file=sys.stderr)
