@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def test_outputs_of_one_prompt_share_its_pages_and_are_what_their_seeds_give(nul
 def test_each_prompt_can_have_its_own_parameters(null: LLM) -> None:
     each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 4, 2)]
     assert [len(output.outputs[0].token_ids) for output in null.generate(["a", "b", "c"], each)] == [1, 4, 2]
-    with pytest.raises(ValueError, match="2 prompts with 3 sampling parameters"):
+    with pytest.raises(ValueError, match="2 prompts, but 3 sampling parameters"):
         null.generate(["a", "b"], each)
 
 
@@ -105,7 +106,7 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(null: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "reason"),
     [
-        ([[]], {}, "prompt 0: it is empty"),
+        ([[]], {}, "prompt 0: it has no tokens"),
         ([[1, -1]], {}, "prompt 0: its token ids must be 0 to"),
         ([[1], [1 << 30]], {}, "prompt 1: its token ids must be 0 to"),
         ([[1], [1, 1 << 31]], {}, "prompt 1: its token ids must be 0 to"),
@@ -234,7 +235,7 @@ def test_calls_without_room_for_grammars(tmp_path: Path) -> None:
             (done,) = llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=3), tools=tools, tool_choice=how)
             assert len(done.outputs[0].token_ids) == 3
         strict = {"type": "function", "function": {"name": "h", "strict": True}}
-        with pytest.raises(ValueError, match="takes no grammars"):
+        with pytest.raises(ValueError, match="does not support grammars"):
             llm.chat([{"role": "user", "content": "x"}], SamplingParams(max_tokens=3), tools=[strict])
 
 
@@ -269,7 +270,7 @@ def test_chat_with_tools(tmp_path: Path) -> None:
 def harmony_model(folder: Path) -> Path:
     """The demonstration model with gpt-oss's tokens and template: they take the places of the last words, and of its own end."""
     for name in ("config.json", "generation_config.json", "model.safetensors"):
-        (folder / name).symlink_to(DEMO_FOLDER / name)
+        shutil.copy(DEMO_FOLDER / name, folder / name)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((DEMO_FOLDER / name).read_text().replace('"<|end|>"', '"<|endoftext|>"'))
     (folder / "chat_template.jinja").write_text(HARMONY)
