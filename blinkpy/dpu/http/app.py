@@ -83,6 +83,7 @@ class App:
         }
         if config.watch.page:
             self._gets["/"] = lambda: (HTML, live_page())
+        self._later: dict[str, Callable[[Exchange], None]] = {"/metrics": self.metrics_page.answer}  # GETs that take their time
         self._posts: dict[str, Handler] = {
             "/v1/chat/completions": partial(self._generate, "chat", True),
             "/v1/completions": partial(self._generate, "completion", False),
@@ -147,11 +148,10 @@ class App:
         if preflight:
             exchange.write(200, TEXT, b"", *preflight)
             return None
-        get, post = self._gets.get(path), self._posts.get(path)
+        get, later, post = self._gets.get(path), self._later.get(path), self._posts.get(path)
         if get is None and path.startswith(f"{MODELS}/"):
             get = partial(self._model, path.removeprefix(f"{MODELS}/").replace(KEPT_SLASH, "/"))
-        measured = path == "/metrics"
-        if get is None and post is None and not measured:
+        if get is None and later is None and post is None:
             raise ApiError(404, f"Unknown path {path[:200]}.", code="not_found")
         every = exchange.connection.all
         if len(every.open) > self.options.max_connections and path not in ALWAYS:
@@ -164,8 +164,8 @@ class App:
         if exchange.method not in allowed:
             message = f"{path[:200]} allows {' and '.join(name for name in allowed if name != 'HEAD')} only."
             raise ApiError(405, message, code="method_not_allowed", allow=", ".join(allowed))
-        if measured:
-            self.metrics_page.answer(exchange)
+        if later is not None:
+            later(exchange)
         elif get is not None:
             exchange.write(200, *get(), *(PAGE_HEADERS if path == "/" else ()))
         elif self.service.gate.late(exchange.asker):

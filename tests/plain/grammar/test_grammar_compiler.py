@@ -25,6 +25,7 @@ from blinkpy.queues.byte_automaton import ByteAutomaton
 
 SLOW = {"sequence": [{"regex": f"(a|b)*a(a|b){{10}}c{number}"} for number in range(200)]}  # many seconds
 
+MOST_NICE = 19  # what the kernel allows
 ASKER = Asker("tenant")
 
 
@@ -174,9 +175,10 @@ def test_one_that_takes_too_long_is_ended() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
+        behind = min(nice_of(server.pid)[server.pid] + NICENESS, MOST_NICE)  # the tests may run with nice themselves
         for _ in range(2):  # it is not kept: another time it may be faster
             asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
-            while NICENESS not in nice_of(server.pid).values():
+            while not any(nice == behind for pid, nice in nice_of(server.pid).items() if pid != server.pid):
                 assert not asked.done(), "it has not stepped back"
                 await asyncio.sleep(0.005)
             with pytest.raises(GrammarError, match="too long"):
