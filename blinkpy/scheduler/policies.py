@@ -17,6 +17,7 @@ from importlib.util import decode_source
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from numba import njit, types
 from numba.core.errors import NumbaError
@@ -43,6 +44,7 @@ class RequestFields(NamedTuple):
 
 Policy = Callable[[RequestFields], int]
 MOST_BYTES = 1 << 20  # of a policy's file
+_SOURCES: WeakKeyDictionary[Policy, bytes] = WeakKeyDictionary()  # text of the file that gave each user's policy
 
 SHORT_PROMPT_US = 50
 """About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
@@ -140,10 +142,9 @@ def policy_source(name: str) -> bytes:
 
 
 def kept_source(policy: Policy) -> bytes:
-    """The text of a user's policy file as it was loaded, whatever became of the file since."""
-    loader = policy.__globals__["__loader__"]
-    assert isinstance(loader, _KeptSource)
-    return loader.source
+    """The text of a user's policy file as it was loaded, whatever became of the file since. A file may import its function:
+    the text is that of the file that was named, the last one with this function."""
+    return _SOURCES[policy]
 
 
 def read_policy(name: str, source: bytes | None = None) -> Policy:
@@ -155,6 +156,7 @@ def read_policy(name: str, source: bytes | None = None) -> Policy:
     file, _, function_name = name.rpartition(":")
     function = _load_function(Path(file), function_name, source)
     _check_arguments(function, f"policy {name}")
+    _SOURCES[function] = source
     return function
 
 
@@ -186,7 +188,7 @@ class _KeptSource:
     """The source that a module was loaded from, even if the file changes."""
 
     def __init__(self, source: bytes):
-        self.source, self._text = source, decode_source(source)
+        self._text = decode_source(source)
 
     def get_source(self, name: str) -> str:
         """The text, as of importlib.abc.InspectLoader."""

@@ -1,5 +1,6 @@
 """Recordings as files: dumps, damaged ones, and the commands that read them."""
 
+import hashlib
 import json
 import secrets
 import zipfile
@@ -149,6 +150,11 @@ def test_a_recording_of_a_users_policy_asks_for_it(dump: Path, tmp_path: Path, c
     (tmp_path / "mine.py").write_text("def rank(request):\n    return request.arrival\n")
     assert cli.main(["replay", str(dump), "--policy", f"{tmp_path}/mine.py:rank", "--no-trace"]) == 0
     assert "is not the file that the engine had" in capsys.readouterr().err
+    imported = "from blinkpy.scheduler.policies import fcfs as rank\n"
+    (tmp_path / "mine.py").write_text(imported)
+    about(dump, policy="mine.py:rank", policy_digest=hashlib.sha256(imported.encode()).hexdigest())
+    assert cli.main(["replay", str(dump), "--policy", f"{tmp_path}/mine.py:rank", "--no-trace"]) == 0
+    assert "is not the file" not in capsys.readouterr().err, "a file may import its function"
 
 
 def test_a_recorder_has_a_state_to_start_from_before_the_first_turn() -> None:
