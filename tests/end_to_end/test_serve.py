@@ -126,7 +126,7 @@ def test_more_signals_hurry_the_end_and_the_exit_code_stays(null_server: Server)
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.005)
         assert server.wait(60) == 0
-        assert "".join(server.said).count("a second signal: ending at once\n") == 1
+        assert "".join(server.said).count("blinkpy: second signal: exiting immediately\n") == 1
         with pytest.raises((APIError, httpx.HTTPError)):
             list(events)
         assert not server.segments()
@@ -280,7 +280,7 @@ def test_engine_and_front_end_run_separately_by_name() -> None:
     [
         (("/nowhere",), "model '/nowhere' is not a folder"),
         (("--policy", "nothing.py:rank", "--device", "null"), "nothing.py"),
-        (("--max-model-len", "4000000", "--device", "null"), "max_model_len 4000000"),
+        (("--max-model-len", "4000000", "--device", "null"), "max_model_len (4000000) exceeds the model's context length"),
         (("--host", "192.0.2.1"), "can't listen on 192.0.2.1"),
         (("--chat-template", "/nowhere.jinja", "--device", "null"), "/nowhere.jinja"),
     ],
