@@ -26,7 +26,7 @@ from blinkpy.engine.devices import cuda_device  # noqa: E402
 from blinkpy.engine.engine import make_engine  # noqa: E402
 from blinkpy.engine.link import pair_placement  # noqa: E402
 from blinkpy.kv.state import BATCH_COUNTS, ROWS, TOKENS  # noqa: E402
-from blinkpy.models.gpu import host_driven_step  # noqa: E402
+from blinkpy.models.gpu.gpu_step import require_fit  # noqa: E402
 from blinkpy.models.gpu.step_shapes import StepShape  # noqa: E402
 from blinkpy.models.weights import decoder_weights  # noqa: E402
 
@@ -165,8 +165,8 @@ def test_damaged_weights(gpu, tmp_path: Path, capsys) -> None:
 def test_a_step_that_exceeds_its_bucket_is_not_run() -> None:
     shape, counts = StepShape(64, 8, mixed=True), np.zeros(BATCH_COUNTS, np.int64)
     counts[TOKENS], counts[ROWS] = 64, 8
-    host_driven_step.require_fit(shape, counts)
+    require_fit(shape, counts)
     for tokens, rows in ((65, 8), (64, 9)):
         counts[TOKENS], counts[ROWS] = tokens, rows
         with pytest.raises(RuntimeError, match=f"a step of {tokens} tokens in {rows} rows exceeds its bucket, mixed 64x8"):
-            host_driven_step.require_fit(shape, counts)
+            require_fit(shape, counts)
