@@ -82,7 +82,7 @@ def test_imports_and_hidden_state_are_warned_about_and_plain_arithmetic_is_not(t
 @pytest.mark.parametrize(
     ("body", "line", "what"),
     [
-        ("    n = 0\n    while n >= 0: n += 1\n    return n", 3, "no end"),
+        ("    n = 0\n    while n >= 0: n += 1\n    return n", 3, "did not return within"),
         ("    x = 1\n    return x // request.generated", 3, "ZeroDivisionError"),
         ("    if request.pair == 0:\n        return None\n    return 1", 3, "not an integer"),
         ("    return request.arrival / 2", 2, "not an integer"),
