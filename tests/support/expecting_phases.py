@@ -6,5 +6,4 @@ from blinkpy.sources import PACKAGE
 
 _PHASES = sorted(path for path in (PACKAGE / "scheduler" / "phases").glob("*.py") if path.name != "__init__.py")
 _PHASES.append(PACKAGE / "scheduler" / "suspension.py")
-# completions.py computes for other phases, and does not get the state.
 EXPECTING = {path: len(re.findall(r"^ +expect\(state, .*, F\.[A-Z_]+\)$", path.read_text(), re.M)) for path in _PHASES}
