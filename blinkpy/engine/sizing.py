@@ -1,5 +1,7 @@
 """From options and a model to the sizes of everything: queues, pages, batches. Pure arithmetic; nothing is allocated here."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import logging
@@ -7,13 +9,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.kv.grammars import TokenBytes
 from blinkpy.model_files import open_file, read_bytes
 from blinkpy.models.weights.safetensors_files import weight_files
 from blinkpy.queues.layout import QueueSizes
 from blinkpy.queues.words import digest_of_bytes
+
+if TYPE_CHECKING:
+    from blinkpy.kv.grammars import TokenBytes  # loads Numba, which `blinkpy check-model` works without
 
 ARENA_PROMPTS = 4  # longest prompts that fit into a prompt arena at the same time
 ARENA_MINIMUM = 1 << 16  # tokens
@@ -149,6 +154,7 @@ def read_token_bytes(folder: Path, vocab_size: int) -> TokenBytes | None:
     be read, or one in which a token's bytes depend on its neighbours."""
     from blinkpy.dpu.text.detokenizer import TokenTexts
     from blinkpy.dpu.text.tokenizer import read_encoder, token_pieces
+    from blinkpy.kv.grammars import TokenBytes
 
     try:
         encoder = read_encoder(folder)
