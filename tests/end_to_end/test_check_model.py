@@ -209,7 +209,7 @@ def test_window_rings(tmp_path: Path, saved: Path, capsys: pytest.CaptureFixture
     token = 2 * 2 * 32 * 4  # keys and values, heads, size, float32
     assert [[facts[key] for key in keys] for _, facts in found] == [[3 * token, 0], [token, 2 * 48 * token]]
     code, facts = look(capsys, str(saved), "--window-cache", "ring")
-    assert code == 1 and "no layer of Glm4MoeForCausalLM has a window" in facts["problems"][0]
+    assert code == 1 and "no layer of Glm4MoeForCausalLM has a sliding window" in facts["problems"][0]
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -91,7 +91,9 @@ def test_engines_without_grammars_take_none() -> None:
 
 
 def test_options_that_clash_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"grammar_arena_kib \(511\) must hold a grammar and token rules of"):
+    with pytest.raises(
+        ConfigError, match=r"grammar_arena_kib \(511\) is too small: it must hold a grammar and token rules of grammar_kib"
+    ):
         LLM("demo", device="null", grammar_arena_kib=511)
 
 

@@ -64,7 +64,7 @@ def test_tokens_preemptions_and_replay(
 def test_what_can_not_be_had_is_refused_in_one_line(tmp_path: Path) -> None:
     save_model("llama2", tmp_path / "plain", 1)
     for device in ("cpu", "null"):
-        with pytest.raises(ConfigError, match="no layer of LlamaForCausalLM has a window"):
+        with pytest.raises(ConfigError, match="no layer of LlamaForCausalLM has a sliding window"):
             engine_of(tmp_path / "plain", device=device).start()
     save_model("gemma3", tmp_path / "windows", 1)
     with pytest.raises(ConfigError, match=r"rings of 6000 slots take .* MiB, but cpu_cache_mib is 3: lower slots"):
