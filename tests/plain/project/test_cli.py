@@ -1,9 +1,12 @@
 """The command line: generated from the config, one line for every error, the spellings that people know."""
 
+import logging
 import os
 import runpy
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,22 @@ import pytest
 
 from blinkpy import __version__, cli
 from blinkpy.config import Config, as_table, option_type, options
+from blinkpy.dpu.watch.log_output import OWN
 
 ROOT = Path(__file__).parents[3]
 
 Given = tuple[Config, frozenset[str]]
+
+
+@pytest.fixture(autouse=True)
+def logging_stays_as_it_was() -> Iterator[None]:
+    """Some commands run in this process, and change its logging, as they own their process otherwise."""
+    own = logging.getLogger(OWN)
+    level, hooks = own.level, (sys.excepthook, threading.excepthook)
+    yield
+    own.setLevel(level)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> Given:
