@@ -140,7 +140,7 @@ def test_a_cluster_of_its_own_ends_with_control_c(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engines", "options", "problem"),
     [
-        ({"least": 1}, {"device": "auto"}, "no node of the Ray cluster has 1 GPU, which 1 engines need"),
+        ({"least": 1}, {"device": "auto"}, "no node of the Ray cluster has 1 GPU, as 1 engines need"),
         ({"least": 1}, {"model": "no-such-model"}, "model 'no-such-model' is not a folder, a hub id"),
         ({"least": 1}, {"num_pages": 1}, "pages"),
     ],

@@ -44,7 +44,7 @@ def frontends(count: int, *options: str, env: dict[str, str] | None = None) -> I
             clients = [stack.enter_context(httpx.Client(base_url=command.find(URL)[1], timeout=60)) for command in commands]
             yield list(zip(commands, clients, strict=True))
         for command in commands:
-            assert not any("ended with code" in line for line in command.said), "".join(command.said)  # a worker died
+            assert not any("ended with exit code" in line for line in command.said), "".join(command.said)  # a worker died
     finally:
         for command in commands:
             command.end()
