@@ -157,7 +157,7 @@ def test_a_conversation_goes_on(gpt_oss: Served) -> None:
     )
     assert "# Instructions\nBe brief.\n\nBe kind.\n" in prompt
     assert "// \ntype get_time" in prompt, "a tool without a description"
-    assert "instructions" in gpt_oss.refused(messages=[*ASK, told[1]])[1]
+    assert "system messages only at the beginning" in gpt_oss.refused(messages=[*ASK, told[1]])[1]
     stray = [*ASK, both, results[0] | {"tool_call_id": "other"}]
     assert "'other'" in gpt_oss.refused(messages=stray, tools=TOOLS)[1]
 
