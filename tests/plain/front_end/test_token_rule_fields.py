@@ -47,7 +47,7 @@ def test_the_engine_gets_the_rules(served: tuple[FakeEngine, httpx.Client], toke
     fields = {"logit_bias": {"7": -100, "3": 1.5}, "allowed_token_ids": [3, 7, 599, 3], "bad_words": ["dog", " lazy dog"]}
     answer = post(client, path, **fields)
     if engine.facts.grammar_share == 0:
-        assert answer.status_code == 400 and "takes no token rules" in answer.text
+        assert answer.status_code == 400 and "the engine does not support token rules" in answer.text
         return
     assert answer.status_code == 200, answer.text
     rules = TokenRules.of_words(engine.submitted[-1].rules, WORDS.vocab_size)
