@@ -327,5 +327,5 @@ def test_an_impossible_peer_is_refused(fabric) -> None:
 def test_a_port_that_is_not_there_is_named() -> None:
     with pytest.raises(TransportError, match="has no GID with index 77; it has"):
         Port(gid_index=77)
-    with pytest.raises(TransportError, match="no RDMA device 'mlx5_9'; this machine has"):
+    with pytest.raises(TransportError, match="unknown RDMA device 'mlx5_9'; this machine has"):
         Port("mlx5_9")
