@@ -284,9 +284,9 @@ def test_a_slow_card_is_waited_for_no_longer_than_said(far: Linked, monkeypatch:
     assert len(qp.reads) == posted
     qp.lazy = 0
     assert transport.read_completions(2, 5) == [1 << 48 | HAS_LOGPROBS << 40]
-    for wrong in ((1, 1), (2, 2), (3, 1)):
-        with pytest.raises(TransportError, match="log probabilities of 1 completions from position 1"):
-            transport.read_logprobs(*wrong)
+    for position, count in ((1, 1), (2, 2), (3, 1)):
+        with pytest.raises(TransportError, match=f"log probabilities of {count} completions from position {position}"):
+            transport.read_logprobs(position, count)
     assert transport.read_logprobs(2, 1).view(np.int64)[0, 0] == 77
 
 
