@@ -12,9 +12,9 @@ import pytest
 from support.expected_request import ExpectedRequest
 from support.scheduler_cases import Case, make_case, tokens
 
+from blinkpy.config import SchedulerOptions
 from blinkpy.device.array_trees import as_memoryviews
 from blinkpy.kv import state as S
-from blinkpy.kv.limits import make_limits
 from blinkpy.queues import words as W
 from blinkpy.queues.submission import WORD_BEST_EFFORT
 from blinkpy.scheduler.pace import NEVER, holds_step, next_needed
@@ -247,4 +247,4 @@ def test_the_pace_leaves_a_margin_of_the_target() -> None:
     case = paced_case()
     assert case.limits.pace_ns == case.limits.best_effort_pace_ns == TARGET_NS * 31 // 32
     assert paced_case(flex_tpot_target_ms=2).limits.best_effort_pace_ns == 2 * TARGET_NS * 31 // 32
-    assert make_limits.__kwdefaults__["tpot_target_ms"] == 0
+    assert SchedulerOptions().tpot_target_ms == 0
