@@ -135,19 +135,19 @@ def test_filters(rng: np.random.Generator, made: dict[str, Any], filters: dict[i
 @pytest.mark.parametrize("word", [E.WORD_REPETITION_PENALTY, E.WORD_PRESENCE_PENALTY, E.WORD_FREQUENCY_PENALTY])
 def test_penalties(rng: np.random.Generator, word: int) -> None:
     """Greedy with few tokens, so that the wrong penalty of one shows."""
-    workspace = SamplingWorkspace.allocate(30, 10, "cpu", chunk=4, capacity=32, block=16)
+    workspace = SamplingWorkspace.allocate(30, 20, "cpu", chunk=16, capacity=32, block=16)
     fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PARAMETERS} | {word: 1.4}
-    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=10, spread=1.0, workspace=workspace, history=30, fixed=fixed)
+    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=20, spread=1.0, workspace=workspace, history=60, fixed=fixed)
 
 
 @pytest.mark.parametrize("least", [1000, AT_THE_EDGE])
 @pytest.mark.parametrize("word", [None, E.WORD_FREQUENCY_PENALTY])
 def test_stop_ids_before_min_tokens(rng: np.random.Generator, word: int | None, least: int) -> None:
     """Few tokens, many of them stop ids: draws from the wrong logits show, with penalties and without."""
-    workspace = SamplingWorkspace.allocate(30, 12, "cpu", chunk=4, capacity=32, block=16)
+    workspace = SamplingWorkspace.allocate(30, 20, "cpu", chunk=16, capacity=32, block=16)
     fixed = {name: 1.0 if name == E.WORD_REPETITION_PENALTY else 0.0 for name in PENALTIES}
     fixed |= {E.WORD_MIN_TOKENS: least, E.WORD_TEMPERATURE: 1.7} | ({} if word is None else {word: 1.4})
-    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=12, spread=1.0, workspace=workspace, fixed=fixed)
+    sampling_case(rng, "cpu", rows=30, bucket=30, vocabulary=20, spread=1.0, workspace=workspace, fixed=fixed)
 
 
 @triton.jit
