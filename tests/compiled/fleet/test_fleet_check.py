@@ -106,7 +106,7 @@ def test_a_placement_that_fails_is_an_error(
         (["--fleet", "1"], "--fleet must be at least 2"),
         (["--fleet", "65"], "fleet must be 0 to 64"),
         (["--fleet", "2", "--placement", "/nowhere/x.py"], "does not exist"),
-        (["--fleet", "2", "--placement", "nothing"], "must be prefix"),
+        (["--fleet", "2", "--placement", "nothing"], "placement must be one of prefix, least-loaded"),
         (["nothing", "--fleet", "2"], "policy must be one of fair, fcfs"),
         (["--fleet", "2", "--workload", "x.csv"], "workload can't be used with --fleet"),
         (["--fleet", "2", "--plot", "x.png"], "plot can't be used with --fleet"),
