@@ -22,7 +22,7 @@ from benchmarks.common.aot_needs import formula
 from benchmarks.common.aot_sample import MOST, AskedFor, choose
 from blinkpy.device.cuda.cubin import Cubin, CubinError, KernelResources, read_cubin
 
-ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sample_tokens")
+ENTRIES = ("linear.linear", "attention.attention", "moe.experts", "sampling.sampler")
 ROOT = Path(__file__).parents[3]
 
 
