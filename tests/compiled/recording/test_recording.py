@@ -147,7 +147,7 @@ def test_a_reader_takes_the_older_copy_while_its_records_last(rng: np.random.Gen
 
 
 def test_there_is_nothing_to_read_without_an_engine() -> None:
-    with pytest.raises(RecordingError, match="no recording of an engine with the name 'nobody': .*No such file"):
+    with pytest.raises(RecordingError, match=r"no recording of an engine with the name 'nobody': .*No such file"):
         RecordingReader("nobody")
 
 
