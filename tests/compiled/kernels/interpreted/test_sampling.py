@@ -226,12 +226,18 @@ def test_tensors_that_do_not_fit_are_named(
     call = small_call(rng)
     function(call)
     tensor: Any = functools.reduce(getattr, place.split("."), call)
-    narrow = {"entry": -1, "adjusted": -1, "records": -1, "keys": LOGPROB_ENTRIES - 1, "token_place": -1}
+    narrow = {"entry": -1, "adjusted": -1, "records": -1, "token_place": -1}
     cut = [tensor[:-1]] if name not in ANY_ROWS else []
     cut += [tensor[:, : narrow[name]].contiguous()] if name in narrow else []
     for wrong, error in [(tensor.double(), TypeError), *((short, ValueError) for short in cut)]:
         with pytest.raises(error, match=f"^{name}: "):
             function(replaced(call, place, wrong))
+
+
+def test_a_workspace_too_narrow_for_log_probabilities_is_refused_where_it_is_made(rng: np.random.Generator) -> None:
+    call, most = small_call(rng), LOGPROB_ENTRIES - 1
+    with pytest.raises(ValueError, match=f"^workspace of sampling: capacity {most} must be a power of two of at least 32$"):
+        replaced(call, "workspace.keys", call.workspace.keys[:, :most].contiguous())
 
 
 def test_the_variant_that_is_named_is_launched(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
