@@ -216,6 +216,7 @@ def test_a_job_that_the_kernel_kills_runs_once_more() -> None:
         await compiler.automaton(choices("a"), ASKER)
         server = compiler._forks.process
         assert server is not None
+        wait_for(lambda: list(nice_of(server.pid)) == [server.pid])  # else the fork that has answered is killed
         asked = asyncio.create_task(compiler.automaton(SLOW, ASKER))
         first = await killed(server.pid, set())
         assert await killed(server.pid, first)
