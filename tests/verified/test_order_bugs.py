@@ -32,7 +32,7 @@ CANCEL = "cancel[slot] == requests.request_id[slot] and"
 # fmt: off
 ORDER_BUGS = {
     "O1": (
-        Bug("the doorbell is not acquired", "inbox", "load_acquire(queues", "load_relaxed(queues"),
+        Bug("the doorbell is not acquired", "ownership", "load_acquire(queues", "load_relaxed(queues"),
         Bug("no fence before the doorbell", "connect_shm", DOORBELL_FENCED, ""),
         Bug("the fence is behind the doorbell", "connect_shm", DOORBELL_FENCED + DOORBELL, DOORBELL + DOORBELL_FENCED),
         Bug("the system call is no barrier", "store_fence",
@@ -52,7 +52,7 @@ ORDER_BUGS = {
         Bug("the completion head is stored before the words are read", "queue_pair",
             READ,
             "            self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(self._cq_position + 1))\n" + READ),
-        Bug("the engine does not wait for the head", "inbox",
+        Bug("the engine does not wait for the head", "ownership",
             "inbox.cq_head[pair] = head", "inbox.cq_head[pair] = head + (head & 3 == 1)"),
     ),
     "O5": (

@@ -97,7 +97,7 @@ def test_the_code_that_serves_expects_nothing(monkeypatch: pytest.MonkeyPatch, r
             assert "    expect(" not in source
         return compile(source, loader.path, "exec")
 
-    with planted(Bug("nothing", "phase_faults", "# inbox", "# inbox")):  # all phases import it
+    with planted(Bug("nothing", "check_state", "# inbox", "# inbox")):  # all phases import it
         monkeypatch.setattr(SourceFileLoader, "get_code", without_expects)
         phases = importlib.import_module("blinkpy.scheduler.cycle").make_phases()
         kernels = importlib.import_module("blinkpy.kernels.loop.loop_kernels")
