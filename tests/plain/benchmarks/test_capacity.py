@@ -30,7 +30,9 @@ class Watched(ServerModel):
 
 def test_the_work_of_steps_adds_up_to_that_of_the_requests(rng: np.random.Generator) -> None:
     requests = requests_of(np.sort(rng.uniform(0, 0.2, 40)), rng.integers(1, 300, 40), rng.integers(2, 40, 40))
-    machine = Watched(16, 200, 16, 4096, 0, 0, 0, mixed_step_tokens=64, burst_tokens=300)
+    machine = Watched(
+        16, 200, page_size=16, num_pages=4096, step_us=0, row_us=0, token_us=0, mixed_step_tokens=64, burst_tokens=300
+    )
     serve(TimedSimulation(fcfs, machine, requests))
     prompts, outputs = requests.prompt.tolist(), requests.output.tolist()
     assert sum(work.prefill + work.decoding for work in machine.seen) == sum(prompts) + sum(outputs) - 40
