@@ -33,15 +33,12 @@ from blinkpy.device.cuda.cubin import SHARED_MEMORY_LIMIT, read_cubin
 
 CAPABILITY = 90
 REGISTER_LIMIT = 255
-FEW_SPILLS = 32
-"""Bytes of a thread's stack that any kernel may use: some registers that the compiler keeps in the L1 cache."""
-MORE_REGISTERS = 1.25
-"""A formula may be this much above what the compiler needs: it does not see registers that are used twice."""
 # Bytes of stack frame that a kernel may use; others must not spill. The assembler sometimes keeps two words of the epilogue of
 # `linear` on the stack although registers are free. `adjust` gets fewer registers than it would take, so that more programs share
 # a multiprocessor; what it spills belongs to the penalties. Triton 3.7 keeps two words of `sample_tokens` there.
-# Attention over an FP8 cache with heads of 160 to 256 keeps up to eight words there.
-SPILL_ALLOWED = {"linear": 16, "adjust": 64, "sample_tokens": 8, "prefill_attention": 32, "decode_attention": 32}
+# Attention over an FP8 cache with heads of 160 to 256 keeps up to eight words there. A norm of float32 inputs that gathers last
+# tokens or quantises keeps two words there, in 30 of 371 variants, although it has registers left.
+SPILL_ALLOWED = {"linear": 16, "adjust": 64, "sample_tokens": 8, "prefill_attention": 32, "decode_attention": 32, "rms_norm": 8}
 # Kernels with inputs of float32, which serves comparisons: three products for each, and heads of 256 leave too few registers.
 FLOAT32_SPILL_ALLOWED = 512
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
@@ -72,7 +69,7 @@ class Variant:
 
     def problems(self) -> list[str]:
         shared_limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], self.registers
-        spill = max(FEW_SPILLS, SPILL_ALLOWED.get(self.kernel, 0), FLOAT32_SPILL_ALLOWED if self.float32 else 0)
+        spill = max(SPILL_ALLOWED.get(self.kernel, 0), FLOAT32_SPILL_ALLOWED if self.float32 else 0)
         found = {
             f"does not compile: {self.error}": bool(self.error),
             f"converts {self.constant_bytes} constant FP8 numbers, which ptxas may take for NaN": self.constant_bytes > 0,
@@ -90,11 +87,7 @@ class Variant:
             return False
         shared, registers = self.formula
         below = self.long and shared > self.shared
-        return (
-            registers > MORE_REGISTERS * self.registers
-            or below
-            or bool(shared and self.shared > MOST_SHARED * shared + MORE_SHARED)
-        )
+        return registers > self.registers or below or bool(shared and self.shared > MOST_SHARED * shared + MORE_SHARED)
 
 
 class Recorded(NamedTuple):
