@@ -1,6 +1,12 @@
-"""Packages that a command needs and this install may lack, looked for without importing them."""
+"""Optional packages, looked for without an import; and modules that are found by their file names."""
 
+import pkgutil
+import traceback
+from fnmatch import fnmatch
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 
 from blinkpy.config import ConfigError
 
@@ -29,3 +35,26 @@ def require_packages(who: str, *names: str, extra: str = "") -> None:
     problem = missing_packages(who, *names, extra=extra)
     if problem:
         raise ConfigError(problem)
+
+
+def modules_of(package: str, pattern: str, *names: str) -> dict[str, ModuleType]:
+    """The modules of a package whose file names match a pattern, such as "*_calls", by file name, in order.
+
+    names: what each module must define. Raises ConfigError for a module that fails when it is imported, or lacks a
+    name. The error has file and line.
+    """
+    (folder,) = import_module(package).__path__
+    files = sorted(module.name for module in pkgutil.iter_modules([folder]) if fnmatch(module.name, pattern))
+    found: dict[str, ModuleType] = {}
+    for name in files:
+        path = str(Path(folder, f"{name}.py"))
+        try:
+            found[name] = import_module(f"{package}.{name}")
+        except Exception as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+            raise ConfigError(f"{path}:{line}: import failed: {type(error).__name__}: {error}") from error
+        missing = [each for each in names if not hasattr(found[name], each)]
+        if missing:
+            raise ConfigError(f"{path}: {' and '.join(missing)} is not defined; each {pattern}.py file must define it")
+    return found

@@ -23,8 +23,9 @@ from blinkpy.config import Config, ConfigError, as_table, options
 from blinkpy.process_exit import describe_exit
 from blinkpy.progress import ProgressCallback
 
-STEADY_S = 60.0  # after serving for this long, a death counts as the first one
-MOST_GAP_S = 1.0  # of the time between two looks at a beat that counts: the watcher may have been stopped
+ERROR_EXIT_S = 10.0  # longest time from a reported error to the end of its process
+USAGE_EXIT = 2  # exit code of a child that refused its options or its model
+REPORT_S = 0.1  # one wait for reports, before signals are looked at
 
 
 def open_standard_descriptors() -> None:
@@ -38,6 +39,11 @@ def open_standard_descriptors() -> None:
 
 
 Entry = Callable[..., int]  # takes the config, a Reporter, and the orders by name
+Tick = Callable[[], None]  # called several times a second; its exceptions end a wait
+
+
+def no_progress(phase: str, done: float = 0, total: float = 0) -> None:
+    """Drop a report of progress."""
 
 
 class ChildError(RuntimeError):
@@ -49,25 +55,6 @@ class ChildError(RuntimeError):
     def __init__(self, message: str, usage: bool = False):
         super().__init__(message)
         self.usage = usage
-
-
-class BeatWatch:
-    """Detects that a process or a thread hangs: its beat, a number that changes while it works, does not change.
-
-    limit_s: the longest time without a change, in seconds; 0: no limit.
-    """
-
-    def __init__(self, limit_s: float):
-        self._limit_s = limit_s
-        self.still_s = 0.0  # time without a change
-        self._beat: int | None = None
-        self._looked = 0.0
-
-    def is_over(self, beat: int, now: float) -> bool:
-        """Whether the beat has not changed for longer than the limit. now: on any clock, s."""
-        self.still_s = self.still_s + min(now - self._looked, MOST_GAP_S) if beat == self._beat else 0.0
-        self._beat, self._looked = beat, now
-        return 0 < self._limit_s < self.still_s
 
 
 class Reporter:
@@ -117,6 +104,10 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ):
         self.entry, self._own_session = entry, own_session
+        self.facts: dict[str, Any] | None = None  # of the report that it is ready
+        self.drained = False  # it was asked to end, and has finished its work
+        self.error = ""  # that it reported
+        self.heard_at = time.monotonic()  # the last report, or the start
         self._socket, theirs = multiprocessing.Pipe()
         with theirs, hang_up_ignored():
             self._process = subprocess.Popen(
@@ -138,44 +129,50 @@ class Child:
         """Exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    def reports(self, timeout: float) -> list[dict[str, Any]]:
-        """Reports that have come, waiting up to timeout seconds for the first."""
-        found: list[dict[str, Any]] = []
+    def read(self, timeout_s: float, on_progress: ProgressCallback = no_progress) -> None:
+        """Read the reports that have arrived, waiting up to timeout_s seconds for the first."""
+        found = False
         try:
-            while self._socket.poll(0 if found else timeout):
-                found.append(self._socket.recv())
+            while self._socket.poll(0 if found else timeout_s):
+                report, found = self._socket.recv(), True
+                self.heard_at = time.monotonic()
+                self.error = report.get("error", self.error)
+                self.drained = self.drained or "drained" in report
+                if "ready" in report:
+                    self.facts = dict(report["ready"])
+                if "phase" in report:
+                    on_progress(report["phase"], report["done"], report["total"])
         except (EOFError, ConnectionError):  # it has closed its end, or died
-            time.sleep(0 if found else timeout)
-        return found
+            time.sleep(0 if found else timeout_s)
 
-    def last_error(self) -> str:
-        """The error that it reported, if it was not read yet, or "". Call it after its end."""
-        return next((report["error"] for report in self.reports(0) if "error" in report), "")
+    def silence(self, limit_s: float) -> str:
+        """Why a process that is not ready must be killed, or "". limit_s: longest time between two reports."""
+        still_s = time.monotonic() - self.heard_at
+        if self.error and still_s > ERROR_EXIT_S:
+            return f"did not exit within {ERROR_EXIT_S:.0f} s of its error"
+        return f"reported no progress for {limit_s:.0f} s" if still_s > limit_s else ""
 
     def wait_ready(
-        self, deadline_s: float, on_progress: ProgressCallback = lambda *report: None, on_tick: Callable[[], None] = lambda: None
+        self, silence_s: float, on_progress: ProgressCallback = no_progress, on_tick: Tick = lambda: None
     ) -> dict[str, Any]:
-        """Wait for {"ready"} and return its facts. deadline_s: longest silence between two reports, in seconds.
+        """Wait for {"ready"} and return its facts. silence_s: longest silence between two reports, in seconds.
 
         Raises ChildError if the child ends, reports an error, or is silent for too long. on_tick is called several
         times a second; its exceptions end the wait.
         """
-        last = time.monotonic()
         while True:
-            ended = self.exit_code()
-            reports = self.reports(0.1)
-            for report in reports:
-                last = time.monotonic()
-                if "error" in report:
-                    raise ChildError(report["error"], usage=self.wait(10) == 2)
-                if "ready" in report:
-                    return dict(report["ready"])
-                on_progress(report["phase"], report["done"], report["total"])
-            if ended is not None and not reports:
-                raise ChildError(f"the {self.entry} process {describe_exit(ended)} while starting")
-            if time.monotonic() - last > deadline_s:
-                raise ChildError(f"the {self.entry} process reported no progress for {deadline_s:.0f} s while starting")
+            code = self.exit_code()
+            self.read(REPORT_S, on_progress)
+            if self.facts is not None:
+                return self.facts
+            if self.error:
+                usage = self.wait(ERROR_EXIT_S) == USAGE_EXIT
+                on_tick()  # its exceptions have priority
+                raise ChildError(self.error, usage)
             on_tick()
+            how = self.silence(silence_s) if code is None else describe_exit(code)
+            if how:
+                raise ChildError(f"the {self.entry} process {how} while starting")
 
     def terminate(self) -> None:
         """Ask it to end in order."""
@@ -221,13 +218,6 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
-
-
-def pause_before_start(before_s: float, served_s: float, pauses_s: tuple[float, float]) -> float:
-    """Seconds from the death of a process to the start of its successor: twice as long as before the last start, within pauses_s.
-    served_s: how long the dead one served."""
-    first, most = pauses_s
-    return first if served_s > STEADY_S else min(most, max(first, 2 * before_s))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ to a worker that died wait for its successor. At the end each socket is closed w
 """
 
 import logging
+import math
 import mmap
 import os
 import secrets
@@ -21,8 +22,8 @@ from blinkpy.dpu.descriptors import listen_unix
 from blinkpy.dpu.handover import Door, Inheritance
 from blinkpy.dpu.link.link_thread import PROGRESS, WORDS_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
-from blinkpy.process_exit import describe_exit
-from blinkpy.processes import BeatWatch, Child, pause_before_start
+from blinkpy.kept_process import BeatWatch, Death, KeptProcess
+from blinkpy.processes import USAGE_EXIT, Child
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
@@ -32,7 +33,6 @@ END_GRACE_S = 5.0  # beyond shutdown_s, before a worker is killed
 HURRY_S = 2.0  # the same after a second stop()
 KILL_S = 0.2  # for a worker to be gone, then
 POLL_S, END_POLL_S = 0.2, 0.02
-REFUSED = 2  # a worker's exit code when its options or its model can't be used
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -79,13 +79,11 @@ class WorkerProcess:
         starts_fd: int,
         secret: bytes,
     ):
-        self.index, self._config, self._sock, self._words = index, config, sock, words
-        self._progress = BeatWatch(config.frontend.worker_hang_s)
-        self.ready = self.served = self.drained = False  # now; ever; with nothing left to do at the end
-        self.attached = False  # to an engine, when it was ready
-        self.error = ""
-        self._fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)
-        self._orders = {
+        self.index, self._hang_s, self._sock, self._words = index, config.frontend.worker_hang_s, sock, words
+        self._progress = BeatWatch(self._hang_s)
+        self._hang_ups = 0
+        fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)
+        orders = {
             "pair": index,
             "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
             "listen_fd": sock.fileno(),
@@ -94,95 +92,66 @@ class WorkerProcess:
             "secret": secret,
             "folder": str(folder),
         }
-        self._starts = self._hang_ups = 0
-        self._started = self._next_start = self._delay = 0.0
-        self._process: Child | None = None
 
-    def start(self) -> None:
-        """Start the process; its predecessor is gone."""
-        self._starts += 1
-        self._started = time.monotonic()
-        self._progress = BeatWatch(self._config.frontend.worker_hang_s)
-        # In the supervisor's session: who kills that kills the workers.
-        self._process = Child("worker", self._config, "blinkpy.dpu.worker", self._orders, self._fds, own_session=False)
+        def launch() -> Child:
+            self._progress = BeatWatch(self._hang_s)
+            # In the supervisor's session: who kills that kills the workers.
+            return Child("worker", config, "blinkpy.dpu.worker", orders, fds, own_session=False)
+
+        self.process = KeptProcess(launch, RESTART_DELAYS_S, math.inf, self._stuck)
 
     @property
-    def pid(self) -> int:
-        """Process id; 0 before the start."""
-        return self._process.pid if self._process is not None else 0
+    def attached(self) -> bool:
+        """Whether it was attached to an engine when it became ready."""
+        return bool(self.process.facts.get("attached"))
 
-    def look(self, timeout_s: float) -> int | None:
-        """Wait for its reports. Returns its exit code if it has just been found dead, otherwise None."""
-        process = self._process
-        if process is None:
-            time.sleep(timeout_s)
-            return None
-        code = process.exit_code()
-        for report in process.reports(timeout_s):
-            self.attached = report.get("ready", {}).get("attached", self.attached)
-            self.ready = self.ready or "ready" in report
-            self.served = self.served or self.ready
-            self.drained = self.drained or "drained" in report
-            self.error = report.get("error", self.error)
-        if code is not None:
-            process.end(0)
-            self.ready, self._process = False, None
-            self._delay = pause_before_start(self._delay, time.monotonic() - self._started, RESTART_DELAYS_S)
-            self._next_start = time.monotonic() + self._delay
-        return code
+    @property
+    def has_drained(self) -> bool:
+        """Whether there is no process, or it has nothing left to do at the end."""
+        return self.process.child is None or self.process.child.drained
 
-    def end_if_hung(self) -> None:
-        """Kill the process if its event loop is blocked for too long. The next look() finds it dead."""
-        if self._process is None or not self.ready:
-            return
-        if self._progress.is_over(self._words[PROGRESS], time.monotonic()):
-            logger.error(
-                "worker %d hung, and was killed: its event loop was blocked for %.0f s", self.index, self._progress.still_s
-            )
-            self._process.end(0)
-
+    @property
     def is_hopeless(self) -> bool:
         """Whether it has never been ready, however often it was started."""
-        return not self.served and self._starts >= FIRST_STARTS
-
-    def restart_if_due(self) -> None:
-        """Start a successor once the delay is over."""
-        if self._process is None and time.monotonic() >= self._next_start:
-            self.start()
+        return not self.process.served and self.process.starts >= FIRST_STARTS
 
     def hang_up(self, count: int) -> None:
-        """Hand SIGHUP on, where it has not had its `count` yet and is ready; before, it would not know what to do."""
-        if self.ready and self._process is not None and self._hang_ups < count:
+        """Send SIGHUP to a worker that is ready, unless it has had `count` already; before, it would not know what to do."""
+        if self.process.ready and self.process.child is not None and self._hang_ups < count:
             self._hang_ups = count
-            self._process.hang_up()
+            self.process.child.hang_up()
 
     def leave(self) -> None:
         """Another front end serves on its socket: ask it to accept nothing more and to end when it has nothing left."""
         self._sock.close()
-        if self._process is not None and self.ready:
-            self._process.leave()
+        if self.process.ready and self.process.child is not None:
+            self.process.child.leave()
         else:
             self.terminate()
 
     def terminate(self) -> None:
         """Ask it to shut down."""
-        if self._process is not None:
-            self._process.terminate()
+        if self.process.child is not None:
+            self.process.child.terminate()
 
     def has_ended(self) -> bool:
         """Whether there is no process any more; its socket is closed then."""
-        self.look(0)
-        if self._process is None:
+        self.process.look()
+        if self.process.child is None:
             self._sock.close()
-        return self._process is None
+        return self.process.child is None
 
     def end(self) -> None:
         """Kill the process if there still is one."""
-        if self._process is not None:
+        if self.process.child is not None:
             logger.error("worker %d did not exit in time and was killed", self.index)
-            self._process.end(0)
-            self._process = None
+            self.process.end(0)
         self._sock.close()
+
+    def _stuck(self) -> str:
+        if self._progress.is_over(self._words[PROGRESS], time.monotonic()):
+            return f"hung, and was killed: its event loop was blocked for {self._progress.still_s:.0f} s"
+        return ""
 
 
 class Supervisor:
@@ -236,7 +205,7 @@ class Supervisor:
         """Serve until stop(); the exit code. Raises ConfigError if the workers refuse their options or the model."""
         try:
             for worker in self.workers:
-                worker.start()
+                worker.process.start()
             while not self._stops and not self._handed_over:
                 code = self._step()
                 if code is not None:
@@ -247,20 +216,14 @@ class Supervisor:
             self._end()
 
     def _step(self) -> int | None:
-        late = next((worker for worker in self.workers if not worker.ready), self.workers[0])
+        late = next((worker for worker in self.workers if not worker.process.ready), self.workers[0])
         for worker in self.workers:
-            code = worker.look(POLL_S if worker is late else 0.0)
-            if code is not None and not self._stops:
-                if code == REFUSED and not worker.served:
-                    raise ConfigError(worker.error or "a front-end worker refused its options")
-                logger.error("worker %d %s %s", worker.index, describe_exit(code), worker.error)
-                if worker.is_hopeless():
-                    logger.error("worker %d died in each of %d starts: giving up", worker.index, FIRST_STARTS)
-                    return 1
-            worker.restart_if_due()
-            worker.end_if_hung()
+            death = worker.process.look(POLL_S if worker is late else 0.0)
+            if death is not None and not self._stops and self._is_last(worker, death):
+                return 1
+            worker.process.restart_if_due()
             worker.hang_up(self._hang_ups)
-        if self._on_ready is not None and all(worker.ready for worker in self.workers):
+        if self._on_ready is not None and all(worker.process.ready for worker in self.workers):
             if self._inherited is not None and not self._take_over(self._inherited):
                 return 1
             on_ready, self._on_ready = self._on_ready, None
@@ -270,6 +233,15 @@ class Supervisor:
             self._door.close(handed_over=True)
             self._door = None
         return None
+
+    def _is_last(self, worker: WorkerProcess, death: Death) -> bool:
+        """Report a death; whether the worker is not started again. Raises ConfigError."""
+        if death.code == USAGE_EXIT and not worker.process.served:
+            raise ConfigError(death.error or "a front-end worker refused its options")
+        logger.error("worker %d %s", worker.index, death)
+        if worker.is_hopeless:
+            logger.error("worker %d died in each of %d starts: giving up", worker.index, FIRST_STARTS)
+        return worker.is_hopeless
 
     def _take_over(self, inherited: Inheritance) -> bool:
         """All workers serve: the front end before may leave. Not where they have no engine, and it has."""
@@ -308,7 +280,7 @@ class Supervisor:
             ended = [worker.has_ended() for worker in self.workers]
             if all(ended) or time.monotonic() > deadline:
                 break
-            if not told and (self._stops > 1 or all(worker.drained or not worker.pid for worker in self.workers)):
+            if not told and (self._stops > 1 or all(worker.has_drained for worker in self.workers)):
                 told, deadline = True, time.monotonic() + HURRY_S
                 for worker in self.workers:
                     worker.terminate()

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from blinkpy.config import ConfigError
 from blinkpy.dpu.supervisor import END_GRACE_S
-from blinkpy.processes import pause_before_start
-from blinkpy.ray_fleet.engine_actor import Started
+from blinkpy.kept_process import pause_before_start
+from blinkpy.ray_fleet.actors import Started
 from blinkpy.ray_fleet.fleet_plan import FleetPlan
 from blinkpy.ray_fleet.ray_cluster import ActorLostError
 from blinkpy.ray_fleet.scaling_rule import ScaleHistory, fleet_gauges, wanted_engines

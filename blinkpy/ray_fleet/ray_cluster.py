@@ -13,9 +13,8 @@ from typing import Any
 from blinkpy.config import ConfigError, as_table, split_address
 from blinkpy.packages import require_packages
 from blinkpy.processes import child_environment
-from blinkpy.ray_fleet.engine_actor import EngineActor
+from blinkpy.ray_fleet.actors import EngineActor, FrontEndActor
 from blinkpy.ray_fleet.fleet_plan import FleetPlan
-from blinkpy.ray_fleet.front_end_actor import FrontEndActor
 
 LOOPBACK = "127.0.0.1"
 AUTO = "auto"  # the address of the cluster that this machine is in

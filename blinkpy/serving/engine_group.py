@@ -1,20 +1,19 @@
-"""The engines of `blinkpy serve`, from one to many: each is a KeptEngine, with a thread that restarts it."""
+"""The engines of `blinkpy serve`, from one to many: each is a KeptEngine."""
 
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.engine_starts import map_starts
-from blinkpy.process_exit import Stopped
+from blinkpy.kept_process import Death
+from blinkpy.processes import REPORT_S, ChildError, Tick, no_progress
 from blinkpy.progress import ProgressCallback
-from blinkpy.serving.kept_engine import POLL_S, KeptEngine, Tick
+from blinkpy.serving.kept_engine import KeptEngine
 
 GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-JOIN_S = 5.0  # for a thread to stop; it checks several times a second
 
 
 def gpus_of(config: Config, engines: int) -> list[str]:
@@ -61,88 +60,51 @@ class EngineGroup:
 
         self._engines = [kept(i) for i in range(number)]
         self._restart = config.engine.restart
-        self._stopping = threading.Event()
-        self._serving: queue.Queue[int] = queue.Queue()
-        self._ends: queue.Queue[str | Exception] = queue.Queue()  # how one ended, or why it can't be looked after
-        self._threads = [
-            threading.Thread(target=self._look_after, args=(number,), name=f"engine {number}", daemon=True)
-            for number in range(len(self._engines))
-        ]
+        self.lost = ""  # which engine has died and is not restarted, and how
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
         """Start all concurrently, and wait until they serve; reports the first one's progress. Raises ChildError,
         and exceptions of on_tick.
         """
-        reports: queue.Queue[tuple[str, float, float]] = queue.Queue()
-        self._report = lambda phase, done=0.0, total=0.0: reports.put((phase, done, total))
-        for thread in self._threads:
-            thread.start()
-        started = 0
-        while started < len(self._threads):
-            self._raise_ends()
+        for engine in self._engines:
+            engine.start()
+        while starting := [engine for engine in self._engines if not engine.ready]:
             on_tick()
-            while not reports.empty():
-                on_progress(*reports.get())
-            try:
-                self._serving.get(timeout=POLL_S)
-                started += 1
-            except queue.Empty:
-                continue
+            for engine in self._engines:
+                first = engine is self._engines[0]
+                wait_s = REPORT_S if engine is starting[0] else 0.0
+                death = engine.look(wait_s, on_progress if first else no_progress)
+                if death is not None:
+                    on_tick()  # its exceptions have priority
+                    if not engine.served:
+                        raise death.start_error
+                    self._died(engine, death)
+                    if self.lost:
+                        raise ChildError(self.lost)
+                elif self._restart and engine.served:
+                    engine.restart_if_due()
 
-    def wait_end(self, on_tick: Tick) -> str:
-        """Wait until an engine has died that is not restarted; return which one, and how. Raises ChildError, and exceptions
-        of on_tick.
+    def look(self, timeout_s: float = 0.0) -> None:
+        """Watch all engines, waiting up to timeout_s seconds for reports, and restart those that have died. Call it
+        several times a second.
         """
-        while True:
-            on_tick()
-            try:
-                return self._raised(self._ends.get(timeout=POLL_S))
-            except queue.Empty:
-                continue
-
-    def stop_restarts(self) -> None:
-        """From now on a dead engine stays dead."""
-        self._stopping.set()
+        for i, engine in enumerate(self._engines):
+            death = engine.look(timeout_s if i == 0 else 0.0)
+            if death is not None:
+                self._died(engine, death)
+            if self._restart:
+                engine.restart_if_due()
 
     def end(self) -> None:
         """End all processes; engines that serve end in order."""
-        self.stop_restarts()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(JOIN_S)
         enders = [threading.Thread(target=engine.end) for engine in self._engines]
         for ender in enders:
             ender.start()
         for ender in enders:
             ender.join()
 
-    def _raise_ends(self) -> None:
-        while not self._ends.empty():
-            self._raised(self._ends.get())
-
-    @staticmethod
-    def _raised(end: str | Exception) -> str:
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    def _tick(self) -> None:
-        if self._stopping.is_set():
-            raise Stopped
-
-    def _look_after(self, number: int) -> None:
-        """Thread: an engine from its start to the end of the server."""
-        engine = self._engines[number]
-        try:
-            engine.start(self._report if number == 0 else lambda *report: None, self._tick)
-            self._serving.put(number)
-            while True:
-                how = engine.wait_end(self._tick)
-                if not self._restart:
-                    self._ends.put(f"{engine.called} {how}")
-                    return
-                engine.start_again(how, self._tick)
-        except Stopped:
-            return
-        except Exception as error:
-            self._ends.put(error)
+    def _died(self, engine: KeptEngine, death: Death) -> None:
+        if self._restart:
+            engine.restart(death)
+        else:
+            self.lost = self.lost or f"{engine.called} {death}"

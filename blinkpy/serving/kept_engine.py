@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import EngineStarts
-from blinkpy.process_exit import describe_exit
-from blinkpy.processes import BeatWatch, Child, ChildError, pause_before_start
+from blinkpy.kept_process import BeatWatch, Death, KeptProcess
+from blinkpy.processes import Child, no_progress
 from blinkpy.progress import ProgressCallback
 from blinkpy.recording.dump_file import save_crash
 from blinkpy.recording.recording_layout import RecordingError, remove_dead_links
@@ -29,11 +29,8 @@ from blinkpy.transport.segment import unlink_stale
 PAUSES_S = (0.5, 60.0)  # the first, and the longest
 FAULT_EXIT_S = 30.0  # from a fault to the end of the process, which saves its recording and frees its resources
 START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
-POLL_S = 0.1
 
 logger = logging.getLogger("blinkpy.serve")
-
-Tick = Callable[[], None]  # called several times a second; its exceptions end a wait
 
 
 class KeptEngine:
@@ -42,7 +39,6 @@ class KeptEngine:
     hurry: whether a second signal arrived.
     called: its name in the log.
     environment: variables of its processes, in addition to this one's.
-    flags: with which a front end reaches it, once it serves.
     """
 
     def __init__(
@@ -54,87 +50,91 @@ class KeptEngine:
         environment: Mapping[str, str] | None = None,
     ):
         self._config, self._starts, self._hurry = config, starts, hurry
-        self.called, self._environment = called, environment
-        self.flags = ""
-        self._child: Child | None = None
+        self.called = called
+        self.flags = ""  # with which a front end reaches it, once it serves
+        self._process = KeptProcess(
+            lambda: Child("engine", config, environment=environment), PAUSES_S, START_SILENCE_S, self._stuck
+        )
         self._recording: RecordingReader | None = None  # it holds the memory of an engine that was killed
         self._life: EngineLife | None = None
-        self._ready_at: float | None = None  # None: it has not served yet
-        self._start_s = self._pause_s = 0.0
+        self._faulted_at: float | None = None  # monotonic s
+        self._hang = BeatWatch(0)
 
-    def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
-        """Start a process, and wait until it serves. Raises ChildError, and exceptions of on_tick."""
-        began, self._ready_at = time.monotonic(), None
-        self._child = Child("engine", self._config, environment=self._environment)
-        self.flags = str(self._child.wait_ready(START_SILENCE_S, on_progress, on_tick).get("flags", ""))
-        with contextlib.suppress(OSError):  # it is gone already: that is found out next
-            self._life = EngineLife(self._config.engine.name)
-        if self._config.engine.record_steps:
-            with contextlib.suppress(RecordingError):
-                self._recording = RecordingReader(self._config.engine.name)
-        self._ready_at = time.monotonic()
-        self._start_s = self._ready_at - began
-        self._starts.serving()
+    @property
+    def ready(self) -> bool:
+        return self._process.ready
 
-    def wait_end(self, on_tick: Tick) -> str:
-        """Wait until the engine has died, or has to be killed; save its recording, and return how it ended. Raises
-        exceptions of on_tick.
+    @property
+    def served(self) -> bool:
+        """Whether some process has served."""
+        return self._process.served
+
+    def start(self) -> None:
+        """Start the first process."""
+        self._process.start()
+
+    def look(self, timeout_s: float = 0.0, on_progress: ProgressCallback = no_progress) -> Death | None:
+        """Wait up to timeout_s seconds for reports. If the engine has just been found dead, or was killed because it
+        hung: save its recording, and return its death.
         """
-        assert self._child is not None
-        engine, faulted_at, hangs = self._config.engine, 0.0, False
-        watch = BeatWatch(engine.engine_hang_s)
-        while (code := self._child.exit_code()) is None:
-            time.sleep(POLL_S)
-            on_tick()
-            if self._life is None:
-                continue
-            now = time.monotonic()
-            if self._life.has_fault():
-                faulted_at = faulted_at or now
-                if now - faulted_at > FAULT_EXIT_S:
-                    return f"had a fault, and was ended: its process did not end by itself within {FAULT_EXIT_S:.0f} s"
-            elif hangs or watch.is_over(self._life.beat(), now):
-                hangs = True
-                self._child.kill()
-        how = f"hung, and was ended: its loop stood still for {engine.engine_hang_s} s" if hangs else describe_exit(code)
-        reason = self._child.last_error()
-        if code < 0 and self._recording is not None:  # a process that exits with an error has saved it itself
-            logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {how}"))
-        return how + (f" ({reason})" if reason else "")
+        served = self.ready
+        death = self._process.look(timeout_s, on_progress)
+        if not served and self.ready:
+            self._serves()
+        if death is not None and death.code < 0 and self._recording is not None and self._faulted_at is None:
+            # A process that exits with an error has saved it itself.
+            engine = self._config.engine
+            logger.error("%s", save_crash(self._recording, engine.record_folder, engine.name, f"{self.called} {death.how}"))
+        return death
 
-    def start_again(self, how: str, on_tick: Tick) -> None:
-        """Start until an engine serves. how: the last one ended. Raises what on_tick raises."""
-        reason = f"{self.called} {how}"
-        while True:
-            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-            self._pause_s = pause_before_start(self._pause_s, served_s, PAUSES_S)
-            self._starts.expect(self._pause_s + self._start_s)
-            self._clear()
-            logger.error("%s; restart %d in %g s", reason, self._starts.restarts + 1, self._pause_s)
-            due = time.monotonic() + self._pause_s
-            while time.monotonic() < due:
-                on_tick()
-                time.sleep(min(POLL_S, max(0.0, due - time.monotonic())))
+    def restart(self, death: Death) -> None:
+        """Remove the files of a dead engine, and plan the start of the next one; restart_if_due() starts it."""
+        process, how = self._process, str(death)
+        if not death.was_ready:
+            how = f"did not start: {death.start_error}"
+        self._starts.expect(process.pause_s + process.start_s)
+        self._clear()
+        logger.error("%s %s; restart %d in %g s", self.called, how, self._starts.restarts + 1, process.pause_s)
+
+    def restart_if_due(self) -> None:
+        """Start the next engine if the pause after a death is over."""
+        if self._process.restart_if_due():
             self._starts.count()
-            self._starts.expect(self._start_s)
-            try:
-                self.start(lambda *report: None, on_tick)
-            except ChildError as error:
-                on_tick()  # its exceptions have priority
-                reason = f"{self.called} did not start: {error}"
-                continue
-            logger.warning("%s is ready again after %.1f s", self.called, self._start_s)
-            return
+            self._starts.expect(self._process.start_s)
 
     def end(self, drain_s: float = 0.0) -> None:
-        """End the process: in order if it serves. Its segment is gone then. drain_s: that requests get, where front ends are
-        there that have some."""
-        self._clear(drain_s + ENGINE_STOP_S if self._ready_at is not None else START_STOP_S)
+        """End the process: in order if it serves. Its segment is gone then. drain_s: longest time for its requests."""
+        self._process.end(drain_s + ENGINE_STOP_S if self.ready else START_STOP_S, self._hurry)
+        self._clear()
 
-    def _clear(self, stop_s: float = 0.0) -> None:
-        """End the process and its children if they still run, and remove its files."""
-        if self._child is not None:
-            self._child.end(stop_s, self._hurry)
-        self._child = self._recording = self._life = None
+    def _serves(self) -> None:
+        engine = self._config.engine
+        self.flags = str(self._process.facts.get("flags", ""))
+        self._faulted_at, self._hang = None, BeatWatch(engine.engine_hang_s)
+        with contextlib.suppress(OSError):  # it is gone already: that is found out next
+            self._life = EngineLife(engine.name)
+        if engine.record_steps:
+            with contextlib.suppress(RecordingError):
+                self._recording = RecordingReader(engine.name)
+        if self._starts.restarts:
+            logger.warning("%s is ready again after %.1f s", self.called, self._process.start_s)
+        self._starts.serving()
+
+    def _stuck(self) -> str:
+        """Why the engine must be killed, or ""."""
+        if self._life is None:
+            return ""
+        now, limit_s = time.monotonic(), self._config.engine.engine_hang_s
+        if self._life.has_fault():
+            self._faulted_at = now if self._faulted_at is None else self._faulted_at
+            if now - self._faulted_at > FAULT_EXIT_S:
+                return f"had a fault, and was killed: its process did not exit within {FAULT_EXIT_S:.0f} s"
+        elif self._hang.is_over(self._life.beat(), now):
+            return f"hung, and was killed: its loop made no progress for {limit_s} s"
+        return ""
+
+    def _clear(self) -> None:
+        """Remove the files of a process that is gone."""
+        self._recording = self._life = None
         unlink_stale(self._config.engine.name)
         remove_dead_links()

@@ -13,7 +13,6 @@ names.
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 
 from blinkpy.config import Config, ConfigError
@@ -24,13 +23,12 @@ from blinkpy.dpu.watch.log_output import end_process, start_logging
 from blinkpy.models.weights.checkpoint import find_model
 from blinkpy.packages import require_packages
 from blinkpy.process_exit import Signals, Stopped, describe_exit, end_within, print_error
-from blinkpy.processes import Child, ChildError
+from blinkpy.processes import REPORT_S, Child, ChildError, Tick
 from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
 from blinkpy.serving.engine_group import EngineGroup
 from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S, PACKAGES
-from blinkpy.serving.kept_engine import POLL_S
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.transport_kinds import chosen_end
 
@@ -87,20 +85,24 @@ def _run(config: Config) -> int:
             frontend = Child("frontend", config, orders={"starts_fd": starts_fd}, fds=(starts_fd,))
             grace_s = config.frontend.shutdown_s + ENGINE_STOP_S
             stack.callback(frontend.end, grace_s, lambda: signals.count > 1, FRONTEND_HURRY_S)
-            stack.callback(engines.stop_restarts)  # first of all: front ends finish their requests without a new engine
-            facts = frontend.wait_ready(FRONTEND_START_S, on_tick=tick)
+
+            def look() -> None:
+                tick()
+                engines.look()
+
+            facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look)
             told.append(frontend)
             if hang_ups:  # it may have read its files before
                 frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
 
-            def look() -> None:
+            def check() -> None:
                 signals.check()
                 code = frontend.exit_code()
                 if code is not None:
                     raise ChildError(f"the front end {describe_exit(code)}")
 
-            return watch(engines, look)
+            return watch(engines, check)
         except Stopped:
             progress.close()
             return 0
@@ -111,13 +113,17 @@ def _run(config: Config) -> int:
             return print_error(str(error))
 
 
-def watch(engines: EngineGroup, tick: Callable[[], None]) -> int:
-    """Wait until an engine has died that is not restarted; the exit code. Raises what tick raises."""
-    how = engines.wait_end(tick)
-    code = print_error(f"{how}; clients get errors for {FAULT_GRACE_S:.0f} s")
+def watch(engines: EngineGroup, tick: Tick) -> int:
+    """Wait until an engine has died that is not restarted; the exit code. Raises exceptions of tick."""
+    while True:
+        tick()
+        if engines.lost:
+            break
+        engines.look(REPORT_S)
+    code = print_error(f"{engines.lost}; clients get errors for {FAULT_GRACE_S:.0f} s")
     deadline = time.monotonic() + FAULT_GRACE_S
     with contextlib.suppress(Stopped, ChildError):
         while time.monotonic() < deadline:
             tick()
-            time.sleep(POLL_S)
+            time.sleep(REPORT_S)
     return code

@@ -3,15 +3,12 @@ end's, and `listen_NAME.py` in blinkpy/engine/link, the engine's. Each file has 
 """
 
 import dataclasses
-import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from blinkpy.config import TRANSPORTS, Config, ConfigError
-
-PREFIXES = ("connect_", "listen_")
+from blinkpy.packages import modules_of
 
 
 class WorkerIdentity(NamedTuple):
@@ -39,11 +36,11 @@ class End(NamedTuple):
 
 
 @cache
-def ends_in(package: str) -> Mapping[str, End]:
-    """The ends of the transports whose files are in a package, by name; first those within one machine. Their options are known
-    to Config afterwards."""
-    modules = pkgutil.iter_modules(import_module(package).__path__)
-    found = [import_module(f"{package}.{module.name}").END for module in modules if module.name.startswith(PREFIXES)]
+def ends_in(package: str, pattern: str) -> Mapping[str, End]:
+    """The ends of the transports whose files are in a package, by name; first those within one machine. Their options
+    are known to Config afterwards.
+    """
+    found: list[End] = [module.END for module in modules_of(package, pattern, "END").values()]
     ends = {end.name: end for end in sorted(found, key=lambda end: (end.crosses_machines, end.name))}
     TRANSPORTS.update((end.name, end.doc) for end in ends.values())
     return ends

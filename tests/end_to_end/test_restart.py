@@ -26,11 +26,11 @@ from support.served import Server, serving
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import alive, command_line, tree
-from blinkpy import cli
+from blinkpy import cli, kept_process
 from blinkpy.config import Config
 from blinkpy.dpu.engine_starts import STARTS_BYTES, EngineStarts
+from blinkpy.kept_process import BeatWatch, start_kept, wait_end
 from blinkpy.models.weights.checkpoint import DEMO_FOLDER
-from blinkpy.processes import BeatWatch, ChildError
 from blinkpy.queues.layout import BLOCK_WORDS, read_header
 from blinkpy.queues.words import CONTROL_FAULT, ENGINE_HEARTBEAT, ENGINE_PROGRESS
 from blinkpy.serving import kept_engine
@@ -141,7 +141,7 @@ def test_an_engine_that_is_killed_and_one_that_hangs_come_back_and_nothing_else_
         wait_for(lambda: len(restarts(server)) == 2, 60, lambda: "".join(server.said))
         said = "".join(server.said)
         assert said.count("the engine was ended by SIGKILL; restart") == 1
-        assert said.count(f"the engine hung, and was ended: its loop stood still for {HANG_S} s; restart") == 1
+        assert said.count(f"the engine hung, and was killed: its loop made no progress for {HANG_S} s; restart") == 1
         below = server.children()
         server.process.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
@@ -212,7 +212,7 @@ def watched(
     path = segment_path(config.engine.name)
     engine = KeptEngine(config, EngineStarts(memoryview(bytearray(STARTS_BYTES))), lambda: True)
     try:
-        engine.start(lambda *report: None, tick)
+        start_kept(engine, lambda *report: None, tick)
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             layout, _ = read_header(memoryview(memory))
 
@@ -236,7 +236,7 @@ def test_an_engine_with_a_fault_that_does_not_end_is_ended(monkeypatch: pytest.M
 
     with watched(tick, tmp_path) as (engine, write):
         write(BLOCK_WORDS + CONTROL_FAULT, 1)
-        assert "had a fault" in engine.wait_end(tick)
+        assert "had a fault" in str(wait_end(engine, tick))
 
 
 def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stopped(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_an_engine_hangs_when_its_loop_stands_still_not_when_its_process_is_stop
         os.kill(pid, signal.SIGSTOP)
         wait_for(stopped, 60)
         engine_serves = True
-        assert engine.wait_end(tick) == "hung, and was ended: its loop stood still for 1 s"
+        assert str(wait_end(engine, tick)) == "hung, and was killed: its loop made no progress for 1 s"
         assert not moves
         assert not alive(pid)
     assert len(list(tmp_path.glob("crash-*.recording"))) == 1
@@ -273,37 +273,51 @@ def test_pauses_double_while_starts_fail_and_begin_anew_behind_an_engine_that_se
     draw, clock, fails, starts = random.Random(seed), [1000.0], [0], list[float]()
 
     class Started:
+        entry, error, heard_at = "engine", "", 0.0
+        facts: dict[str, object] | None = None
+
         def __init__(self, *given: object, **more: object) -> None:
             starts.append(clock[0])
-
-        def wait_ready(self, *given: object) -> dict[str, str]:
             clock[0] += draw.uniform(0, 20)
             fails[0] -= 1
-            if fails[0] >= 0:
+            self.code: int | None = None
+
+        def exit_code(self) -> int | None:
+            if self.facts is None and fails[0] >= 0:
+                self.code = 1
+            if self.code is not None:
                 ended.append(clock[0])
-                raise ChildError("it fails")
-            return {}
+            return self.code
+
+        def read(self, *given: object) -> None:
+            self.facts = {} if fails[0] < 0 else None
+
+        def silence(self, limit_s: float) -> str:
+            return ""
 
         def end(self, *given: object) -> None:
             pass
 
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    monkeypatch.setattr(kept_engine, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(kept_process, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None))
     monkeypatch.setattr(kept_engine, "Child", Started)
     config = Config().with_options({"name": f"test-{secrets.token_hex(4)}"})
     engine = KeptEngine(config, EngineStarts(memoryview(bytearray(STARTS_BYTES))), lambda: True)
     ended = list[float]()
-    engine.start(lambda *report: None, lambda: None)
+    start_kept(engine, lambda *report: None, lambda: None)
     pause = 0.0
     for _ in range(20):
         served = draw.choice([0.5, 30, 59, 61, 1000])
         clock[0] += served
         fails[0] = many = draw.choice([0, 1, 12])
         starts.clear()
-        ended[:] = [clock[0]]
-        engine.start_again("died", lambda: None)
+        ended.clear()
+        engine._process.child.code = -9
+        while len(starts) <= many or not engine.ready:
+            death = engine.look()
+            if death is not None:
+                engine.restart(death)
+                clock[0] = engine._process.due
+            engine.restart_if_due()
         wanted = list[float]()
         for failed in range(many + 1):
             pause = 0.5 if not failed and served > 60 else min(60.0, max(0.5, 2 * pause))

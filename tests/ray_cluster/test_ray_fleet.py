@@ -15,7 +15,7 @@ from support.commands import START_S
 from support.waiting import wait_for
 
 from benchmarks.serving.systems import free_port
-from blinkpy.ray_fleet.front_end_actor import remove_folders
+from blinkpy.ray_fleet.actors import remove_folders
 from blinkpy.serving.segment_names import remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("clean_end")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blinkpy.ray_fleet.engine_actor import Started
+from blinkpy.ray_fleet.actors import Started
 from blinkpy.ray_fleet.ray_cluster import ActorLostError
 from blinkpy.top.server_sample import ServerSample
 

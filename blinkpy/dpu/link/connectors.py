@@ -7,7 +7,7 @@ from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.transport.contract import Transport
 from blinkpy.transport.transport_kinds import WorkerIdentity, chosen_end, ends_in
 
-ENDS = ends_in("blinkpy.dpu.link")
+ENDS = ends_in("blinkpy.dpu.link", "connect_*")
 GRANT_TIMEOUT_S = 1.0
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
-from blinkpy.processes import BeatWatch
+from blinkpy.kept_process import BeatWatch
 from blinkpy.transport.contract import TransportError
 
 CHECK_S = 0.1  # between two rounds, at most; a quarter of the shortest lease if that is less

@@ -1,18 +1,15 @@
 """The registry of call formats: how models write tool calls. One file each in this folder, NAME_calls.py, found by its name, with
 its formats in FORMATS."""
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple
 
 from blinkpy.config import TOOL_CALL_PARSERS, ConfigError
 from blinkpy.dpu.tools.output_source import OutputSource, Steps
+from blinkpy.packages import modules_of
 
-SUFFIX = "_calls"
 AUTO, NONE = "auto", "none"
 # Signs of formats that have no parser here.
 OTHERS = (
@@ -63,8 +60,8 @@ class CallFormat:
 @cache
 def call_formats() -> Mapping[str, CallFormat]:
     """All formats, by name. Their names are known to Config afterwards."""
-    files = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name.endswith(SUFFIX))
-    formats = {entry.name: entry for file in files for entry in import_module(f"{__package__}.{file}").FORMATS}
+    modules = modules_of("blinkpy.dpu.tools", "*_calls", "FORMATS")
+    formats = {entry.name: entry for module in modules.values() for entry in module.FORMATS}
     TOOL_CALL_PARSERS.update(
         {AUTO: "detected from the chat template", NONE: "no tools", **{e.name: e.doc for e in formats.values()}}
     )

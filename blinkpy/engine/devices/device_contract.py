@@ -6,16 +6,15 @@ are light: torch, Numba and CUDA are imported when a device computes its sizes o
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from blinkpy.config import STEP_TOKENS, Config
 from blinkpy.engine.link.pair_memory import HOST, QueueMemory
+from blinkpy.packages import modules_of
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.verbs import RdmaOptions
 
@@ -175,9 +174,8 @@ class HostDevice:
 
 def device_kinds() -> dict[str, Callable[[], Device]]:
     """The classes of all devices by their names."""
-    package = __name__.rpartition(".")[0]
-    files = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name.endswith(SUFFIX)]
-    return {name.removesuffix(SUFFIX): import_module(f"{package}.{name}").DEVICE for name in files}
+    modules = modules_of("blinkpy.engine.devices", f"*{SUFFIX}", "DEVICE")
+    return {name.removesuffix(SUFFIX): module.DEVICE for name, module in modules.items()}
 
 
 def choose_device(name: str) -> Device:

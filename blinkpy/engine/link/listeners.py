@@ -7,7 +7,7 @@ from blinkpy.engine.link.pair_memory import QueueMemory
 from blinkpy.transport.segment import Segment
 from blinkpy.transport.transport_kinds import chosen_end, ends_in
 
-ENDS = ends_in("blinkpy.engine.link")
+ENDS = ends_in("blinkpy.engine.link", "listen_*")
 
 
 class Listener(Protocol):

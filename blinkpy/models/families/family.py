@@ -1,15 +1,13 @@
 """The registry of model families: one file each in this folder, found by its name, with a function under @family."""
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from blinkpy.config import ConfigError
 from blinkpy.models.config_json.hf_config import HfConfig
 from blinkpy.models.description.decoder_description import DecoderDescription
+from blinkpy.packages import modules_of
 
 Describe = Callable[[HfConfig], DecoderDescription]
 
@@ -45,8 +43,7 @@ def family(
 
 def families() -> dict[str, Family]:
     """All families, by the name of the model class."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        import_module(f"{__package__}.{module.name}")
+    modules_of("blinkpy.models.families", "*")
     return _found
 
 

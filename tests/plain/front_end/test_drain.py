@@ -28,7 +28,7 @@ from blinkpy.dpu.descriptors import WatchedTasks
 from blinkpy.dpu.http.wire import connection
 from blinkpy.dpu.link.link_thread import ALIVE, PROGRESS, WORDS_BYTES
 from blinkpy.dpu.supervisor import RESTART_DELAYS_S, Supervisor, WorkerProcess
-from blinkpy.processes import STEADY_S
+from blinkpy.kept_process import STEADY_S
 from blinkpy.queues.layout import QueueSizes
 
 PATIENT = ("--engine-timeout-ms", "60000")  # a busy machine keeps an engine waiting
@@ -172,36 +172,39 @@ def test_a_worker_that_served_is_started_for_ever_with_longer_and_longer_pauses(
     now, started = [0.0], list[float]()
 
     class Dying:
-        pid = 1
+        pid, entry, error = 1, "worker", ""
+
+        def __init__(self, *given: object, **more: object) -> None:
+            started.append(now[0])
+            self.facts: dict | None = {} if len(started) == 1 else None
 
         def exit_code(self) -> int:
             return -9
 
-        def reports(self, timeout: float) -> list[dict]:
-            return [{"ready": {}}] if len(started) == 1 else []
+        def read(self, *given: object) -> None:
+            pass
 
         def end(self, timeout: float) -> None:
             pass
 
-    monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: (started.append(now[0]), Dying())[1])
-    monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("blinkpy.dpu.supervisor.Child", Dying)
+    monkeypatch.setattr("blinkpy.kept_process.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
         worker = WorkerProcess(0, Config(), folder, sock, memoryview(bytearray(16)).cast("q"), 0, -1, b"")
-        worker.start()
+        process = worker.process
+        process.start()
         for _ in range(3000):
-            worker.look(0)
-            assert not worker.is_hopeless()
+            process.look()
+            assert not worker.is_hopeless
             now[0] += 0.1
-            worker.restart_if_due()
+            process.restart_if_due()
         pauses = [later - earlier for earlier, later in pairwise(started)]
         assert pauses[:6] == pytest.approx([0.5, 1, 2, 4, 8, 8], abs=0.15)
         assert max(pauses) < RESTART_DELAYS_S[1] + 0.2
-        now[0] += STEADY_S
-        worker._started = now[0] - STEADY_S - 1
-        worker.start()
-        worker._started = now[0] - STEADY_S - 1
-        worker.look(0)
-        assert worker._next_start - now[0] == RESTART_DELAYS_S[0], "it had served for long"
+        process.start()
+        process.ready_at = now[0] - STEADY_S - 1
+        process.look()
+        assert process.due - now[0] == RESTART_DELAYS_S[0], "it had served for long"
 
 
 def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch) -> None:
@@ -214,10 +217,10 @@ def test_a_worker_that_is_killed_again_and_again_comes_back(folder, monkeypatch)
         try:
             assert ready.wait(60)
             for _ in range(7):
-                victim = supervisor.workers[0].pid
+                victim = supervisor.workers[0].process.pid
                 os.kill(victim, signal.SIGKILL)
-                wait_for(lambda victim=victim: supervisor.workers[0].pid not in (0, victim))
-            wait_for(lambda: supervisor.workers[0].ready)
+                wait_for(lambda victim=victim: supervisor.workers[0].process.pid not in (0, victim))
+            wait_for(lambda: supervisor.workers[0].process.ready)
             answer = httpx.post(
                 f"http://127.0.0.1:{supervisor.port}/v1/completions", json={"prompt": [7], "max_tokens": 1}, timeout=20
             )
@@ -279,11 +282,17 @@ def test_health_proves_that_the_link_thread_beats_and_that_the_loop_runs(folder,
 
 def test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not(folder, monkeypatch) -> None:
     """By the words of its memory. While it starts there is no loop yet; its successor has as much time."""
-    now, ends = [100.0], list[float]()
+    now, kills = [100.0], list[float]()
     words = memoryview(bytearray(WORDS_BYTES)).cast("q")
-    child = SimpleNamespace(pid=1, exit_code=lambda: None, reports=lambda timeout: [], end=lambda timeout: ends.append(now[0]))
+    child = SimpleNamespace(
+        exit_code=lambda: None,
+        read=lambda *given: None,
+        silence=lambda limit_s: "",
+        kill=lambda: kills.append(now[0]),
+        facts=None,
+    )
     monkeypatch.setattr("blinkpy.dpu.supervisor.Child", lambda *arguments, **options: child)
-    monkeypatch.setattr("blinkpy.dpu.supervisor.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("blinkpy.kept_process.time.monotonic", lambda: now[0])
     with socket.socket() as sock:
         worker = WorkerProcess(0, Config().with_options({"worker_hang_s": 9}), folder, sock, words, 0, -1, b"")
 
@@ -292,21 +301,21 @@ def test_a_worker_whose_loop_stands_still_is_killed_and_one_that_runs_is_not(fol
                 now[0] += 0.5
                 words[ALIVE] += 1
                 words[PROGRESS] += loop_runs
-                worker.end_if_hung()
+                worker.process.look()
 
-        look(20.0, loop_runs=False)
+        look(0.5, loop_runs=False)
         for _ in range(2):
-            worker.start()
+            worker.process.start()
             look(20.0, loop_runs=False)
-            worker.ready = True
+            child.facts = {}
             look(20.0, loop_runs=True)
             now[0] += 3600.0  # the supervisor itself was stopped, and perhaps the worker with it
             look(8.0, loop_runs=False)
-            assert ends == []
+            assert kills == []
             look(1.5, loop_runs=False)
-            assert len(ends) >= 1
-            ends.clear()
-            worker.ready = False
+            assert len(kills) >= 1
+            kills.clear()
+            child.facts = None
 
 
 def test_livez_needs_no_engine(folder) -> None:

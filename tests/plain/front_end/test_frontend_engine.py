@@ -254,7 +254,7 @@ def test_workers_serve_and_a_dead_one_is_replaced(folder) -> None:
         text = httpx.get(f"{url}/metrics", timeout=10).text
         counted = [float(value) for value in re.findall(r'blinkpy_prompt_tokens_total\{worker="\d"\} (\d+)', text)]
         assert sum(counted) == len(engine.submitted), "any worker reports for all"
-        victim = supervisor.workers[0]
+        victim = supervisor.workers[0].process
         old = victim.pid
         os.kill(old, signal.SIGKILL)
         wait_for(lambda: victim.pid not in (0, old) and victim.ready and engine.pairs[0].epoch >= 2)
@@ -280,7 +280,7 @@ def test_workers_end_when_their_supervisor_is_killed(folder) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom blinkpy.config import Config\nfrom blinkpy.dpu.supervisor import Supervisor\n"
         f"s = Supervisor(Config().with_options({{'port': 0, 'shutdown_s': 0, 'log_level': 'error'}}), Path({str(folder)!r}),\n"
-        "    lambda host, port: print(s.workers[0].pid, flush=True))\ns.run()\n"
+        "    lambda host, port: print(s.workers[0].process.pid, flush=True))\ns.run()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment) as process:

@@ -51,7 +51,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     )
     monkeypatch.syspath_prepend(tmp_path)
     with patch.dict(config_module.TRANSPORTS), patch.dict(config_module._EXTENSIONS):
-        yield ends_in("toys")
+        yield ends_in("toys", "connect_*")
     for name in [name for name in sys.modules if name.split(".")[0] == "toys"]:
         del sys.modules[name]
     ends_in.cache_clear()

@@ -82,7 +82,7 @@ def test_nobody_else_imports_ray() -> None:
     importers = {
         name for name, path in package_modules().items() for module, _ in imports_of(path) if module.split(".")[0] == "ray"
     }
-    assert importers == {f"blinkpy.ray_fleet.{name}" for name in ("engine_actor", "ray_cluster")}
+    assert importers == {f"blinkpy.ray_fleet.{name}" for name in ("actors", "ray_cluster")}
 
 
 def test_one_module_imports_numba_cuda() -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from blinkpy.config import Config, as_table
-from blinkpy.ray_fleet import engine_actor
-from blinkpy.ray_fleet.engine_actor import EngineActor, Started
-from blinkpy.ray_fleet.front_end_actor import PREFIX, FrontEndActor, remove_folders
+from blinkpy.ray_fleet import actors
+from blinkpy.ray_fleet.actors import PREFIX, EngineActor, FrontEndActor, Started, remove_folders
 from blinkpy.transport.segment import segment_path
 
 
@@ -23,8 +22,7 @@ from blinkpy.transport.segment import segment_path
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of actors are here, and the log stays pytest's."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for module in ("engine_actor", "front_end_actor"):
-        monkeypatch.setattr(f"blinkpy.ray_fleet.{module}.start_logging", lambda *arguments: None)
+    monkeypatch.setattr("blinkpy.ray_fleet.actors.start_logging", lambda *arguments: None)
     return tmp_path
 
 
@@ -93,7 +91,7 @@ def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pyte
         time.sleep(0.3)
         replace(*paths)
 
-    monkeypatch.setattr("blinkpy.ray_fleet.front_end_actor.os.replace", slow)
+    monkeypatch.setattr("blinkpy.ray_fleet.actors.os.replace", slow)
     monkeypatch.setattr(actor, "_wait_for_address", actor._tick)
     with ThreadPoolExecutor() as pool:
         start = pool.submit(actor.start, [])
@@ -106,4 +104,4 @@ def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pyte
 @pytest.mark.parametrize("address", ["10.0.0.1:7700", "[::1]:7700"])
 def test_the_address_of_an_engine_is_what_its_flags_name(address: str) -> None:
     flags = f"--transport rdma --engine {address} --link-key-file '/a b/key'"
-    assert engine_actor._address(flags) == address
+    assert actors._address(flags) == address

@@ -9,7 +9,7 @@ import pytest
 from support.ray_cluster_play import PlayActor, PlayCluster
 
 from blinkpy.config import Config, ConfigError
-from blinkpy.ray_fleet.engine_actor import Started
+from blinkpy.ray_fleet.actors import Started
 from blinkpy.ray_fleet.fleet_keeper import END_S, HURRY_S, START_S, FleetKeeper
 from blinkpy.ray_fleet.fleet_plan import EnginesPlan, FleetPlan, FrontEndsPlan
 from blinkpy.ray_fleet.scaling_rule import ScaleTargets
