@@ -1,4 +1,6 @@
-"""Admission of waiting requests, and their hits."""
+"""Rules of admission, growth and preemption (R9, R10, R12, R13, R16, R19, R20), and of queue pairs' owners
+(R1).
+"""
 
 from blinkpy.queues import words as W
 from blinkpy.queues.words import pack_hits
@@ -6,7 +8,9 @@ from blinkpy.verify.oracle.oracle_state import OracleState, Page, Pair, Request,
 
 
 def stall(state: OracleState) -> None:
-    """R9: the first in `running` get the free entries of their completion ring; others stall."""
+    """R9: mark as stalled each running request without a free entry in its completion ring; earlier requests
+    take entries first.
+    """
     for pair in state.pairs:
         pair.unclaimed = state.free_entries(pair)
     for request in state.movable():
@@ -17,20 +21,22 @@ def stall(state: OracleState) -> None:
 
 
 def grow(state: OracleState) -> None:
-    """R10: pages for those that decode, by preemption if need be."""
-    while best_effort_exceeds(state, who_grows(state)):
+    """R10: give a page to each decoding request that lacks one; preempt requests while there are too few
+    pages.
+    """
+    while best_effort_exceeds(state, lacking_a_page(state)):
         preempt(state, max((r for r in state.movable() if r.best_effort), key=urgency))
-    while len(who_grows(state)) > state.pool.available:
+    while len(lacking_a_page(state)) > state.pool.available:
         preempt(state, max(state.movable(), key=urgency))
-    state.give_page_to_each(who_grows(state))
+    state.give_page_to_each(lacking_a_page(state))
 
 
-def who_grows(state: OracleState) -> list[Request]:
+def lacking_a_page(state: OracleState) -> list[Request]:
     return [r for r in state.active() if r.needs(state.limits.page_size) > 0]
 
 
 def preempt(state: OracleState, request: Request) -> None:
-    """Its pages are released, and it waits to be computed again."""
+    """Release a running request's pages; it waits, and its tokens are computed again later."""
     state.leave(request)
     request.computed = request.indexed = 0
     request.canonical, request.orphaned = None, False
@@ -40,19 +46,21 @@ def preempt(state: OracleState, request: Request) -> None:
 
 
 def urgency(request: Request) -> tuple[bool, int, int]:
-    """R10: of those who run the greatest is preempted."""
+    """R10: the running request with the greatest key is preempted."""
     return request.stalled, 0 if request.stalled else request.rank, request.arrival
 
 
 def best_effort_exceeds(state: OracleState, growing: list[Request]) -> bool:
-    """R20: whether several requests of best effort would hold too much if each of these got a page."""
+    """R20: whether running best-effort requests would exceed their limit if each request of `growing` got a
+    page.
+    """
     runs = [r for r in state.running if r.best_effort]
     held = sum(len(r.pages) for r in runs) + sum(r.best_effort for r in growing)
     return state.limits.best_effort_pages < state.limits.pages and len(runs) > 1 and held > state.limits.best_effort_pages
 
 
-def best_effort_room(state: OracleState) -> int:
-    """R19: the tokens that best-effort prompts may have in the next step."""
+def best_effort_tokens(state: OracleState) -> int:
+    """R19: the number of tokens that best-effort prompts may have in the next step."""
     decoding = sum(r.missing == 1 for r in state.active())
     return state.limits.best_effort_step_tokens - decoding
 
@@ -68,7 +76,7 @@ def begin_yield(state: OracleState) -> bool:
 
 
 def enters_next(state: OracleState) -> Request | None:
-    """R16: the latency-sensitive request that is admitted next while best-effort prompts yield."""
+    """R16: the latency-sensitive request to admit next while best-effort prompts yield, or None."""
     line = able_to_enter(state)
     if state.passed >= state.limits.yield_steps:
         line = line[:1]
@@ -76,12 +84,12 @@ def enters_next(state: OracleState) -> Request | None:
 
 
 def able_to_enter(state: OracleState) -> list[Request]:
-    """Who waits, and has a free entry in its completion ring."""
+    """The waiting requests with a free entry in their completion ring, in order."""
     return [r for r in state.waiting if state.pairs[r.pair].unclaimed > 0]
 
 
 def admit(state: OracleState, budget: int, yields: bool) -> None:
-    """R12: the best first, and nobody overtakes one that does not fit."""
+    """R12: admit waiting requests in order, until one does not fit."""
     if state.unranked:
         return
     if yields:
@@ -89,7 +97,7 @@ def admit(state: OracleState, budget: int, yields: bool) -> None:
         return
     apart = [r for r in state.prompts() if r.best_effort]
     left = budget - sum(r.missing for r in state.active() if r not in apart)
-    room = best_effort_room(state)
+    room = best_effort_tokens(state)
     for missing in [r.missing for r in apart]:
         left, room = left - min(missing, max(room, 0)), room - missing
     for request in list(state.waiting):
@@ -97,7 +105,7 @@ def admit(state: OracleState, budget: int, yields: bool) -> None:
             return
         if state.pairs[request.pair].unclaimed > 0:
             if request.best_effort and (room <= 0 or not best_effort_fits(state, request)):
-                room = state.passed = 0  # and with it all of best effort that waits behind it
+                room = state.passed = 0  # all waiting best effort behind it is skipped too
                 continue
             if not starts_if_it_fits(state, request):
                 return
@@ -107,7 +115,7 @@ def admit(state: OracleState, budget: int, yields: bool) -> None:
 
 
 def admit_sensitive(state: OracleState, budget: int) -> None:
-    """R12, R16: while best-effort prompts yield; these wait, and are passed."""
+    """R12, R16: admit latency-sensitive requests only; they overtake waiting best-effort requests."""
     while (request := enters_next(state)) and sum(r.missing for r in ahead(state, request)) < budget:
         passes = able_to_enter(state)[0].best_effort
         if not starts_if_it_fits(state, request):
@@ -116,7 +124,9 @@ def admit_sensitive(state: OracleState, budget: int) -> None:
 
 
 def starts_if_it_fits(state: OracleState, request: Request) -> bool:
-    """R12: whether a waiting request fits, if need be behind the preemption of those who stall; then it begins to run."""
+    """R12: begin to run a waiting request if it fits, after preempting stalled requests if necessary; return
+    whether it runs.
+    """
     while (hits := fits(state, request)) is None:
         stalled = [r for r in state.running if r.stalled]
         if not stalled:
@@ -127,7 +137,7 @@ def starts_if_it_fits(state: OracleState, request: Request) -> bool:
 
 
 def fits(state: OracleState, request: Request) -> list[Page] | None:
-    """R12: the pages that are hits, if a waiting request fits; else None."""
+    """R12: the hit pages of a waiting request that fits, or None if it does not fit."""
     available = state.pool.available - min(len(state.running), state.limits.pages // 8)
     if len(state.running) == state.limits.rows or available <= 0:
         return None
@@ -138,7 +148,7 @@ def fits(state: OracleState, request: Request) -> list[Page] | None:
 
 
 def hit_pages(state: OracleState, request: Request) -> list[Page]:
-    """R13: the indexed pages with the request's first tokens."""
+    """R13: the indexed pages that hold the request's first tokens, in order."""
     size, hits = state.limits.page_size, list[Page]()
     most = min((len(request.tokens) - 1) // size, request.hashed) if request.cacheable else 0
     for k in range(most):
@@ -170,13 +180,17 @@ def start(state: OracleState, request: Request, hits: list[Page]) -> None:
 
 
 def ahead(state: OracleState, request: Request) -> list[Request]:
-    """R12: whose tokens count before a latency-sensitive request that waits, when best-effort prompts yield."""
+    """R12: the requests whose missing tokens use the budget before `request` does, while best-effort prompts
+    yield.
+    """
     active = state.active()
     return [r for r in active if r.missing == 1 or (not r.best_effort and r.order() < request.order())]
 
 
 def best_effort_fits(state: OracleState, request: Request) -> bool:
-    """R20: whether best effort may hold the pages of one more request; those of it that stall are preempted for it."""
+    """R20: whether the pages of a waiting best-effort request fit into best effort's limit. Preempts stalled
+    best-effort requests until they do.
+    """
     most = state.limits.best_effort_pages
     while most < state.limits.pages and (runs := [r for r in state.running if r.best_effort]):
         held = sum(len(r.pages) for r in runs) + min(len(runs), most // 8)
@@ -189,7 +203,11 @@ def best_effort_fits(state: OracleState, request: Request) -> bool:
 
 
 def judge(state: OracleState, pair: Pair, words: list[int], now_ns: int, ends: bool) -> Verdict:
-    """R1: what a front end's words mean for its queue pair. ends: no step is cut that has not ended (R23)."""
+    """R1: decide whether a queue pair is revoked or granted in this turn.
+
+    words: the front end's words, by W.FRONT_*.
+    ends: no step is cut, or its last group has run (R23).
+    """
     heartbeat, claim = words[W.FRONT_HEARTBEAT], words[W.FRONT_CLAIM]
     expired = broken = False
     if pair.attached:

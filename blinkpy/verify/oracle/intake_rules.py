@@ -1,4 +1,4 @@
-"""Intake of submission entries."""
+"""Rules of intake (R2) and of tenants' service (R18)."""
 
 import math
 from typing import Any
@@ -16,7 +16,12 @@ from blinkpy.verify.oracle.oracle_state import Account, GrammarKey, OracleState,
 
 
 def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entry: Any, epoch: int) -> tuple[Request, int]:
-    """The request of an entry, SQ_ENTRY [], with Request.finish set if it is refused; and the prompt tokens that were read."""
+    """Read the request of a submission entry.
+
+    entry: a record of type SQ_ENTRY.
+    Returns the request, with `finish` and `reason` set if it is refused, and the number of prompt tokens
+    read.
+    """
     request = Request(slot, pair, int(entry["request_id"]), reason=refusal(limits, entry, epoch))
     if request.reason:
         request.finish = C.FINISH_REJECTED
@@ -39,7 +44,7 @@ def read_request(limits: Limits, queues: EngineViews, pair: int, slot: int, entr
 
 
 def refusal(limits: Limits, entry: Any, epoch: int) -> int:
-    """REJECT_* for an entry that can't be served, whatever its tokens, or 0."""
+    """The REJECT_* code of an entry that the engine refuses whatever its tokens are, or 0."""
     length, start, hashes, first = (int(entry[f]) for f in ("prompt_length", "prompt_offset", "hash_count", "hash_offset"))
     sequence = length + int(entry["max_tokens"])
     unhashed = hashes == 0 and (not limits.prefix_caching or entry["flags"] & SUBMIT_NO_PREFIX_CACHE)
@@ -62,8 +67,8 @@ def refusal(limits: Limits, entry: Any, epoch: int) -> int:
 
 
 def read_grammar(limits: Limits, queues: EngineViews, pair: int, entry: Any, name: str) -> ByteAutomaton | TokenRules | None:
-    """The automaton ("grammar") or the token rules ("rules") of an entry whose places are in range; None if
-    there are none.
+    """The automaton (name "grammar") or token rules ("rules") of an entry, or None if they are invalid.
+    Offset and length of their words must be in range.
     """
     words = queues.prompt[pair, int(entry[f"{name}_offset"]) :][: int(entry[f"{name}_words"])].copy()
     try:
@@ -73,7 +78,7 @@ def read_grammar(limits: Limits, queues: EngineViews, pair: int, entry: Any, nam
 
 
 def in_range(parameter: Parameter, value: Any) -> bool:
-    """Whether the engine accepts a parameter's value. -0.0 lies below 0.0, and NaN nowhere."""
+    """Whether the engine accepts a parameter's value. -0.0 is less than 0.0, and NaN is in no range."""
     least, most = parameter.accepted
     plain = float(value) if parameter.is_float else int(value)
     if least < plain < most:
@@ -83,7 +88,7 @@ def in_range(parameter: Parameter, value: Any) -> bool:
 
 
 def charge(state: OracleState, request: Request) -> None:
-    """R18: a request that is accepted gets its service, and its tenant is charged for it."""
+    """R18: set the service of an accepted request, and charge its tenant."""
     peers = [r.service for r in state.waiting + state.unranked if r.best_effort == request.best_effort]
     floor = min(peers, default=state.clock)
     names = [None if a is None else (a.tenant, a.best_effort) for a in state.accounts]
@@ -102,7 +107,7 @@ def charge(state: OracleState, request: Request) -> None:
 
 
 def settle(state: OracleState, request: Request, ran: bool) -> None:
-    """R18: at the end of a request its tenant pays for what it was served."""
+    """R18: replace a request's charge by its real cost when it ends. ran: it has run at least once."""
     account = state.accounts[request.place]
     if account is None or (account.tenant, account.best_effort) != (request.tenant, request.best_effort):
         return
@@ -113,12 +118,12 @@ def settle(state: OracleState, request: Request, ran: bool) -> None:
 
 
 def cost(state: OracleState, request: Request, output: int) -> int:
-    """R18: tokens in thousandths, over a weight in hundredths."""
+    """R18: the cost in thousandths of a token, divided by the weight in hundredths."""
     return (request.prompt_length + 2 * output) * 100_000 // request.weight
 
 
 def take_in(state: OracleState, now_ns: int) -> None:
-    """R2: submission entries, one of each queue pair in rotation, up to the bounds of a turn."""
+    """R2: consume submission entries, one of each queue pair in rotation, up to the bounds of a turn."""
     entries = tokens = 0
     pending = sum(pair.sq_tail - pair.sq_head for pair in state.pairs)
     while entries < min(pending, state.limits.intake_entries) and tokens < state.limits.intake_tokens:
@@ -131,7 +136,7 @@ def take_in(state: OracleState, now_ns: int) -> None:
 
 
 def consume(state: OracleState, number: int, now_ns: int) -> int:
-    """One entry: skipped, refused or accepted. Returns the prompt tokens that were read."""
+    """R2: skip, refuse or accept one entry. Returns the number of prompt tokens read."""
     pair = state.pairs[number]
     entry = state.queues.sq[number, pair.sq_head % state.limits.sq_entries].view(SQ_ENTRY)[0]
     slot = number * state.limits.slots_per_pair + int(entry["slot"])
@@ -160,8 +165,9 @@ def consume(state: OracleState, number: int, now_ns: int) -> int:
 
 
 def take_grammar(state: OracleState, request: Request, pair: Pair, entry: Any, name: str) -> int:
-    """R2: the grammar of a request, or its token rules, from its pair's share or from the arena. Returns the words that were
-    read."""
+    """R2: attach the entry's grammar or token rules to its request, from its pair's share or from the prompt
+    arena. Returns the number of words read.
+    """
     key = pair.epoch, int(entry[f"{name}_digest"]), name == "rules"
     found: ByteAutomaton | TokenRules | None = pair.grammars.pop(key, None)
     request.grammar_keys.append(key)
@@ -188,7 +194,7 @@ def take_grammar(state: OracleState, request: Request, pair: Pair, entry: Any, n
 
 
 def have_grammar(state: OracleState, request: Request, pair: Pair, key: GrammarKey, found: ByteAutomaton | TokenRules) -> None:
-    """What an entry names is its request's now, and was used last."""
+    """Attach a grammar or token rules to a request, and mark them as the most recently used of their pair."""
     pair.grammars[key] = found
     if isinstance(found, ByteAutomaton):
         request.grammar = found

@@ -1,4 +1,4 @@
-"""What the rules decide upon: the engine as plain Python objects."""
+"""The engine's state as plain Python objects, for the oracle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,15 @@ from blinkpy.queues.token_rules import TokenRules
 from blinkpy.queues.words import FINISH_NONE
 from blinkpy.scheduler.policies import Policy
 
-Place = tuple["Page | None", int, tuple[int, ...]]  # page before it, salt, its tokens
+Place = tuple["Page | None", int, tuple[int, ...]]  # previous page, salt, tokens of the page
 
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """What a page of the pool holds, from the moment that a request takes it until it is free again.
+    """A page of the pool, from its allocation until it is free again.
 
-    number: in the pool; -1 while it was not seen in a page table, since any free page will do. place: where the index has it.
+    number: its number in the pool; -1 until it is seen in a page table, because any free page is correct.
+    place: its key in the index; None if it is not indexed.
     """
 
     holders: int = 1
@@ -31,7 +32,9 @@ class Page:
 
 
 class PagePool:
-    """A page is free, held by requests, or cached: indexed, and held by none."""
+    """Counts free pages, and keeps the cached and indexed ones. A page is free, held by requests, or cached
+    (indexed, without a holder).
+    """
 
     def __init__(self, pages: int) -> None:
         self.free = pages
@@ -45,7 +48,7 @@ class PagePool:
         return self.free + len(self.cached)
 
     def evict(self, wanted: int) -> None:
-        """R14: make `wanted` pages free; those leave that were released first."""
+        """R14: evict cached pages, least recently released first, until `wanted` pages are free."""
         while self.free < wanted:
             page = next(iter(self.cached))
             del self.cached[page]
@@ -53,17 +56,19 @@ class PagePool:
             self.evictions += 1
 
     def take(self) -> Page:
-        """A free page for one request."""
+        """Allocate a free page for one request."""
         self.free -= 1
         return Page()
 
     def share(self, page: Page) -> None:
-        """A hit: one more request holds an indexed page."""
+        """Add a holder to an indexed page (a hit)."""
         self.cached.pop(page, None)
         page.holders += 1
 
     def release(self, pages: Sequence[Page]) -> None:
-        """R14: a request's pages, the last one first. Indexed ones that nobody else holds become cached, others free."""
+        """R14: release a request's pages, the last page first. Pages without another holder become cached if
+        they are indexed, otherwise free.
+        """
         for page in reversed(pages):
             page.holders -= 1
             if page.holders == 0 and page.place:
@@ -72,7 +77,7 @@ class PagePool:
                 self._drop(page)
 
     def offer(self, page: Page, place: Place) -> None:
-        """Put a full page into the index."""
+        """Add a full page to the index."""
         page.place = place
         self.index[place] = page
 
@@ -89,7 +94,7 @@ GrammarKey = tuple[int, int, bool]
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """A queue pair. Positions count from the making of the segment."""
+    """A queue pair. Its positions count entries since the segment was created."""
 
     epoch: int = 0
     attached: bool = False
@@ -100,13 +105,13 @@ class Pair:
     sq_tail: int = 0
     cq_head: int = 0
     cq_tail: int = 0
-    unclaimed: int = 0  # entries of the completion ring that no running request counts on
-    # By epoch, digest and whether they are token rules, in the order of their use.
+    unclaimed: int = 0  # free entries of the completion ring that no running request has reserved
+    # Key: epoch, digest, and whether they are token rules. Least recently used first.
     grammars: dict[GrammarKey, ByteAutomaton | TokenRules] = field(default_factory=dict)
 
 
 class Verdict(NamedTuple):
-    """What becomes of a queue pair in this turn."""
+    """The change to a queue pair in this turn."""
 
     revoke: bool = False
     grant: bool = False
@@ -114,17 +119,17 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What a tenant was served in one class."""
+    """The service of a tenant in one class."""
 
     tenant: int
     best_effort: int
     service: int = 0
-    expected: int = 256  # tokens of its next output
+    expected: int = 256  # tokens of the tenant's next output
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request in the engine. finish: FINISH_* once it ended, reason: REJECT_*."""
+    """A request in the engine. finish: FINISH_* after its end, else FINISH_NONE. reason: REJECT_*, or 0."""
 
     slot: int
     pair: int
@@ -143,26 +148,26 @@ class Request:
     weight: int = 0
     service: int = 0
     charged: int = 0
-    place: int = 0  # of its tenant's account
+    place: int = 0  # index of its tenant's account
     salt: int = 0
     logprobs: bool = False
-    cacheable: bool = False  # it reuses and offers pages
+    cacheable: bool = False  # it may hit indexed pages and add its own
     hashed: int = 0  # pages whose hash is known
     arrival: int = 0
     arrival_us: int = 0
-    first_token_ns: int = 0  # where steps are paced
+    first_token_ns: int = 0  # set only if steps are paced
     rank: int = 0
     computed: int = 0
     pages: list[Page] = field(default_factory=list)
-    indexed: int = 0  # leading pages that the index has, as its own or as equal ones
-    canonical: Page | None = None  # the last of these
-    orphaned: bool = False  # that one was evicted: the request offers no more pages
+    indexed: int = 0  # leading pages in the index, its own pages or equal ones
+    canonical: Page | None = None  # the last indexed page
+    orphaned: bool = False  # `canonical` was evicted: the request adds no more pages to the index
     stalled: bool = False
-    in_flight: bool = False  # a step that is cut has it
+    in_flight: bool = False  # it has a row in a cut step
     preemptions: int = 0
     hit_tokens: int = 0
     grammar: ByteAutomaton | None = None
-    grammar_keys: list[GrammarKey] = field(default_factory=list)  # of its grammar and of its token rules
+    grammar_keys: list[GrammarKey] = field(default_factory=list)  # keys of its grammar and of its token rules
     grammar_state: int = 0
 
     @property
@@ -175,25 +180,25 @@ class Request:
 
     @property
     def missing(self) -> int:
-        """Tokens to compute."""
+        """The number of tokens to compute."""
         return len(self.tokens) - self.computed
 
     @property
     def has_no_part(self) -> int:
-        """Requests.stalled."""
+        """The value that Requests.stalled must have."""
         return 2 if self.in_flight else int(self.stalled)
 
     def needs(self, page_size: int) -> int:
-        """Pages for the tokens that it has, beyond those that it holds."""
+        """The number of pages to add for the request's tokens."""
         return -(-len(self.tokens) // page_size) - len(self.pages)
 
     def order(self) -> tuple[int, int]:
-        """Lower is served first."""
+        """The sort key: lower is served first."""
         return self.rank, self.arrival
 
 
 class Row(NamedTuple):
-    """The next tokens of a request in a step, a number of them. emits: a token follows from the last one."""
+    """A request's next `tokens` tokens in a step. emits: the last of them yields a sampled token."""
 
     request: Request
     tokens: int
@@ -201,9 +206,12 @@ class Row(NamedTuple):
 
 
 class OracleState:
-    """Who waits, runs and ends, what they hold, the step, and what is published.
+    """Requests, queue pairs, pages and counters of one engine.
 
-    queues: the segment. sampled: State.batch.sampled. pieces: the bytes of each token, if there are grammars.
+    queues: views of the segment.
+    sampled: State.batch.sampled.
+    buckets: (tokens, rows) of each bucket.
+    pieces: the bytes of each token, or [] without grammars.
     """
 
     def __init__(
@@ -226,41 +234,43 @@ class OracleState:
         self.finishing: list[Request] = []
         self.rows: list[Row] = []
         self.suspended: list[Row] = []
-        self.group, self.groups = 0, 1  # of the rows, the next one; and of the suspended ones
+        self.group, self.groups = 0, 1  # group that runs next, and number of groups, of `rows`
         self.suspended_group, self.interruptions = 0, 0
         self.bucket = S.NO_BATCH
-        self.completions: list[tuple[int, int]] = []  # of the last turn: queue pair, word
+        self.completions: list[tuple[int, int]] = []  # (queue pair, word) of the last turn
         self.hit_words = [0] * limits.slots  # by slot
         self.counters = dict.fromkeys(W.COUNTER_NAMES, 0)
-        self.policy_fault: tuple[Any, str] | None = None  # the latest: where and what
+        self.policy_fault: tuple[Any, str] | None = None  # place and text of the latest
         self.arrivals = self.rotation = self.turns = self.steps = self.now_ns = self.yielded = self.passed = 0
         self.step_ns = self.tokens_ns = self.held_since = 0
         self.accounts: list[Account | None] = [None] * limits.slots
         self.clock = 0
 
     def free_entries(self, pair: Pair) -> int:
-        """Of its completion ring; those who are in flight keep theirs (R23)."""
+        """The number of free entries in the pair's completion ring, without those reserved by requests in
+        flight (R23).
+        """
         kept = sum(row.emits and self.pairs[row.request.pair] is pair for row in self.suspended)
         return self.limits.cq_entries - (pair.cq_tail - pair.cq_head) - kept
 
     def movable(self) -> list[Request]:
-        """R23: those who run and are not in flight."""
+        """R23: running requests that are not in flight."""
         return [r for r in self.running if not r.in_flight]
 
     def active(self) -> list[Request]:
-        """Those of them who have a part in the next step."""
+        """Movable requests that may have a row in the next step."""
         return [r for r in self.movable() if not r.stalled]
 
     def prompts(self) -> list[Request]:
         return [r for r in self.active() if r.missing > 1]
 
     def drop(self, request: Request) -> None:
-        """Nothing of a request is left in the engine."""
+        """Remove every trace of a request from the engine."""
         del self.live[request.slot]
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """It neither runs nor waits any more."""
+        """Release a request's pages and remove it from all lists."""
         self.pool.release(request.pages)
         request.pages, request.stalled = [], False
         for requests in self.running, self.waiting, self.finishing:
@@ -274,11 +284,11 @@ class OracleState:
         pair.cq_tail += 1
 
     def accounts_by_place(self) -> list[tuple[int, int, int, int]]:
-        """(tenant, class, service, expected output) of each; (-1, 1, -1, 0) if there is none."""
+        """(tenant, class, service, expected output) of each account; (-1, 1, -1, 0) for an unused one."""
         return [(-1, 1, -1, 0) if a is None else (a.tenant, a.best_effort, a.service, a.expected) for a in self.accounts]
 
     def ends_next(self, request: Request) -> bool:
-        """Whether the next token is the last one, whatever it is."""
+        """Whether the next token ends the request, whatever it is."""
         length = len(request.tokens) + 1
         return length - request.prompt_length >= request.max_tokens or length >= self.limits.max_model_len
 

@@ -1,6 +1,7 @@
-"""What a policy's rank must be: its source, evaluated line by line over Python's numbers. Slow, and nothing is compiled.
+"""The rank of a request by its policy's source, evaluated line by line with Python's numbers. It is slow, and
+compiles nothing.
 
-It relies on policy_language to have refused what is not in the language, and shares nothing with the code written there.
+policy_language must have accepted the policy. This module shares no code with it.
 """
 
 import ast
@@ -44,7 +45,7 @@ NEGATIVE_COUNT = (ast.LShift, ast.RShift, ast.Pow)
 
 
 class FaultError(Exception):
-    """The call has no result. kind, place: of the fault."""
+    """A call without a result. kind, place: of the fault."""
 
     def __init__(self, kind: int, place: P.Place):
         super().__init__(P.FAULT_TEXTS[kind])
@@ -64,7 +65,11 @@ class _Continue(Exception):
 
 
 def rank_by_rules(policy: Policy, request: RequestFields, rounds: int = 0) -> tuple[int, FaultError | None]:
-    """The rank of a request, and the fault for which it is the worst one. rounds: of loops that are taken to be over."""
+    """Evaluate a policy. Returns the request's rank and, if the policy has no result, the fault; the rank is
+    then the worst.
+
+    rounds: rounds of loops to count as already used.
+    """
     code = policy.__code__
     try:
         assert isinstance(policy, FunctionType)
@@ -77,7 +82,7 @@ def rank_by_rules(policy: Policy, request: RequestFields, rounds: int = 0) -> tu
 
 
 class _Call:
-    """One call of a function. rounds: [1] of the loops so far."""
+    """One call of a function. rounds: [number of loop rounds so far], shared by nested calls."""
 
     def __init__(self, function: FunctionType, values: tuple[Any, ...], rounds: list[int]):
         self.function, self.rounds, self.source = function, rounds, definition_of(function)

@@ -1,9 +1,9 @@
-"""The scheduler's rules, written once more over plain Python objects: a second opinion on every decision.
+"""The scheduler's rules as an independent implementation over plain Python objects.
 
-An Oracle reads what the scheduler's turn read, and decides who is taken in, ranked, preempted, evicted, admitted and with how
-many cached tokens, who computes what in the next step, and what is published. The package has the rules R1 to R24.
-Nothing here is shared with the phases of the scheduler but the layout of the queues. It knows nothing of lanes, the fast path,
-hashes or rings, so it holds where hashes don't collide.
+An Oracle reads the inputs of the scheduler's turn and makes the same decisions. The package's docstring has
+the rules R1 to R24.
+It shares only the queues' layout with the scheduler's phases. It has no lanes, fast path, hashes or rings, so
+it is valid if no hashes collide.
 """
 
 import math
@@ -18,7 +18,7 @@ from blinkpy.verify.oracle.admission_rules import (
     admit,
     begin_yield,
     best_effort_exceeds,
-    best_effort_room,
+    best_effort_tokens,
     change_owners,
     enters_next,
     grow,
@@ -31,7 +31,7 @@ from blinkpy.verify.oracle.policy_rules import rank_by_rules
 
 
 def time_step(state: OracleState, now_ns: int) -> None:
-    """R17: what a step tells about the next one, and when its tokens came; before the turn's time is that of this turn."""
+    """R17: update the expected duration of a step, and the times of first tokens."""
     longest = state.limits.best_effort_pace_ns
     if not longest or not state.rows:
         return
@@ -44,7 +44,7 @@ def time_step(state: OracleState, now_ns: int) -> None:
 
 
 def holds(state: OracleState, command: int) -> bool:
-    """R17: whether nobody needs the next step yet."""
+    """R17: whether no request needs the next step yet."""
     able = [r for r in state.running if not r.stalled]
     held = bool(state.step_ns and able) and command == W.COMMAND_RUN and not state.waiting
     held = held and all(len(r.tokens) > r.prompt_length and r.missing == 1 for r in able)
@@ -62,7 +62,7 @@ def holds(state: OracleState, command: int) -> bool:
 
 
 def step_budget(state: OracleState, yields: bool) -> int:
-    """R11: the most tokens of the next step."""
+    """R11: the maximum number of tokens of the next step."""
     limits, active = state.limits, state.active()
     decoding = sum(r.missing == 1 for r in active)
     if yields:
@@ -76,10 +76,12 @@ def step_budget(state: OracleState, yields: bool) -> int:
 
 
 def plan(state: OracleState, budget: int, yields: bool) -> int:
-    """R15: first the rows that decode, then chunks of prompts while the budget lasts. Returns the bucket."""
+    """R15: fill the batch with the decoding rows, then with prompt chunks while the budget lasts. Returns the
+    bucket.
+    """
     active = state.active()
     state.rows = [Row(r, 1, True) for r in active if r.missing == 1]
-    left, room, prompts = budget - len(state.rows), best_effort_room(state), state.prompts()
+    left, room, prompts = budget - len(state.rows), best_effort_tokens(state), state.prompts()
     if state.suspended or (yields and not all(r.best_effort for r in prompts)):
         plan_sensitive(state, left)
         prompts = []
@@ -102,7 +104,7 @@ def plan(state: OracleState, budget: int, yields: bool) -> int:
 
 
 def plan_sensitive(state: OracleState, left: int) -> None:
-    """R15: chunks of latency-sensitive prompts alone; the last one may be of a prompt that does not end."""
+    """R15: add chunks of latency-sensitive prompts only. The last chunk may leave its prompt incomplete."""
     taken = 0
     for request in sorted([r for r in state.prompts() if not r.best_effort], key=Request.order):
         count = min(request.missing, left - taken)
@@ -117,18 +119,18 @@ def plan_sensitive(state: OracleState, left: int) -> None:
 
 
 def groups_of(state: OracleState, bucket: int) -> int:
-    """R21: the groups of layers of a step that is cut."""
+    """R21: the number of layer groups of a cut step."""
     return math.ceil(state.limits.step_groups * state.buckets[bucket][0] / state.limits.tokens)
 
 
 def smallest_bucket(state: OracleState) -> int:
-    """R15: the smallest that holds the step."""
+    """R15: the index of the smallest bucket that fits the batch."""
     tokens = sum(row.tokens for row in state.rows)
     return next(i for i, (most, rows) in enumerate(state.buckets) if tokens <= most and len(state.rows) <= rows)
 
 
 def can_interrupt(state: OracleState, command: int) -> bool:
-    """R22: whether a latency-sensitive prompt takes the next step, and the one that is cut waits."""
+    """R22: whether a latency-sensitive prompt may run before the cut step continues."""
     if command == W.COMMAND_STOP or state.interruptions >= state.limits.suspend_steps:
         return False
     if any(not r.best_effort for r in state.prompts()):
@@ -140,7 +142,7 @@ def can_interrupt(state: OracleState, command: int) -> bool:
 
 
 def count_computed(state: OracleState) -> None:
-    """R4: the step's tokens are in the cache; the pages that it filled are offered to the index."""
+    """R4: count the step's tokens as computed, and offer its full pages to the index."""
     for request, tokens, _ in state.rows:
         request.computed += tokens
         state.counters["computed_tokens"] += tokens
@@ -153,8 +155,12 @@ def count_computed(state: OracleState) -> None:
 
 
 def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any], offers: list[tuple[Page, Place]]) -> int:
-    """Offer a request's full pages to the index, at most `most`. listed: what this step has offered. Returns the number of
-    pages that were looked at."""
+    """R4: offer at most `most` full pages of a request to the index.
+
+    listed: keys offered in this step.
+    offers: the pages to index, appended to.
+    Returns the number of pages examined.
+    """
     size = state.limits.page_size
     full, first, waits = request.computed // size, request.indexed, False
     request.hashed = max(request.hashed, full)
@@ -176,7 +182,7 @@ def offer_pages(state: OracleState, request: Request, most: int, listed: set[Any
 
 
 def take_pages_early(state: OracleState) -> None:
-    """R5: pages for the tokens that the step samples, if there are enough for all of them."""
+    """R5: allocate pages for the tokens that the step samples, if there are enough for all."""
     emitting = [row.request for row in state.rows if row.emits and not state.ends_next(row.request)]
     growing = [r for r in emitting if len(r.tokens) >= len(r.pages) * state.limits.page_size]
     if len(growing) <= state.pool.available and not (growing and best_effort_exceeds(state, growing)):
@@ -184,7 +190,7 @@ def take_pages_early(state: OracleState) -> None:
 
 
 def commit(state: OracleState) -> None:
-    """R6: append the step's tokens, publish them, end what is finished."""
+    """R6: append and publish the step's tokens; end finished requests."""
     for i, (request, _, emits) in enumerate(state.rows):
         if emits:
             append(state, request, int(state.sampled[i]))
@@ -215,7 +221,9 @@ def append(state: OracleState, request: Request, token: int) -> None:
 
 
 def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bool:
-    """R6: whether a request's grammar allows a token, which moves its state; or whether it is the next one of a prompt."""
+    """R6: whether a token is legal: the next token of a scored prompt, or a token of the request's grammar,
+    whose state it advances.
+    """
     if len(request.tokens) < request.prompt_length:
         return token == request.prompt[len(request.tokens)]
     grammar, piece = request.grammar, state.pieces[token] if state.pieces else b""
@@ -228,7 +236,7 @@ def allowed(state: OracleState, request: Request, token: int, stops: bool) -> bo
 
 
 def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelled: list[Request]) -> None:
-    """R7: cancelled requests, and those of revoked queue pairs."""
+    """R7: end cancelled requests, and drop the requests of revoked queue pairs."""
     for request in state.running + state.waiting:
         ran = request in state.running or request.preemptions > 0
         if verdicts[request.pair].revoke:
@@ -248,7 +256,7 @@ def end_lost_and_cancelled(state: OracleState, verdicts: list[Verdict], cancelle
 
 
 def notify_ends(state: OracleState) -> None:
-    """R7: the last completion of each, as far as there is room, in order."""
+    """R7: publish the last completion of each ended request, in order, while its ring has space."""
     for request in list(state.finishing):
         if state.free_entries(state.pairs[request.pair]) > 0:
             state.publish(request, request.reason, request.finish)
@@ -256,13 +264,14 @@ def notify_ends(state: OracleState) -> None:
 
 
 class Oracle(OracleState):
-    """What the scheduler must decide: the rules, in the order of a turn.
-
-    `turn` runs after the scheduler's own, on the same inputs: nobody may have written a word of the segment since.
-    """
+    """Applies the rules in the order of a turn."""
 
     def turn(self, now_ns: int) -> int:
-        """One turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as the scheduler does."""
+        """Apply the rules to one turn. Returns the bucket of the next step, NO_BATCH, STOPPED or DRAINED, as
+        the scheduler must.
+
+        To be called after the scheduler's turn at `now_ns`, before any word of the segment changes.
+        """
         inside = self.group + 1 < self.groups
         if not inside:
             time_step(self, now_ns)
@@ -322,7 +331,7 @@ def plan_step(state: OracleState) -> None:
 
 
 def interrupt(state: OracleState, interrupts: bool) -> None:
-    """R23, R24: a step for others than those in flight; or the suspended one continues."""
+    """R23, R24: plan an interrupting step, or resume the suspended one."""
     state.bucket = S.NO_BATCH
     if interrupts:
         plan_step(state)
@@ -335,7 +344,7 @@ def interrupt(state: OracleState, interrupts: bool) -> None:
 
 
 def stop(state: OracleState, command: int) -> int:
-    """R8: the host's command."""
+    """R8: apply the host's command."""
     if state.suspended:
         return S.NO_BATCH
     if command == W.COMMAND_STOP:
@@ -346,7 +355,7 @@ def stop(state: OracleState, command: int) -> int:
 
 
 def rank(state: OracleState) -> None:
-    """R3: the policy ranks those that begin to wait; without a result they go last."""
+    """R3: rank the requests that begin to wait. A request whose policy has no result gets the worst rank."""
     for r in state.unranked:
         generated = max(0, len(r.tokens) - r.prompt_length)
         lengths = r.prompt_length, r.max_tokens, generated

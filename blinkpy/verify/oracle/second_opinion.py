@@ -1,4 +1,4 @@
-"""The comparison of what the scheduler decided in a turn with what the rules say."""
+"""Compares the scheduler's decisions with the oracle's."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ from blinkpy.scheduler.guarded_arithmetic import describe_policy_fault
 from blinkpy.scheduler.policies import Policy, guarded_policy
 from blinkpy.verify.oracle.rules import Oracle
 
-# What State.requests remembers of those that run or wait.
+# Columns of State.requests to compare, for running and waiting requests.
 FIELDS = (
     *("request_id", "arrival", "arrival_us", "rank", "prompt_length", "length", "computed", "num_pages", "hashed", "indexed"),
     *("stalled", "preemptions", "hit_tokens", "grammar_state", "first_token_ns", "service"),
@@ -29,15 +29,16 @@ GAUGES = slice(W.ENGINE_GAUGES, W.ENGINE_GAUGES + len(W.GAUGE_NAMES))
 
 
 class SecondOpinion:
-    """An Oracle beside a scheduler from its first turn on.
+    """Runs an Oracle next to a scheduler, from its first turn.
 
-    state, queues: NumPy arrays over the scheduler's memory. Raises ValueError if hashes collide by design:
-    there the index may miss a page, and which one depends on more than the rules.
+    state, queues: NumPy arrays over the scheduler's memory.
+    Raises ValueError for hashes that collide by design: the rules do not determine which pages such an index
+    misses.
     """
 
     def __init__(self, limits: Limits, policy: Policy, state: State, queues: EngineViews) -> None:
         if not limits.hash_multiplier_1:
-            raise ValueError("the oracle needs hashes that tell pages apart")
+            raise ValueError("hash_multiplier_1 is 0: the oracle needs different hashes for different pages")
         self.state, self.queues = state, queues
         buckets = list(zip(state.buckets.tokens.tolist(), state.buckets.rows.tolist(), strict=True))
         tokens = TokenBytes(state.grammars.token_place, state.grammars.token_bytes)
@@ -45,12 +46,16 @@ class SecondOpinion:
             limits, policy, queues, state.batch.sampled, buckets, tokens.pieces() if limits.grammar_share else []
         )
         self._tails = [0] * limits.pairs
-        self._views = as_memoryviews(state)  # which give integers faster than NumPy does
+        self._views = as_memoryviews(state)  # faster than NumPy at single integers
         self._columns = [getattr(self._views.requests, name) for name in FIELDS]
 
     def difference(self, now_ns: int, bucket: int) -> str:
-        """Judge a turn that the scheduler made at `now_ns` and that returned `bucket`; "" where it decided as the rules say. To
-        be called after each turn, before anybody writes another word."""
+        """Compare a turn that the scheduler made at `now_ns` with the oracle's. Returns the first difference,
+        or "".
+
+        bucket: the turn's result.
+        To be called after each turn, before any word of the segment changes.
+        """
         expected = self.oracle.turn(now_ns)
         for what, own, by_rules in (("bucket", bucket, expected), *self._decisions(), *self._requests(), *self._pages()):
             if own != by_rules:
@@ -71,7 +76,7 @@ class SecondOpinion:
         yield from self._batch()
         yield from self._suspended()
         yield "counts", (counts[S.ARRIVALS], counts[S.TURNS], counts[S.STEPS]), (oracle.arrivals, oracle.turns, oracle.steps)
-        yield "yielding turns in a row", counts[S.YIELDED_TURNS], oracle.yielded
+        yield "consecutive yielding turns", counts[S.YIELDED_TURNS], oracle.yielded
         yield "requests that passed best effort", counts[S.PASSED], oracle.passed
         yield from self._published(state.counters.tolist())
         yield "accounts of tenants", self._accounts(), oracle.accounts_by_place()
@@ -81,7 +86,7 @@ class SecondOpinion:
         yield from self._completions()
 
     def _batch(self) -> Iterator[tuple[str, Any, Any]]:
-        """The step that the turn asked for."""
+        """Compare the step that the turn planned."""
         rows, batch = self.oracle.rows, self._views.batch
         count, words = len(rows), batch.counts.tolist()
         yield "rows", words[S.ROWS], count
@@ -99,17 +104,17 @@ class SecondOpinion:
         yield "groups of the step", (words[S.GROUP], max(1, words[S.GROUPS])), groups
 
     def _suspended(self) -> Iterator[tuple[str, Any, Any]]:
-        """The step that was put aside, and how often it was interrupted."""
+        """Compare the suspended step and the number of its interruptions."""
         oracle, kept = self.oracle, self._views.suspended
         words, count = kept.counts.tolist(), len(oracle.suspended)
         yield "interruptions", self._views.counts[S.INTERRUPTIONS], oracle.interruptions
         yield "suspended rows", words[S.ROWS], count
         yield "slots of the suspended rows", kept.row_slots[:count].tolist(), [row.request.slot for row in oracle.suspended]
         if count:
-            yield "group to go on with", words[S.GROUP], oracle.suspended_group
+            yield "group to resume with", words[S.GROUP], oracle.suspended_group
 
     def _published(self, own: list[int]) -> Iterator[tuple[str, Any, Any]]:
-        """Counters, which are also the engine's own, gauges, and words."""
+        """Compare counters, gauges and words of the segment."""
         oracle, queues = self.oracle, self.queues
         engine, counters = queues.engine.tolist(), list(oracle.counters.values())
         yield "counters", named(W.COUNTER_NAMES, own, counters), named(W.COUNTER_NAMES, counters, own)
@@ -123,7 +128,7 @@ class SecondOpinion:
         yield "hit words", queues.hits.ravel().tolist(), oracle.hit_words
 
     def _grammars(self) -> Iterator[tuple[Any, Any]]:
-        """What each queue pair's share holds, in the order of use."""
+        """(the scheduler's keys, the oracle's keys) of each queue pair's share, least recently used first."""
         share, grammars = self.oracle.limits.grammar_share, self._views.grammars
         for i, pair in enumerate(self.oracle.pairs if share else []):
             slots = [s for s in range(i * share, (i + 1) * share) if grammars.epoch[s]]
@@ -132,7 +137,7 @@ class SecondOpinion:
             yield keys, list(pair.grammars)
 
     def _accounts(self) -> list[tuple[int, int, int, int]]:
-        """(tenant, class, service, expected output) of each, in their places; an unused one has a tenant of -1."""
+        """(tenant, class, service, expected output) of each account; an unused one has tenant -1."""
         tenants = self._views.tenants
         columns = (column.tolist() for column in (tenants.key, tenants.service, tenants.expected))
         return [(key >> 1, key & 1, service, expected) for key, service, expected in zip(*columns, strict=True)]
@@ -141,14 +146,14 @@ class SecondOpinion:
         return describe_policy_fault(fault, guarded_policy(self.oracle.policy).places) if fault else None
 
     def _gauges(self) -> list[int]:
-        """In the order of GAUGE_NAMES."""
+        """The gauges by the oracle, in the order of GAUGE_NAMES."""
         oracle, pool = self.oracle, self.oracle.pool
         held = oracle.limits.pages - pool.available
         tokens = sum([row.tokens for row in oracle.rows])
         return [len(oracle.running), len(oracle.waiting), pool.free, len(pool.cached), held, len(oracle.rows), tokens]
 
     def _completions(self) -> Iterator[tuple[str, Any, Any]]:
-        """The words of this turn, where they belong."""
+        """Compare the completion words of this turn at their positions in the rings."""
         for pair, word in self.oracle.completions:
             position = self._tails[pair] % self.oracle.limits.cq_entries
             yield f"completion of queue pair {pair}", int(self.queues.cq[pair, position]), word
@@ -161,7 +166,9 @@ class SecondOpinion:
             yield name, tuple([column[slot] for slot in slots]), by_rules
 
     def _pages(self) -> Iterator[tuple[str, Any, Any]]:
-        """Any free page will do for a request, so the oracle takes its number from the page table: it must not be in use."""
+        """Compare pages. The oracle takes the number of a new page from the page table, because any free page
+        is correct.
+        """
         pool, pages, table = self.oracle.pool, self._views.pages, self.state.requests.page_table
         for request in self.oracle.running:
             numbers = table[request.slot, : len(request.pages)].tolist()
@@ -176,5 +183,5 @@ class SecondOpinion:
 
 
 def named(names: Sequence[str], values: list[int], others: list[int]) -> dict[str, int]:
-    """The values that differ from others, by name."""
+    """The values that differ from `others`, by name."""
     return {} if values == others else {n: v for n, v, other in zip(names, values, others, strict=True) if v != other}

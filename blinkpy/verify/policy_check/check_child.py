@@ -1,5 +1,5 @@
-"""The process of `blinkpy check` that runs the user's code, with time limits: the trial and the checks after
-it.
+"""The process of `blinkpy check` that runs the user's code, with time limits: the trial and the later
+checks.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ PERCENTILES = (50, 90, 99, 100)
 
 
 class Check(Trial):
-    """A trial with all that `blinkpy check` does after it."""
+    """A trial, and the further checks of `blinkpy check`."""
 
     def __init__(self, options: CheckOptions, send: Callable[[dict[str, Any]], None]):
         super().__init__(options.policy, send, options.seed)
@@ -62,9 +62,9 @@ class Check(Trial):
         self.report(*class_findings(policy, rank_many, options), tenant_finding(policy, rank_many, sampled))
         model = ServerModel.of(options)
         requests = load_workload(options.workload).first(options.requests).at_rate(options.rate)
-        others = [shipped for shipped in SHIPPED if shipped not in (name, "fair")]  # with one tenant fair is fcfs
+        others = [shipped for shipped in SHIPPED if shipped not in (name, "fair")]  # with one tenant, fair equals fcfs
         if len(set(requests.priority.tolist())) == 1 and "priority" in others:
-            others.remove("priority")  # without priorities it is fcfs
+            others.remove("priority")  # without priorities it equals fcfs
         for other in [name, *others]:
             self.stage(f"simulation of {other}", COMPILE_S + options.timeout_s)
             try:
@@ -78,7 +78,7 @@ class Check(Trial):
 
 
 def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
-    """The result of the simulator of docs/verification.md: crashes, cancels, slow readers, late writes, too few
+    """Run the simulator of docs/verification.md: crashes, cancels, slow readers, late writes, too few
     pages.
     """
     report = run(policy, options.seed + 1, options.storm, seconds=options.timeout_s)
@@ -89,7 +89,7 @@ def storm_finding(policy: Policy, options: CheckOptions) -> Finding:
 
 
 def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
-    """The result of the search for starvation."""
+    """The results of the search for starvation."""
     findings: list[Finding] = []
     level: Level = "warning" if options.allow_starvation else "error"
     for preempted in (False, True):
@@ -111,7 +111,9 @@ def waiting_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> l
 
 
 def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> list[Finding]:
-    """The effect of classes under a policy: precedence within bounds, and how long best-effort prompts yield."""
+    """The effect of classes under a policy: bounded precedence, and the time for which best-effort prompts
+    yield.
+    """
     findings: list[Finding] = []
     level: Level = "warning" if options.allow_starvation else "error"
     for waits in (1, 0):
@@ -138,7 +140,9 @@ def class_findings(policy: Policy, rank_many: Any, options: CheckOptions) -> lis
 
 
 def tenant_finding(policy: Policy, rank_many: RankMany, requests: list[RequestFields]) -> Finding:
-    """Whether tenants are served by weight. If not, it is an error for a policy that reads their service."""
+    """Whether tenants are served by weight. If not, this is an error for a policy that reads their
+    service.
+    """
     more = [request._replace(tenant_service=request.tenant_service + MUCH_SERVICE) for request in requests]
     looks = (rank_many(np.array(requests, np.int64)) != rank_many(np.array(more, np.int64))).any()
     shares = tenant_shares(policy)
@@ -155,7 +159,7 @@ def _duration(seconds: float) -> str:
 
 
 def summary(name: str, outcome: ServerOutcome) -> dict[str, Any]:
-    """One policy's results: percentiles in seconds, and the samples that the plot needs."""
+    """One policy's results: percentiles in seconds, and the samples for the plot."""
     facts: dict[str, Any] = {"policy": name, "steps": outcome.steps, "seconds": float(outcome.ended.max() / 1e9)}
     for key, values in (("waiting_s", outcome.waiting_s), ("ttft_s", outcome.ttft_s), ("end_to_end_s", outcome.end_to_end_s)):
         facts[key] = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}

@@ -14,9 +14,9 @@ from blinkpy.verify.policy_check.check_options import CheckOptions
 from blinkpy.verify.policy_check.check_workload import load_workload
 
 MARKS = {"fine": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
-CHECK = "blinkpy.verify.policy_check.check_child"  # the module of the process that runs the policy
+CHECK = "blinkpy.verify.policy_check.check_child"  # module of the process that runs the policy
 PLOT_TYPES = (".png", ".svg", ".pdf")
-FLOOR_S = 1e-3  # of the plot's logarithmic axis: less is drawn there
+FLOOR_S = 1e-3  # start of the plot's logarithmic axis; shorter times are drawn at it
 COLUMNS = (
     ("waiting P50", "waiting_s", "p50"),
     ("P90", "waiting_s", "p90"),
@@ -31,8 +31,9 @@ COLUMNS = (
 
 
 def run_check(options: CheckOptions) -> int:
-    """Check a policy, or placements. Returns the exit code: 0, or 1 when an error was found. Raises ConfigError for wrong
-    options."""
+    """Check a policy, or placements. Returns the exit code: 1 if an error was found, else 0. Raises
+    ConfigError for wrong options.
+    """
     require_packages("check", "numba", extra="cpu")
     if options.fleet:
         _check_output(options)
@@ -65,7 +66,7 @@ def run_check(options: CheckOptions) -> int:
 
 
 def _check_output(options: CheckOptions) -> None:
-    """Notice before the work what would fail after it."""
+    """Check the output options before the simulations."""
     if options.plot:
         if Path(options.plot).suffix not in PLOT_TYPES:
             raise ConfigError(f"plot must end in {', '.join(PLOT_TYPES)}, not {options.plot!r}")
@@ -108,7 +109,7 @@ def _what(o: CheckOptions) -> str:
 
 
 def _plot(outcomes: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw which share of the requests waited how long, for each policy."""
+    """Plot the distribution of waiting times and times to first token for each policy."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -55,7 +55,7 @@ class CheckOptions(BatchOptions):
             raise ConfigError("one of step_us, row_us and token_us must be above 0, so that a step takes time")
 
     def _check_fleet(self) -> None:
-        """Raise ConfigError for options that have no effect with a fleet, or without one."""
+        """Raise ConfigError for options that have no effect with, or without, --fleet."""
         if not self.fleet and not self.policy:
             raise ConfigError("give a POLICY to check, or --fleet N to check placements")
         if not self.fleet and self.placement:

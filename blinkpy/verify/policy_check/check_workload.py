@@ -12,7 +12,7 @@ from blinkpy.config import ConfigError
 
 AZURE = Path(__file__).parent / "workloads" / "azure_conversations.csv"
 TOKENS = (1, 1 << 20)
-COLUMNS = {  # and the values that they may have
+COLUMNS = {  # lowest and highest value of each
     "arrival_s": (0, 10**8),
     "prompt_tokens": TOKENS,
     "generated_tokens": TOKENS,
@@ -27,10 +27,10 @@ SMALLEST_LIMIT = 16  # tokens
 class Workload:
     """Requests in the order of their arrival, arrays [n].
 
-    arrival_ns: int64, from the first one on.
+    arrival_ns: int64, since the first arrival.
     prompt, output: tokens.
-    max_tokens: the client's limit; a policy knows nothing else of the output's length.
-    priority: as given with the request.
+    max_tokens: the client's limit; policies see it, but not the output's length.
+    priority: from the request.
     """
 
     arrival_ns: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Workload:
         return Workload(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
     def at_rate(self, rate: float) -> "Workload":
-        """The same with times scaled to a mean of `rate` requests a second; as it is if the rate is 0."""
+        """A copy with arrival times scaled to a mean of `rate` requests/s; unchanged if the rate is 0."""
         span = self.arrival_ns[-1]
         if rate == 0 or span == 0:
             return self
@@ -56,16 +56,16 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that a request may become."""
+        """The greatest possible number of tokens of a sequence: prompt plus max_tokens."""
         return int((self.prompt + self.max_tokens).max())
 
 
 def load_workload(name: str) -> Workload:
-    """'azure', or a CSV file: lines that begin with # are comments, then a header with REQUIRED and optional
-    COLUMNS.
+    """Load a workload: 'azure', or a CSV file with `#` comments, a header, and the columns REQUIRED and
+    optionally the other COLUMNS.
 
-    Without a column max_tokens, it is the next power of two of the output, at least SMALLEST_LIMIT. Raises
-    ConfigError, with the line, for invalid input.
+    The default of max_tokens is the next power of two of the output, at least SMALLEST_LIMIT. Raises
+    ConfigError with the line for invalid input.
     """
     path = AZURE if name == "azure" else Path(name)
     try:
@@ -97,7 +97,7 @@ def load_workload(name: str) -> Workload:
 
 
 def _read(where: str, line: str, columns: list[str]) -> dict[str, float]:
-    """The known columns of a line. where: the line, for ConfigError."""
+    """The known columns of a line. Raises ConfigError that begins with `where`."""
     try:
         row = {name: float(text) for name, text in zip(columns, next(csv.reader([line])), strict=True) if name in COLUMNS}
     except ValueError as error:

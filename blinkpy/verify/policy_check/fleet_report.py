@@ -52,11 +52,11 @@ def compare(
     begin: Callable[[str], None] = lambda what: None,
 ) -> Iterator[FleetFigures]:
     """Simulate all rules and workloads; the result depends only on the arguments. The last figures of each
-    workload are those of one engine with the size and speed of all.
+    workload are those of a single engine with the combined size and speed.
 
     machine: of each engine.
     rate: of each engine, requests/s.
-    begin: called before each simulation.
+    begin: called before each simulation with its name.
     """
     for name in workloads:
         rng = np.random.default_rng([seed, list(FLEET_WORKLOADS).index(name)])
@@ -72,19 +72,20 @@ def compare(
 
 
 def _joined(machine: ServerModel, engines: int) -> ServerModel:
-    """One engine instead of several: with the rows, pages and speed of all."""
+    """The model of a single engine with the combined rows, pages and speed of `engines` engines."""
     sizes = ("max_num_seqs", "max_num_batched_tokens", "mixed_step_tokens", "burst_step_tokens", "burst_tokens", "num_pages")
     grown = {name: getattr(machine, name) * engines for name in sizes}
     return dataclasses.replace(machine, **grown, row_us=machine.row_us / engines, token_us=machine.token_us / engines)
 
 
-POLICY = "short-prompts"  # where none is named
+POLICY = "short-prompts"  # the default
 HEAD = ("workload", "placement", "TTFT P50", "P99", "prefix hits", "busiest/mean")
 
 
 def run_fleet_check(options: CheckOptions) -> int:
-    """Compare the placement that is named, and the shipped ones. Returns the exit code: 0, or 1 when requests never ended, or the
-    placement failed for one. Raises ConfigError for wrong options."""
+    """Compare the given placement with the shipped ones. Returns the exit code: 1 if requests never ended or
+    the placement failed for a request, else 0. Raises ConfigError for wrong options.
+    """
     named = options.placement
     rules = {**({named: load_rule(named)} if named else {}), **SHIPPED_RULES}
     policy = vetted_policy(options.policy or POLICY)

@@ -1,4 +1,6 @@
-"""A fleet in simulated time: several schedulers, each as in timed_server, and one worker that places requests."""
+"""A fleet in simulated time: several schedulers, each simulated as in timed_server, and one worker that
+places requests.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +15,8 @@ from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.policy_check.check_workload import Workload, load_workload
 from blinkpy.verify.policy_check.timed_server import IDLE_NS, NEVER, OTHER, STOP, VOCAB, ServerModel, StuckError, TimedSimulation
 
-NOBODY = -1
-QUESTION = (16, 512)  # tokens behind a common start
+NONE = -1
+QUESTION = (16, 512)  # range of the tokens after a common prefix
 GROUPS, GROUP_TOKENS, ZIPF = 192, (512, 2560), 0.9  # system prompts
 CHAT_TURNS, CHAT_SYSTEMS, CHAT_SYSTEM_TOKENS, PAUSE_S, MOST_ANSWER = (2, 9), 8, 600, 12.0, 400
 BURST_EVERY_S, BURST_REQUESTS, BURST_TOKENS, BURST_LASTS_S, BURST_SHARE = 10.0, 12, 1500, 0.2, 0.3
@@ -22,9 +24,12 @@ BURST_EVERY_S, BURST_REQUESTS, BURST_TOKENS, BURST_LASTS_S, BURST_SHARE = 10.0, 
 
 @dataclass(frozen=True)
 class FleetWorkload:
-    """requests: in the order of their numbers.
-    prompts: int32 of each.
-    follows: int64 [n]: each arrives pause_ns after the end of this request, or at its own time if NOBODY.
+    """Requests with their prompts.
+
+    requests: in the order of their numbers.
+    prompts: int32, of each request.
+    follows: int64 [n]: request i arrives pause_ns[i] after the end of request follows[i], or at its own time
+        if NONE.
     """
 
     requests: Workload
@@ -37,14 +42,16 @@ class FleetWorkload:
 
 
 def azure(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """Lengths of the Azure trace, and no two prompts have a common start. Poisson arrivals, as of all but chats."""
+    """Lengths of the Azure trace; no two prompts share a prefix. Arrivals are a Poisson process, except in
+    `chats`.
+    """
     lengths = _lengths(count, rng)
     prompts = [_tokens(int(n), rng) for n in lengths.prompt]
     return _open_loop(_poisson(count, rate, rng), prompts, lengths)
 
 
 def shared_prefix(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """One of many system prompts, popular ones more often by Zipf's law, and a question."""
+    """One of many system prompts, chosen by Zipf's law, and a question."""
     groups = GROUPS * engines // 4 + 1
     systems = [_tokens(int(n), rng) for n in rng.integers(*GROUP_TOKENS, groups)]
     weights = 1 / np.arange(1, groups + 1) ** ZIPF
@@ -54,7 +61,9 @@ def shared_prefix(count: int, rate: float, engines: int, rng: np.random.Generato
 
 
 def chats(count: int, rate: float, engines: int, rng: np.random.Generator) -> FleetWorkload:
-    """Chats of several turns: each has the turns and answers before it, and arrives when its user has read and written."""
+    """Chats of several turns. A turn's prompt contains all previous turns and answers, and arrives after its
+    user has read and written.
+    """
     lengths = _lengths(count, rng)
     output = np.minimum(lengths.output, MOST_ANSWER)
     systems = [_tokens(CHAT_SYSTEM_TOKENS, rng) for _ in range(CHAT_SYSTEMS)]
@@ -66,9 +75,9 @@ def chats(count: int, rate: float, engines: int, rng: np.random.Generator) -> Fl
             number = len(prompts)
             text = np.concatenate((text, _tokens(int(rng.integers(*QUESTION)), rng)))
             prompts.append(text)
-            follows.append(number - 1 if turn else NOBODY)
+            follows.append(number - 1 if turn else NONE)
             text = np.concatenate((text, np.full(output[number] - 1, OTHER, np.int32), np.array([STOP], np.int32)))
-    first = np.array(follows) == NOBODY
+    first = np.array(follows) == NONE
     arrival = np.zeros(count, np.int64)
     arrival[first] = _poisson(int(first.sum()), rate * first.mean(), rng)
     pause = (rng.exponential(PAUSE_S, count) * 1e9).astype(np.int64)
@@ -122,7 +131,7 @@ def _sizes(prompts: list[Int32]) -> Int64:
 def _open_loop(arrival: Int64, prompts: list[Int32], lengths: Workload) -> FleetWorkload:
     count = len(prompts)
     requests = Workload(arrival, _sizes(prompts), lengths.output, lengths.max_tokens, lengths.priority)
-    return FleetWorkload(requests, prompts, np.full(count, NOBODY), np.zeros(count, np.int64))
+    return FleetWorkload(requests, prompts, np.full(count, NONE), np.zeros(count, np.int64))
 
 
 SLOTS = 256  # of each engine
@@ -131,10 +140,13 @@ MOST_IDLE = 1000  # consecutive idle turns of an engine with requests
 
 @dataclass
 class FleetOutcome:
-    """Outcomes of the requests, int64 [n]: engine of each, and ns from arrival to first token.
+    """Outcomes of the requests, int64 [n].
 
-    computed: tokens that each engine computed, int64 [engines].
+    engine: of each request.
+    ttft_ns: from arrival to first token.
+    computed: int64 [engines], tokens computed by each engine.
     hit_rate: fraction of all prompts' tokens found in a prefix cache.
+    faults: requests for which the placement failed.
     """
 
     engine: Int64
@@ -145,12 +157,14 @@ class FleetOutcome:
 
     @property
     def balance(self) -> float:
-        """The busiest engine's tokens, by their mean."""
+        """Tokens computed by the busiest engine, divided by the mean."""
         return float(self.computed.max() / self.computed.mean())
 
 
 class FleetSimulation:
-    """One worker, and engines that are all alike. slots: of each engine. Depends on its arguments alone."""
+    """One worker and several equal engines. The result depends only on the arguments. slots: of each
+    engine.
+    """
 
     def __init__(
         self,
@@ -170,10 +184,10 @@ class FleetSimulation:
         self._in_flight, self._unseen, self._accepted = [0] * engines, [0] * engines, [0] * engines
         self._engine = np.full(len(workload), NEVER)
         self._due = workload.requests.arrival_ns.copy()
-        self._coming = [(int(self._due[i]), i) for i in np.flatnonzero(workload.follows == NOBODY).tolist()]
+        self._coming = [(int(self._due[i]), i) for i in np.flatnonzero(workload.follows == NONE).tolist()]
         heapify(self._coming)
-        self._followers = {int(before): i for i, before in enumerate(workload.follows.tolist()) if before != NOBODY}
-        self._door: deque[int] = deque()  # requests that arrived when no engine had a slot
+        self._followers = {int(before): i for i, before in enumerate(workload.follows.tolist()) if before != NONE}
+        self._waiting: deque[int] = deque()  # requests that arrived when no engine had a slot
 
     def run(self) -> FleetOutcome:
         """Serve all requests. Raises StuckError if some never end."""
@@ -183,7 +197,7 @@ class FleetSimulation:
             first = min(busy, key=lambda server: server.now) if busy else None
             if self._coming and (first is None or self._coming[0][0] <= first.now):
                 due, number = heappop(self._coming)
-                self._door.append(number)
+                self._waiting.append(number)
                 self._place(due)
                 continue
             if first is None:
@@ -202,14 +216,14 @@ class FleetSimulation:
         return len(server.free) < self._slots
 
     def _place(self, now: int) -> None:
-        """Send waiting requests to engines, in order, as long as some accept."""
-        while self._door:
-            number, workload = self._door[0], self._workload
+        """Send waiting requests to engines, in order, while the placement finds an engine."""
+        while self._waiting:
+            number, workload = self._waiting[0], self._workload
             prompt = workload.prompts[number]
             chosen = self._placement.choose(prompt, 0, [self._load(i) for i in range(len(self._servers))])
             if chosen is None:
                 return
-            self._door.popleft()
+            self._waiting.popleft()
             self._placement.sent(chosen, prompt, 0)
             server = self._servers[chosen]
             if not self._live(server):
@@ -235,7 +249,7 @@ class FleetSimulation:
         return EngineLoad(index, *loads, self._in_flight[index], self._unseen[index], bool(server.free))
 
     def _note(self, server: TimedSimulation) -> int:
-        """Take what a turn of an engine completed; the number of requests that ended."""
+        """Count the requests that ended in an engine's last turn, and schedule their followers."""
         index, workload = self._servers.index(server), self._workload
         for number in server.over:
             self._in_flight[index] -= self._size(number)

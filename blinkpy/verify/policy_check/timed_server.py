@@ -1,7 +1,8 @@
-"""A server in simulated time: the scheduler itself, compiled with the policy, behind a queue pair, and a model of the time of
-its steps.
+"""A server in simulated time: the scheduler itself, compiled with the policy, a queue pair, and a model of
+step durations.
 
-So what is measured (order, batches, chunks, preemptions) is what an engine with these limits does. Only the clock is simulated.
+Order, batches, chunks and preemptions are therefore those of an engine with these limits. Only the clock is
+simulated.
 """
 
 from bisect import bisect_left, insort
@@ -50,7 +51,7 @@ NO_WORDS: Mapping[str, NDArray[np.int64]] = {}
 
 
 class StuckError(RuntimeError):
-    """Requests wait, nothing runs, and nothing will change that."""
+    """Requests wait, no request runs, and no event will change that."""
 
 
 class Work(NamedTuple):
@@ -59,8 +60,8 @@ class Work(NamedTuple):
     tokens: of its bucket, including padding.
     decoding: rows.
     prefill: tokens of prompt chunks.
-
-    decode_context: tokens that the decoding rows attend to, all rows together; prefill_context: the same of all prompt tokens.
+    decode_context: sum over the decoding rows of the tokens that they attend to.
+    prefill_context: the same sum over all prompt tokens.
     """
 
     tokens: int
@@ -72,23 +73,25 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerModel(BatchOptions):
-    """A server with the batch options of `serve`, and the time of its steps. Another model of the time overrides step_ns."""
+    """A server with the batch options of `serve`, and the durations of its steps. A subclass may override
+    step_ns.
+    """
 
     page_size: int  # tokens
     num_pages: int
     step_us: float  # of an empty step
     row_us: float  # for each decoding row
     token_us: float  # for each token of a prompt
-    border_us: float = 0.0  # of the turn between two groups of a step that is cut
+    border_us: float = 0.0  # of the turn between two groups of a cut step
 
     @classmethod
     def of(cls, options: Any) -> "ServerModel":
-        """The server that options with these names describe."""
+        """Build a model from an object with these option names."""
         return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
 
     @property
     def scheduler(self) -> SchedulerOptions:
-        """The options of the scheduler, which keeps no pace here."""
+        """The scheduler's options; pacing is off."""
         return SchedulerOptions(**{item.name: getattr(self, item.name) for item in fields(BatchOptions)})
 
     def step_ns(self, work: Work) -> int:
@@ -96,19 +99,19 @@ class ServerModel(BatchOptions):
         return int(1000 * (self.step_us + self.row_us * work.decoding + self.token_us * work.prefill))
 
     def buckets(self) -> list[tuple[int, int]]:
-        """(tokens, rows) of the available steps; empty: the scheduler's defaults."""
+        """(tokens, rows) of the available steps; empty for the scheduler's defaults."""
         return []
 
 
 @dataclass
 class ServerOutcome:
-    """The outcome of each request, arrays [n]; times are ns since the first arrival, or NEVER.
+    """The outcome of each request, arrays [n]. Times are ns since the first arrival, or NEVER.
 
-    waiting_s, ttft_s, end_to_end_s: seconds from the arrival to the first step, to the first token and to the last one.
+    waiting_s, ttft_s, end_to_end_s: seconds from the arrival to the first step, first token and last token.
     """
 
     arrival: NDArray[np.int64]
-    started: NDArray[np.int64]  # begin of the first step that it took part in
+    started: NDArray[np.int64]  # start of its first step
     first_token: NDArray[np.int64]
     ended: NDArray[np.int64]
     preemptions: NDArray[np.int64]
@@ -127,7 +130,7 @@ class ServerOutcome:
         return (self.ended - self.arrival) / 1e9
 
     def overtakers(self) -> list[int]:
-        """For each request, how many that arrived later started earlier."""
+        """For each request, the number of later arrivals that started before it."""
         begun: list[int] = []
         counts = []
         for started in self.started[::-1].tolist():
@@ -139,18 +142,17 @@ class ServerOutcome:
 class TimedSimulation:
     """One server, driven by submit() and turn().
 
-    requests: those that may be submitted, by number.
-    words: their other parameters, arrays [n], by names in the submission entry.
-    most_slots: maximum requests in it.
-    prompts: of the requests, int32, tokens in [0, VOCAB), for a server with a prefix cache; otherwise prompts
+    requests: the requests that may be submitted, by number.
+    words: other parameters of the requests, arrays [n], by names of the submission entry's fields.
+    prompts: int32 tokens in [0, VOCAB) of each request, for a server with a prefix cache; otherwise prompts
         have only a length.
-
-    due: arrival of each request, ns; in a closed loop it is set when others end.
+    most_slots: maximum requests in the server.
+    due: arrival of each request, ns; in a closed loop, set when a previous request ends.
     over: requests that had ended when the last turn began, at read_ns.
     generated: tokens of each request, including those of the running step.
     free: slots without a request.
     durations: of each step so far, or layer group of a cut step, ns.
-    decoding: rows of each step that got a token beyond their first.
+    decoding: for each step, the rows that got a token after their first.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class TimedSimulation:
         self._scheduler.turn(0)
 
     def submit(self, number: int) -> None:
-        """Hand a request to the server."""
+        """Submit a request to the server."""
         slot, entry, requests = self.free.pop(), self._entry, self.requests
         self._number[slot] = number
         entry["request_id"] = 1 << 32 | self._sq_tail + 1
@@ -220,11 +222,13 @@ class TimedSimulation:
 
     @property
     def yielded_turns(self) -> int:
-        """Consecutive turns up to the last one in which best-effort prompts yield."""
+        """Consecutive turns, up to the last one, in which best-effort prompts yielded."""
         return int(self._state.counts[S.YIELDED_TURNS])
 
     def _write_prompt(self, prompt: Int32) -> None:
-        """Put tokens and page hashes into the arenas, which have room for those of all slots, and name them in the entry."""
+        """Write tokens and page hashes to the arenas, which have space for all slots, and their offsets to
+        the entry.
+        """
         page, arena, hashes = self.machine.page_size, self._views.prompt, self._views.hashes
         taken = -(-len(prompt) // page) * page
         if self._offset + taken > arena.shape[1]:
@@ -237,15 +241,15 @@ class TimedSimulation:
         self._offset += taken
 
     def counter(self, name: str) -> int:
-        """A counter that the engine publishes."""
+        """A published counter of the engine."""
         return int(self._views.engine[COUNTER[name]])
 
     def gauge(self, name: str) -> int:
-        """A gauge that the engine publishes, as of its last turn."""
+        """A published gauge of the engine, as of its last turn."""
         return int(self._views.engine[GAUGE[name]])
 
     def turn(self) -> bool:
-        """One turn of the scheduler and the step that it asks for. False when there was nothing to run."""
+        """Run one turn of the scheduler and the step that it plans. Returns False if there was no step."""
         batch, machine, out = self._state.batch, self.machine, self.outcome
         self._views.front[0, FRONT_HEARTBEAT] += 1
         bucket = self._scheduler.turn(self.now)
@@ -274,7 +278,7 @@ class TimedSimulation:
         batch = self._state.batch
         contexts = batch.context_lengths[:rows]
         lengths = np.diff(batch.query_starts[: rows + 1])[decoding:].astype(np.int64)
-        last = contexts[decoding:].astype(np.int64)  # that of a chunk's last token; of the others, one less each
+        last = contexts[decoding:].astype(np.int64)  # context of each chunk's last token; each earlier token has one less
         return Work(
             tokens=int(self._state.buckets.tokens[bucket]),
             decoding=decoding,
@@ -284,7 +288,7 @@ class TimedSimulation:
         )
 
     def _read(self) -> None:
-        """Take the completions: tokens of the step that ended now."""
+        """Read the completions of the step that just ended."""
         out, ring = self.outcome, self._views.cq.shape[1]
         tail = int(self._views.pair[0, PAIR_CQ_TAIL])
         words = self._views.cq[0, np.arange(self._cq_head, tail) % ring]
@@ -303,15 +307,16 @@ class TimedSimulation:
 
 
 def simulate(policy: Policy, machine: ServerModel, requests: Workload) -> ServerOutcome:
-    """Serve all requests, each submitted when it arrives (open loop). Raises StuckError if some never end."""
+    """Serve all requests, each submitted at its arrival (open loop). Raises StuckError if some never end."""
     return serve(TimedSimulation(policy, machine, requests))
 
 
 def serve(server: TimedSimulation, streams: int = 0) -> ServerOutcome:
-    """Run a server until all its requests have ended, each submitted when it arrives. Raises StuckError.
+    """Run a server until all its requests have ended. Raises StuckError if some never end.
 
-    streams: in a closed loop. As many are submitted when they arrive, and request i as long after the end of request i - streams
-    as its own arrival is after 0.
+    streams: 0 submits each request at its arrival. Otherwise the loop is closed: the first `streams` requests
+        are submitted at their arrival. Request i is submitted after the end of request i - streams, delayed
+        by its arrival time.
     """
     n, due, idle = len(server.requests), server.due, 0
     streams = streams or n

@@ -1,10 +1,11 @@
-"""How long can a policy let a request wait? From its ranks alone, then shown on the scheduler.
+"""How long can a policy let a request wait? The answer comes from its ranks alone, and is then shown on the
+scheduler.
 
-A request's rank is fixed while it waits, so under endless load it is served only if new requests have
-greater ranks. The *overtaking window* is the longest time after which a new request can still get a lower
-rank than a waiting one: 0 for first come, first served; bounded if ranks grow with arrival or arrival_us;
-unbounded if a request may starve. It is searched for on ordinary requests and arrivals up to a day apart,
-so it is evidence, not a proof.
+A request's rank is fixed while it waits, so under endless load it is served only if new requests have greater
+ranks. The *overtaking window* is the longest time after which a new request can still get a lower rank than a
+waiting one. It is 0 for first come, first served; bounded if ranks grow with arrival or arrival_us; unbounded
+if a request may starve. The search uses ordinary requests and arrivals up to a day apart, so its result is
+evidence, not a proof.
 """
 
 import random
@@ -30,7 +31,7 @@ RankMany = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 def compile_ranks(function: Policy) -> RankMany:
-    """A compiled function of int64 [n, fields], one request a row, to ranks, int64 [n], as the scheduler has them."""
+    """Compile a policy to a function from int64 [n, fields], one request per row, to ranks, int64 [n]."""
     rank_of = make_rank_of(function)
 
     @njit
@@ -46,7 +47,7 @@ def compile_ranks(function: Policy) -> RankMany:
 
 
 def compare_compiled(function: Policy, rank_many: RankMany, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
-    """Whether compiled code gives the same ranks as Python, and the same ones twice."""
+    """Check that compiled code gives the same ranks as Python, and the same ranks in a second call."""
     table = np.array(requests, np.int64)
     first, again = rank_many(table).tolist(), rank_many(table).tolist()
     for request, rank, compiled, later in zip(requests, ranks, first, again, strict=True):
@@ -86,12 +87,12 @@ def compile_for_gpu(function: Policy) -> Finding:
     return Finding("fine", "compiles", "for the CPU, and for a GPU (sm_90)")
 
 
-KINDS = 512  # of requests that are compared, each with each
+KINDS = 512  # number of requests that are compared pairwise
 BEGINNINGS_S = (1, 3600, 30 * 86_400)  # engine clocks at which the waiting request arrives
 LATER_S = (0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 86_400)
 REFINEMENTS = 6  # halvings of the interval in which the window ends
 ARRIVALS_PER_S = 20
-SERVICE_PER_S = 1_000_000  # of tenants that are always served: 1,000 tokens of a prompt
+SERVICE_PER_S = 1_000_000  # of a tenant that is always served: 1,000 prompt tokens
 
 FLOOD_TOKENS = 8192  # longest sequence in the demonstration
 FLOOD_ROWS = 4
@@ -101,7 +102,7 @@ FLOOD_REQUESTS = 2000
 
 
 class Overtaking(NamedTuple):
-    """The worst pair that was found. window_s: longest time between their arrivals."""
+    """The worst pair found. window_s: longest time between their arrivals."""
 
     window_s: float
     waits: RequestFields
@@ -109,12 +110,12 @@ class Overtaking(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether later ones don't overtake."""
+        """Whether requests that arrive later than the window no longer overtake."""
         return self.window_s < LATER_S[-1]
 
 
 def overtaking(rank_many: RankMany, seed: int, preempted: bool = False) -> Overtaking:
-    """Search for the overtaking window. preempted: of requests that wait again after a preemption."""
+    """Search for the overtaking window. preempted: the waiting requests were preempted before."""
     draw = random.Random(seed)
     newcomers = [ordinary(draw)._replace(generated=0, preemptions=0) for _ in range(KINDS)]
     waiting = newcomers
@@ -134,7 +135,9 @@ def overtaking(rank_many: RankMany, seed: int, preempted: bool = False) -> Overt
 
 
 def longest_time(overtakes: Callable[[float], bool]) -> float:
-    """About the longest of LATER_S, and of the times between these, after which something overtakes; 0: after none."""
+    """The approximate longest time, between the smallest and greatest of LATER_S, after which `overtakes` is
+    true; 0 if it never is.
+    """
     longest = max((later for later in LATER_S if overtakes(later)), default=0.0)
     beyond = next((later for later in LATER_S if later > longest), longest)
     for _ in range(REFINEMENTS):
@@ -144,12 +147,12 @@ def longest_time(overtakes: Callable[[float], bool]) -> float:
 
 
 def arriving(requests: list[RequestFields], at_s: float) -> list[RequestFields]:
-    """The requests as they are when they arrive at a time."""
+    """The requests with the arrival fields of a time."""
     return [
         r._replace(
             arrival=int(at_s * ARRIVALS_PER_S) + 1,
             arrival_us=int(at_s * 1e6),
-            tenant_service=int(at_s * SERVICE_PER_S) + r.tenant_service,  # its own part is how far its tenant is ahead
+            tenant_service=int(at_s * SERVICE_PER_S) + r.tenant_service,  # the old value is its tenant's lead
         )
         for r in requests
     ]
@@ -162,16 +165,18 @@ def _ranked(rank_many: RankMany, requests: list[RequestFields], at_s: float) -> 
 
 
 class Flood(NamedTuple):
-    """The outcome of one request under a load of requests that overtake it."""
+    """The outcome of one request under a load of overtaking requests."""
 
     waited_s: float  # until it started, or until the end of the demonstration
     started: bool
     overtaken_by: int
-    last_arrived_s: float  # how long after it the last one of those arrived
+    last_arrived_s: float  # between its arrival and that of the last overtaking request
 
 
 def flood(policy: Policy, worst: Overtaking) -> Flood:
-    """Keep a small server full of overtaking requests, and submit the waiting one among the first of them."""
+    """Keep a small server full of overtaking requests, and submit the waiting request among the first of
+    them.
+    """
     n, victim = FLOOD_REQUESTS, FLOOD_QUEUE
     prompt, limit, priority = (
         np.where(np.arange(n) == victim, getattr(worst.waits, name), getattr(worst.overtakes, name))
@@ -208,7 +213,7 @@ TURNS = 40 * YIELD_STEPS
 
 
 def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
-    """Search for the overtaking window between requests that differ only in class and time. waits: the class of
+    """Search for the overtaking window between requests that differ only in class and time. waits: class of
     the overtaken request.
     """
     draw = random.Random(seed)
@@ -218,7 +223,9 @@ def class_window(rank_many: RankMany, seed: int, waits: int) -> Overtaking:
 
 
 def _window(rank_many: RankMany, own: list[RequestFields], others: list[RequestFields], beginning: float) -> Overtaking:
-    """The widest, where request i of `own`, which waits since `beginning`, is compared with request i of `others`."""
+    """The widest window between request i of `own`, which waits since `beginning`, and request i of
+    `others`.
+    """
     first = arriving(own, beginning)
     ranks = rank_many(np.array(first, np.int64))
 
@@ -262,13 +269,13 @@ def yield_outcome(policy: Policy) -> YieldOutcome:
 
 
 TENANT_ROWS, TENANT_STEP_TOKENS = 4, 512
-LIMIT = 2  # times the output that a request has, it might have had
+LIMIT = 2  # max_tokens divided by the real output
 TENANT_TURNS = 2500
 MOST_REQUESTS = 6000
 
 
 class TenantLoad(NamedTuple):
-    """One tenant's requests. depth: of them are in the engine at any time, more than run."""
+    """One tenant's requests. depth: its requests in the engine at any time, more than can run."""
 
     weight: float
     prompt: int  # tokens
@@ -277,7 +284,7 @@ class TenantLoad(NamedTuple):
 
     @property
     def most_ahead(self) -> float:
-        """Maximum tokens that it may have in the engine, divided by its weight."""
+        """Maximum tokens of its requests in the engine, divided by its weight."""
         return self.depth * (self.prompt + OUTPUT_COST * LIMIT * self.output) / self.weight
 
 
@@ -285,9 +292,11 @@ TENANTS = (TenantLoad(1, 30, 10, 8), TenantLoad(1, 400, 4, 12), TenantLoad(2, 12
 
 
 class Shares(NamedTuple):
-    """served: tokens of each tenant divided by its weight; an output token counts as OUTPUT_COST.
-    apart: the largest difference of two tenants at any time.
-    bound: the allowed difference under a fair policy.
+    """The result of tenant_shares.
+
+    served: tokens of each tenant divided by its weight; an output token counts as OUTPUT_COST.
+    apart: the largest difference between two tenants at any time.
+    bound: the permitted difference under a fair policy.
     """
 
     served: list[float]
@@ -317,7 +326,7 @@ def tenant_shares(policy: Policy, tenants: tuple[TenantLoad, ...] = TENANTS, tur
     for _ in range(turns):
         taken = [list(islice(requests, count)) for requests, count in zip(coming, missing, strict=True)]
         if list(map(len, taken)) != missing:
-            break  # a tenant has no request left, and would no longer wait
+            break  # a tenant without a waiting request would distort the comparison
         for number in chain(*taken):
             server.submit(number)
         server.turn()

@@ -21,11 +21,13 @@ HEAD = "arrival_s,prompt_tokens,generated_tokens,max_tokens,priority"
 
 @dataclass(order=True)
 class Seen:
-    """One request. generated: tokens so far; if it ended and its slot was reused in the same turn, without the
-    last.
+    """A recorded request.
+
+    generated: tokens so far. If the request ended and its slot was reused in the same turn, the last token is
+        missing.
     """
 
-    arrival: int  # its number
+    arrival: int  # arrival number
     arrived_ns: int
     prompt: int
     max_tokens: int
@@ -34,7 +36,9 @@ class Seen:
 
 
 class RecordedRequests:
-    """Collects the requests that are accepted during a replay: call `take` after each turn. state: as before the first one."""
+    """Collects the accepted requests of a replay: call `take` after each turn. state: before the first
+    turn.
+    """
 
     def __init__(self, state: State) -> None:
         self._first = state.counts[S.ARRIVALS]
@@ -51,7 +55,7 @@ class RecordedRequests:
                 self._seen[key].generated = max(0, int(r.length[slot] - r.prompt_length[slot]))
 
     def write(self, path: Path) -> int:
-        """Write the CSV file; returns the number of requests. Raises OSError. Requests without a token are left out."""
+        """Write the CSV file, without requests that have no token. Returns their number. Raises OSError."""
         chosen = sorted(seen for seen in self._seen.values() if seen.generated > 0)
         lines = [HEAD]
         for seen in chosen:
@@ -89,7 +93,9 @@ def run_record(options: RecordOptions) -> int:
 
 
 def run_replay(options: ReplayOptions) -> int:
-    """Replay a dump. Returns 0 when every decision is the recorded one, 1 when not. Raises ConfigError for a bad file."""
+    """Replay a dump. Returns 0 if every decision equals the recorded one, else 1. Raises ConfigError for an
+    invalid file.
+    """
     require_packages("replay", "numba", extra="cpu")
     from blinkpy.recording.dump_file import read_dump
     from blinkpy.scheduler.policy_vetting import recorded_policy
@@ -111,7 +117,7 @@ def run_replay(options: ReplayOptions) -> int:
     timeline, requests, different = Timeline(), RecordedRequests(replay.state), 0
     print(f"{options.file}: {about['reason']}, {about['written']}, {about.get('device', '')} engine, policy {about['policy']}")
     if replay.turns and not replay.turns[-1].ended:
-        print(f"turn {replay.turns[-1].number}, the last one, did not end: what it read is run again")
+        print(f"turn {replay.turns[-1].number}, the last one, did not end: its inputs are replayed")
     for turn, differs in narrate(replay, options):
         different += differs
         if not replay.failed:

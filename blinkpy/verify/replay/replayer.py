@@ -1,8 +1,7 @@
-"""Run a recording again: the scheduler's source, as plain Python or compiled, on the recorded state and
-inputs.
+"""Replays a recording: the scheduler's source, as plain Python or compiled, on the recorded state and inputs.
 
-Every turn must make the recorded decisions: bucket, rows with their tokens, and free pages. Its own
-recorder must write the same record, word for word.
+Every turn must make the recorded decisions: bucket, rows with their tokens, and free pages. Its own recorder
+must write an identical record.
 """
 
 import dataclasses
@@ -36,13 +35,17 @@ HALF, LOW = 32, 0xFFFFFFFF
 
 
 class BrokenRecordError(ValueError):
-    """Words that are no records."""
+    """The words are not a valid record."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A submission entry that a turn consumed. prompt: int32 [n], as far as it was read; hashes: int64, of its full pages;
-    automaton, rules: int32, empty if they were not read."""
+    """A submission entry consumed in a turn.
+
+    prompt: int32 [n], the part that was read.
+    hashes: int64, of its full pages.
+    automaton, rules: int32, empty if they were not read.
+    """
 
     pair: int
     words: Int32
@@ -57,13 +60,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: inputs and decisions. planned: int64 [rows, 2], slot and tokens of each row. bucket: -1 without
-    a new batch.
-    group: of layers, with which a step continues that is cut into `groups`; 0: it begins. suspended: whether
-        another one is.
+    """One turn: inputs and decisions.
 
+    planned: int64 [rows, 2], slot and tokens of each row.
+    bucket: -1 without a new batch.
     words: int64, its record.
     cancel_words: int64 [S], only of an unfinished turn (not `ended`), whose decisions are unknown.
+    group: the layer group with which a cut step continues; 0 if a step begins.
+    groups: number of groups of the cut step.
+    suspended: whether another step is suspended.
     """
 
     number: int
@@ -89,7 +94,7 @@ class Turn:
 
 
 def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
-    """The turns of consecutive records, int64 [n]. Raises BrokenRecordError at words that are no record."""
+    """Parse consecutive records, int64 [n]. Raises BrokenRecordError at words that are not a record."""
     at = 0
     while at < len(words):
         length = int(words[at]) & LOW
@@ -100,7 +105,9 @@ def parse_turns(words: Int64, pairs: int) -> Iterator[Turn]:
 
 
 def ring_words(ring: Int64, begin: int, end: int) -> Int64:
-    """The words of a recorder's ring, int64 [2 ** n], between two positions, no further apart than it is long; perhaps a view."""
+    """The words of a recorder's ring, int64 [2 ** n], between two positions, whose distance is at most its
+    length; possibly a view.
+    """
     first, last = begin & (len(ring) - 1), end & (len(ring) - 1)
     return ring[first:last] if first <= last and end - begin < len(ring) else np.concatenate([ring[first:], ring[:last]])
 
@@ -158,11 +165,9 @@ class Replay:
     """A recording, replayed turn by turn.
 
     limits, state: after the last turn.
-    failed: the last turn raised.
-
+    failed: the last turn raised an exception.
     policy: the policy of the recording.
     mode: "python" interprets the source; "njit" compiles it first, and is about a hundred times faster.
-
     Raises RecordingError for a recording of another version.
     """
 
@@ -189,8 +194,9 @@ class Replay:
         self.failed = False
 
     def run(self) -> Iterator[tuple[Turn, list[str]]]:
-        """Yield each turn after its replay, with its differences from the recording; at the end, the faults of the
-        state. Stops if a turn raises. An unfinished turn has the rows planned here.
+        """Yield each turn after its replay, with its differences from the recording. The last turn also has
+        the faults of the final state. Stops if a turn raises an exception. An unfinished turn gets the rows
+        planned here.
         """
         for turn in self.turns:
             differences = self.repeat(turn)
@@ -201,12 +207,12 @@ class Replay:
                 return
 
     def repeat(self, turn: Turn) -> list[str]:
-        """Run the next turn, and return its differences from the record."""
+        """Run the next turn. Returns its differences from the record."""
         self._set_inputs(turn)
         begin = int(self.state.recorder.cursor[S.POSITION])
         try:
             self._scheduler.turn(turn.now_ns)
-        except Exception as error:  # an expect of plain Python, or what an engine dies of
+        except Exception as error:  # a failed `expect`, or the exception that stopped the engine
             self.failed = True
             return [f"it fails: {type(error).__name__}: {error}"]
         return self._differences(turn, begin) if turn.ended else []
@@ -216,13 +222,13 @@ class Replay:
         state.counts[S.TURNS] = turn.number  # turns without news were not recorded
         views.control[CONTROL_COMMAND] = turn.command
         views.front[:, INBOX_WORDS] = turn.inbox
-        views.cancel[:] = 0  # an old word would cancel a later request with the same id, which only a faulty front end submits
+        views.cancel[:] = 0  # an old word would cancel a later request with the same id (of a faulty front end)
         for slot in turn.cancelled:
             pair, local = divmod(slot, self.limits.slots_per_pair)
             views.cancel[pair, local] = state.requests.request_id[slot]
         if not turn.ended:
             views.cancel[:] = turn.cancel_words.reshape(views.cancel.shape)
-            views.sq[:] = 0  # an entry that it did not get to is unknown: here it is of another epoch
+            views.sq[:] = 0  # entries that the turn did not reach are unknown; epoch 0 makes them stale
         heads = state.pairs.sq_head.tolist()
         for entry in turn.entries:
             views.sq[entry.pair, heads[entry.pair] & (self.limits.sq_entries - 1)] = entry.words
@@ -237,7 +243,7 @@ class Replay:
         state.batch.sampled[: len(turn.sampled)] = turn.sampled
 
     def _planned(self) -> Int64:
-        """Turn.planned of the last turn, as it was run here."""
+        """Turn.planned of the last turn as replayed."""
         batch = self.state.batch
         rows = int(batch.counts[S.ROWS]) if batch.counts[S.GROUP] == 0 else 0
         planned = np.empty((rows, 2), np.int64)
@@ -259,7 +265,7 @@ class Replay:
         return [f"{what}: {ours} here, {theirs} recorded" for what, ours, theirs in compared if ours != theirs]
 
     def _record_words(self, turn: Turn, begin: int) -> list[tuple[str, Any, Any]]:
-        """The record that was written here from a position on, and the recorded one, up to the first difference."""
+        """The first difference between the replayed record, from position `begin`, and the recorded one."""
         end = int(self.state.recorder.cursor[S.POSITION])
         own = ring_words(self.state.recorder.words, begin, end)
         if len(own) != len(turn.words):

@@ -18,12 +18,12 @@ REJECTIONS = {
     C.REJECT_PROMPT: "its prompt is empty or outside the arena",
     C.REJECT_LENGTH: "prompt and max_tokens are beyond the engine's context",
     C.REJECT_PAGES: "it can never fit into the page pool",
-    C.REJECT_HASHES: "its page hashes are not those of its prompt's full pages",
+    C.REJECT_HASHES: "the number of page hashes differs from the number of the prompt's full pages",
     C.REJECT_TOKEN: "a prompt token is outside the vocabulary",
     C.REJECT_PARAMETER: "a parameter is out of range",
-    C.REJECT_GRAMMAR: "the words of its grammar are no automaton, or too large a one",
-    C.REJECT_SHARE: "the requests of its queue pair have as many grammars and token rules as its share holds",
-    C.REJECT_RULES: "the words of its token rules are none, or too many",
+    C.REJECT_GRAMMAR: "its grammar's automaton is invalid or too large",
+    C.REJECT_SHARE: "the grammars and token rules of running requests use the whole share of its queue pair",
+    C.REJECT_RULES: "its token rules are invalid or too long",
 }
 YIELDS = "it yields to latency-sensitive prompts"
 WHY_REVOKED = ((S.EXPIRED, "its lease ended"), (S.BROKEN, "it broke the protocol"))
@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class EventTracer:
-    """Watches a replay, whose state this is: ask for the events of each turn after it."""
+    """Derives events from a replay's state. Call `events_of` after each turn."""
 
     def __init__(self, limits: Limits, state: State):
         self.limits, self.state = limits, state
@@ -79,15 +79,16 @@ class EventTracer:
             self._reasons.pop(request, None)
             if slot in self._turn.cancelled:
                 yield Event(request, "cancelled", f"its front end cancelled it while it was {was}")
-            # requests that ended by themselves in the same turn have FINISH_NONE
+            # a request that ended by itself in the same turn has FINISH_NONE
             elif same and requests.finish[slot] == S.OWNER_GONE:
                 yield Event(request, "dropped", f"its front end lost queue pair {pair} while it was {was}")
             else:
                 yield Event(request, "finished", self._finish(slot, same))
 
     def _finish(self, slot: int, same: bool) -> str:
-        """Why the last step ended the request, as append_token() decides it. When the slot has a new request already, only the
-        length is known."""
+        """Why the last step ended the request, by the rules of append_token(). If the slot already has a new
+        request, only the length is known.
+        """
         requests, limits = self.state.requests, self.limits
         if not same:
             return f"after {int(self._length[slot]) + 1} tokens, prompt and output"
@@ -121,7 +122,8 @@ class EventTracer:
         repeated = usable and self._status[slot] != S.EMPTY and self._same(slot)
         if not usable or requests.request_id[slot] != entry["request_id"] or repeated:
             return Event(-1, "ignored", f"an entry of queue pair {entry.pair}: stale epoch, or its slot is in use")
-        # It may have ended in this turn: its status does not show that it was rejected, but it got no arrival number.
+        # The request may have ended in this turn. Then its status hides a rejection, but it has no arrival
+        # number.
         if requests.arrival[slot] < self._arrivals or requests.prompt_length[slot] == 0:
             reason = REJECTIONS.get(int(requests.finish[slot]) >> S.FINISH_REASON_SHIFT, "its entry is not valid")
             return Event(-1, "rejected", f"an entry of queue pair {entry.pair}: {reason}")
@@ -147,7 +149,7 @@ class EventTracer:
             if self._same(slot) and requests.preemptions[slot] > self._preemptions[slot]:
                 why = "its reader is behind, and a better request needs its pages"
                 if not self._stalled[slot]:
-                    why = f"no page was free; its rank {int(requests.rank[slot])} was the last of those that ran"
+                    why = f"no page was free; its rank {int(requests.rank[slot])} was the last of the running requests"
                 text = f"{why}; it has {int(requests.length[slot])} tokens to compute again"
                 yield Event(int(requests.arrival[slot]), "preempted", text)
 
@@ -191,10 +193,10 @@ class EventTracer:
             steps = int(self.state.counts[S.INTERRUPTIONS])
             yield Event(-1, "resumed", f"the suspended step, with group {turn.group} of its {turn.groups}, behind {steps} others")
 
-    # ---- why somebody waits ---------------------------------------------------------------------------------------------
+    # ---- reasons to wait ------------------------------------------------------------------------------------------------
 
     def _waits(self, preempted: bool) -> Iterator[Event]:
-        """The reason of each waiting request, when it is another one than before."""
+        """Yield the reason of each waiting request if it changed."""
         state = self.state
         requests, counts = state.requests, state.counts
         blocker, of_class = -1, -1  # the request to serve first: of all, and of best effort
@@ -214,8 +216,9 @@ class EventTracer:
                 yield Event(request, "waits", reason)
 
     def _class_shortage(self, slot: int) -> str:
-        """Why a request of best effort waits, and others need not wait for it; empty when it is something else, or another
-        request."""
+        """The resource of its class that a best-effort request lacks, or "" if it waits for another
+        reason.
+        """
         state, limits = self.state, self.limits
         entry, bound, share = state.requests.entry, limits.best_effort_pages, limits.best_effort_step_tokens
         if not entry[slot, WORD_BEST_EFFORT]:
@@ -237,11 +240,11 @@ class EventTracer:
         running = state.running[: int(counts[S.RUNNING_COUNT])]
         wanted = int(sum(requests.length[s] - requests.computed[s] for s in running.tolist() if not requests.stalled[s]))
         if preempted:
-            return "a request was preempted in this turn, so nobody is admitted"
+            return "a request was preempted in this turn, so no request is admitted"
         if len(running) == limits.rows:
             return f"all {limits.rows} rows are taken"
         if requests.entry[slot, WORD_BEST_EFFORT] and counts[S.YIELDED_TURNS]:
-            return f"{YIELDS}, of which no more may pass"
+            return f"{YIELDS}, and the limit of overtakings is reached"
         size = int(self._turn.planned[:, 1].sum())
         if wanted > size or size in (limits.tokens, limits.burst_step_tokens, limits.mixed_tokens):
             return f"the step's budget of {size} tokens is taken"
@@ -249,5 +252,6 @@ class EventTracer:
         need = -(-int(requests.length[slot]) // limits.page_size) - hits
         kept = min(len(running), limits.pages >> WATERMARK_SHIFT)
         there = int(counts[S.FREE_COUNT] + counts[S.CACHED_COUNT])
-        hit = f" beside {hits} that are cached" if hits else ""
-        return f"pages: it needs {need}{hit}; {there} are free or cached, {kept} of them kept for those that run"
+        hit = f" in addition to {hits} cached ones" if hits else ""
+        held_back = f"{kept} of them kept for running requests"
+        return f"pages: it needs {need}{hit}; {there} are free or cached, {held_back}"

@@ -1,6 +1,4 @@
-"""A picture of a recording: one line per request, coloured by its state, as SVG; HTML is the same SVG with a
-frame.
-"""
+"""A picture of a recording as SVG or HTML: one line per request, coloured by its state."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +17,9 @@ MOST_DIFFERENCES = 10  # maximum turns shown with their differences; others are 
 
 
 def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool]]:
-    """Run a replay and print what the options ask for. Yields each turn, and whether it decided differently than recorded."""
+    """Run a replay and print the details that the options select. Yields each turn, and whether it decided
+    differently from the recording.
+    """
     tracer, different, begin_ns = EventTracer(replay.limits, replay.state), 0, replay.turns[0].now_ns if replay.turns else 0
     for turn, differences in replay.run():
         for event in () if replay.failed else tracer.events_of(turn):
@@ -35,7 +35,7 @@ def narrate(replay: Replay, options: ReplayOptions) -> Iterator[tuple[Turn, bool
 
 
 def _print_turn(turn: Turn, state: State) -> None:
-    """One turn in full."""
+    """Print every detail of one turn."""
     requests = state.requests
     print(f"turn {turn.number}: bucket {turn.bucket}, {turn.free} pages free, {turn.cached} cached")
     for pair, (heartbeat, claim, head, doorbell) in enumerate(turn.inbox.tolist()):
@@ -61,7 +61,7 @@ TICKS = 8
 
 @dataclass
 class Span:
-    """Time that a request spent in one way, from the begin of one turn to that of another; ns."""
+    """A period of a request in one state, between the starts of two turns; ns."""
 
     request: int
     what: str
@@ -102,7 +102,7 @@ class Timeline:
             self._open.pop(request).end = now
 
     def write(self, path: Path, title: str) -> None:
-        """Write the picture in the format of the name. png needs matplotlib. Raises OSError."""
+        """Write the picture in the format of the path's suffix. PNG needs matplotlib. Raises OSError."""
         if path.suffix == ".png":
             self._write_png(path, title)
         elif path.suffix == ".html":
@@ -112,7 +112,7 @@ class Timeline:
             path.write_text(self._svg(title) + "\n")
 
     def _lines(self) -> tuple[dict[int, int], int, int]:
-        """Line of each request, and the first and last time."""
+        """The line of each request, and the first and last time."""
         order = sorted({span.request for span in self.spans})[:MOST_REQUESTS]
         first = min((span.begin for span in self.spans), default=0)
         return {r: i for i, r in enumerate(order)}, first, max([first + 1, *(span.end for span in self.spans)])

@@ -15,7 +15,7 @@ from blinkpy.verify.sim.runs import ROUNDS, STUCK, RunReport, lanes_of, run
 from blinkpy.verify.sim.scenario import Scenario, narrate, shrink
 from blinkpy.verify.sim.simulation import Failure
 
-TOLD_EVERY_S = 10.0  # between two lines of progress
+PROGRESS_EVERY_S = 10.0  # between two lines of progress
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,19 +59,19 @@ def _replay(path: Path) -> int:
 
 
 def run_seeds(arguments: argparse.Namespace) -> RunReport:
-    """What the command does without --replay; prints what it finds. Raises ConfigError."""
+    """Run the command without --replay, and print the results. Raises ConfigError."""
     for name in ("seed", "steps", "turns", "lanes", "lanes_every", "processes", "check_every"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
     names = list(SHIPPED) if arguments.policy == "all" else [arguments.policy]
     policies = {load_policy(name): name for name in names}
 
-    told = 0.0
+    printed_s = 0.0
 
     def progress(report: RunReport) -> None:
-        nonlocal told
-        if report.seconds - told > TOLD_EVERY_S:
-            told = report.seconds
+        nonlocal printed_s
+        if report.seconds - printed_s > PROGRESS_EVERY_S:
+            printed_s = report.seconds
             print(report, flush=True)
 
     compared = {"oracle": arguments.oracle, "records": arguments.records, "hostile": arguments.hostile}
@@ -105,7 +105,7 @@ def run_seeds(arguments: argparse.Namespace) -> RunReport:
 
 
 def repeat_command(arguments: argparse.Namespace, failure: Failure, policy: str, lanes: int) -> str:
-    """The command that simulates the world of a failure again, and nothing else."""
+    """The command that simulates only the world of a failure."""
     values = {"seed": failure.seed, "steps": 1, "turns": failure.turns, "policy": policy, "lanes": lanes}
     values |= {"check-every": arguments.check_every}
     chosen = [f"--{name}" for name in ("oracle", "records", "hostile", "python") if getattr(arguments, name)]

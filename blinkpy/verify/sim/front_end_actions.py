@@ -1,7 +1,7 @@
-"""Front ends of a simulation, as device code: they follow blinkpy.queues, from a few draws in each turn, and sometimes don't.
+"""Simulated front ends, as device code. They follow the protocol of blinkpy.queues, and sometimes break it.
 
-They die between two writes, write under an earlier epoch, break the protocol. What a front end writes goes through its wire; when
-it crashes, a part of what is under way still arrives.
+They crash between two writes, write under an earlier epoch, and write impossible positions. All writes go
+through a simulated wire; after a crash, a random number of the undelivered writes still arrives.
 """
 
 from blinkpy.device.expect import fault_code
@@ -26,12 +26,12 @@ from blinkpy.verify.sim.synthetic_model import (
 )
 
 STRAY = fault_code("a completion for a slot without a request")
-NO_TOKEN_DUE = fault_code("a request gets more tokens than it must")
+NO_TOKEN_DUE = fault_code("a request gets more tokens than expected")
 TOKEN_DIFFERS = fault_code("a request gets a wrong token")
-RECORD_WRONG = fault_code("a completion has the log probabilities of another one, or has some unasked, or none")
-ENDS_EARLY = fault_code("a request ends before it has all its tokens")
-ENDS_LATE = fault_code("a request has all its tokens and does not end")
-ENDS_OTHERWISE = fault_code("a request ends for another reason than it must")
+RECORD_WRONG = fault_code("a completion has wrong, missing or unrequested log probabilities")
+ENDS_EARLY = fault_code("a request ends before its last expected token")
+ENDS_LATE = fault_code("a request does not end after its last expected token")
+ENDS_OTHERWISE = fault_code("a request ends for a wrong reason")
 
 
 @device
@@ -54,7 +54,7 @@ def poll(limits, queues, fronts, pair, most):
 
 @device
 def take(limits, queues, fronts, pair, place):
-    """Check the completion at a place of the ring, with its log probabilities. Returns a fault, or 0."""
+    """Check the completion at an index of the ring, with its log probabilities. Returns a fault, or 0."""
     word = queues.cq[pair, place]
     flags, value = word >> completion.FLAG_SHIFT & completion.FLAG_MASK, word >> completion.TOKEN_SHIFT & completion.TOKEN_MASK
     local = word & completion.SLOT_MASK
@@ -77,7 +77,7 @@ def take(limits, queues, fronts, pair, place):
         fronts.got[slot] += 1
     complete = fronts.got[slot] == expected
     if finish == completion.FINISH_NONE:
-        return ENDS_LATE if complete and fronts.finish[slot] != completion.FINISH_ERROR else 0  # an error comes without a token
+        return ENDS_LATE if complete and fronts.finish[slot] != completion.FINISH_ERROR else 0  # errors have no token
     fronts.request_id[slot] = 0
     if finish == completion.FINISH_CANCELLED:
         return 0 if fronts.cancelled[slot] != 0 else ENDS_OTHERWISE
@@ -90,7 +90,7 @@ def take(limits, queues, fronts, pair, place):
     return 0 if finish == fronts.finish[slot] else ENDS_OTHERWISE
 
 
-FAST, SLOW, STUCK, PACES = range(4)  # Fronts.pace: how a reader reads
+FAST, SLOW, STUCK, PACES = range(4)  # Fronts.pace: the reader's speed
 LONGEST_SILENCE = 60  # turns; a lease is 20
 FAR_OFF = 5000
 LATE_WORDS = 5  # the four FRONT_* words, and a cancel
@@ -98,7 +98,11 @@ LATE_WORDS = 5  # the four FRONT_* words, and a cancel
 
 @device
 def front_turn(limits, queues, sim, turn, pair, command):
-    """What one front end does in one turn. command: COMMAND_*, of the host. Returns a fault, or 0."""
+    """Play one turn of a front end.
+
+    command: COMMAND_* of the host.
+    Returns a fault, or 0.
+    """
     fronts, draws, odds = sim.fronts, sim.draws, sim.odds
     start_draws(draws, sim.seed, turn, pair)
     if is_hostile(limits, sim, pair):
@@ -127,7 +131,7 @@ def front_turn(limits, queues, sim, turn, pair, command):
     if fronts.epoch[pair] > 0 and wire_room(fronts, pair) > 16:
         if not muted:
             act(limits, queues, sim, turn, pair)
-        elif calm and command != words.COMMAND_RUN:  # it has not heard of it yet
+        elif calm and command != words.COMMAND_RUN:  # it does not know of the drain or stop yet
             submit(limits, queues, sim, turn, pair)
         if fronts.alive[pair] == 0:
             return 0
@@ -144,7 +148,7 @@ def front_turn(limits, queues, sim, turn, pair, command):
 
 @device
 def act(limits, queues, sim, turn, pair):
-    """What a front end that owns its pair does of its own accord."""
+    """Random actions of a front end that owns its pair: submit, cancel, break the protocol."""
     fronts, draws, odds = sim.fronts, sim.draws, sim.odds
     if chance(draws, odds.submit):
         for _ in range(1 + draw(draws, odds.burst)):
@@ -166,7 +170,7 @@ def act(limits, queues, sim, turn, pair):
 
 @device
 def crash(limits, queues, sim, turn, pair):
-    """The front end dies somewhere between two of its writes: those before arrive."""
+    """Kill the front end between two of its writes; the writes before that point arrive."""
     fronts = sim.fronts
     note(sim, turn, pair, EVENT_CRASH, 0, 0)
     deliver(limits, queues, sim, pair, draw(sim.draws, fronts.wire_tail[pair] - fronts.wire_head[pair] + 1))
@@ -177,7 +181,7 @@ def crash(limits, queues, sim, turn, pair):
 
 @device
 def late_write(limits, queues, sim, turn, pair):
-    """A word that was written under an earlier epoch lands now."""
+    """Deliver a word that was written under an earlier epoch."""
     draws = sim.draws
     epoch = queues.pair[pair, words.PAIR_EPOCH]
     if epoch == 0:
@@ -197,7 +201,9 @@ def late_write(limits, queues, sim, turn, pair):
 
 @device
 def break_protocol(limits, sim, turn, pair):
-    """A doorbell or a head that can't be: its queue pair is revoked for it, and nobody else notices."""
+    """Write an impossible doorbell or completion head. The engine must revoke this queue pair, and no other
+    party may notice.
+    """
     fronts = sim.fronts
     note(sim, turn, pair, EVENT_BREAK, 0, 0)
     fronts.broke[pair] = 1

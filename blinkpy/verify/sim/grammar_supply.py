@@ -1,7 +1,8 @@
-"""Grammars of a simulated world: small random automata over a vocabulary of a few bytes, some of them damaged.
+"""Grammars of a simulated world: small random automata over a vocabulary of a few bytes, some of them
+damaged.
 
-Front ends look up what a token leads to in a table by token, which NumPy fills from the automata; the scheduler and the model
-walk the packed automata byte by byte.
+Front ends look up the state after a token in a table, which NumPy fills from the automata. The scheduler and
+the model walk the packed automata byte by byte.
 """
 
 import random
@@ -35,29 +36,29 @@ from blinkpy.queues.words import Int32, Int64
 
 ALPHABET = b"ab{"
 LONGEST_PIECE, MOST_STATES, MOST_CLASSES = 5, 7, 4
-GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES), 144)  # the token rules below need as many
+GRAMMAR_WORDS = max(packed_words(MOST_STATES, MOST_CLASSES), 144)  # the token rules below need 144
 MORE_THAN_SHARE = 2  # automata of a world beyond a queue pair's share, so that some are evicted
-DAMAGES = 5  # damaged automata, behind the good ones
+DAMAGES = 5  # damaged automata, after the good automata
 
 
 class GrammarSupply(NamedTuple):
-    """A automata, the last DAMAGES of them damaged; V tokens."""
+    """A automata, of which the last DAMAGES are damaged; V tokens."""
 
     words: Int32  # [A, GRAMMAR_WORDS] packed
     length: Int64  # [A] words of each
-    digest: Int64  # [A] what front ends call them; which is which differs from queue pair to queue pair, and from epoch to epoch
+    digest: Int64  # [A] digests that front ends send; their assignment differs between pairs and epochs
     following: Int32  # [A - DAMAGES, MOST_STATES, V] next state by token, DEAD
-    accepting: Int32  # [A - DAMAGES, MOST_STATES] 1 where the output may end
-    ending: Int32  # [A - DAMAGES, MOST_STATES] 1 where it must
+    accepting: Int32  # [A - DAMAGES, MOST_STATES] 1 if the output may end here
+    ending: Int32  # [A - DAMAGES, MOST_STATES] 1 if it must end here
 
 
 def random_pieces(draw: random.Random, vocab_size: int) -> list[bytes]:
-    """The bytes of each token; a few have none, as special tokens."""
+    """The bytes of each token. A few tokens have no bytes, like special tokens."""
     return [bytes(draw.choices(ALPHABET, k=draw.choice((0, 1, 1, 1, 2, 3, LONGEST_PIECE)))) for _ in range(vocab_size)]
 
 
 def random_supply(seed: int, share: int, pieces: list[bytes]) -> GrammarSupply:
-    """Automata for queue pairs with a share; hardly any where that is 0."""
+    """Random automata: a few more than a queue pair's share, or one if the share is 0."""
     draw = np.random.default_rng(seed)
     good = share + MORE_THAN_SHARE if share else 1
     automata = [_random_automaton(draw) for _ in range(good)]
@@ -105,7 +106,7 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
     """Make the i-th automaton invalid, in one of DAMAGES ways."""
     words = supply.words[i]
     if kind == 0:
-        words[CELLS_WORD] = int(words[STATES_WORD]) << CELL_BITS  # leads to a state behind the last one
+        words[CELLS_WORD] = int(words[STATES_WORD]) << CELL_BITS  # leads to a state after the last state
     elif kind == 1:
         words[CLASS_OF_WORD + BYTES // 4 - 1] = int(words[CLASSES_WORD]) << 24
     elif kind == 2:
@@ -113,25 +114,25 @@ def _damage(supply: GrammarSupply, i: int, kind: int) -> None:
     elif kind == 3:
         words[CLASSES_WORD] = 0
     else:
-        words[CELLS_WORD] ^= 2  # STATE_ENDING where it is not true, or the other way round
+        words[CELLS_WORD] ^= 2  # inverts STATE_ENDING
 
 
-RULES = 4  # good ones
-MOST = 6  # biases, and banned sequences, of one
-RULE_DAMAGES = 7  # damaged ones, behind the good ones
+RULES = 4  # valid token rules
+MOST = 6  # biases, and banned sequences, in each of them
+RULE_DAMAGES = 7  # damaged token rules, after the valid ones
 
 
 class RuleSupply(NamedTuple):
-    """A rules, the last RULE_DAMAGES of them damaged; V tokens, N words of the longest."""
+    """A token rules, of which the last RULE_DAMAGES are damaged; V tokens; N words of the longest."""
 
     words: Int32  # [A, N] packed
     length: Int64  # [A] words of each
-    digest: Int64  # [A] what front ends call them
+    digest: Int64  # [A] digests that front ends send
     allowed: Int32  # [RULES, V]
 
 
 def random_rules(seed: int, vocab_size: int) -> RuleSupply:
-    """Rules for a vocabulary. The damaged ones have biases, a sequence, and a bitmask."""
+    """Token rules for a vocabulary. Each damaged set has biases, a banned sequence, and a bitmask."""
     draw = np.random.default_rng(seed)
     good = [_random_rules(draw, vocab_size, whole=False) for _ in range(RULES)]
     packed = [rules.words() for rules in good]
@@ -160,11 +161,11 @@ def _random_rules(draw: np.random.Generator, vocab_size: int, whole: bool) -> To
 
 
 def _damaged(rules: TokenRules, kind: int) -> Int32:
-    """The words of whole rules, made invalid in one of RULE_DAMAGES ways."""
+    """Damage valid token rules in one of RULE_DAMAGES ways, and return their words."""
     words = rules.words().copy()
     biases, sequence = int(words[BIASES_WORD]), FIRST_WORD + 2 * int(words[BIASES_WORD])
     if kind == 0:
-        words[FIRST_WORD + 1] = words[FIRST_WORD]  # a token twice
+        words[FIRST_WORD + 1] = words[FIRST_WORD]  # a duplicate token
     elif kind == 1:
         words[FIRST_WORD + biases] = HIGHEST_BIAS_BITS + 1
     elif kind == 2:

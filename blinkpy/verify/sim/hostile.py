@@ -1,8 +1,10 @@
-"""A front end that follows no protocol: random words in its own queue pair, in every turn, as device code.
+"""A front end that ignores the protocol and writes random words into its own queue pair in every turn, as
+device code.
 
-The last front end of a world with Sim.hostile is one. Some stretches of turns claim the queue pair over and over, others announce
-entries that are nearly right, so that random words reach all checks. It knows the page hashes of others, and guesses their ids.
-When the storm is over it falls silent, and loses its queue pair.
+The last front end of a world is hostile if Sim.hostile is set. In some stretches of turns it claims the queue
+pair repeatedly. In others it announces entries that are nearly valid, so that random words reach every check.
+It knows the page hashes of other front ends, and guesses their request ids. After the storm it falls silent,
+and loses its queue pair.
 """
 
 from blinkpy.device.portable import device
@@ -18,7 +20,7 @@ WIRE_PROMPT, WIRE_ENTRY, WIRE_WORD, WIRE_CANCEL = range(4)
 
 @device
 def send(fronts, pair, kind, index, value):
-    """Put a write on the wire. The caller sees to it that there is room."""
+    """Put a write on the wire. The caller must check that the wire has space."""
     place = fronts.wire_tail[pair] & (WIRE - 1)
     fronts.wire_kind[pair, place] = kind
     fronts.wire_index[pair, place] = index
@@ -33,7 +35,7 @@ def wire_room(fronts, pair):
 
 @device
 def deliver(limits, queues, sim, pair, writes):
-    """The next `writes` writes arrive."""
+    """Apply the next `writes` writes of the wire to the segment."""
     fronts = sim.fronts
     for _ in range(writes):
         place = fronts.wire_head[pair] & (WIRE - 1)
@@ -52,8 +54,9 @@ def deliver(limits, queues, sim, pair, writes):
 
 @device
 def deliver_prompt(limits, queues, sim, pair, place, slot):
-    """Prompt, automaton, token rules and page hashes of a slot's request, to the part of the arenas that belongs to a place in
-    the ring."""
+    """Copy a request's prompt, automaton, token rules and page hashes to the arenas, at the part that belongs
+    to the ring's entry `place`.
+    """
     fronts, own, rules = sim.fronts, sim.fronts.grammar[slot], sim.fronts.rules[slot]
     offset, length = prompt_place(limits, place), fronts.prompt_length[slot]
     for i in range(length):
@@ -69,8 +72,9 @@ def deliver_prompt(limits, queues, sim, pair, place, slot):
 
 @device
 def prompt_place(limits, place):
-    """Where in the prompt arena the part of a place in the ring begins: first the prompt, behind max_model_len the automaton, and
-    behind that the token rules."""
+    """Offset in the prompt arena of a ring entry's part: the prompt, then the automaton (after max_model_len
+    words), then the token rules.
+    """
     return place * (limits.max_model_len + 2 * limits.grammar_words)
 
 
@@ -81,9 +85,9 @@ def hashes_per_entry(limits):
 
 MOOD_SHIFT = 6  # turns of a stretch, log2
 CLAIMING, ANNOUNCING, ANYTHING, MOODS = range(4)
-IDS = 8  # request ids of an epoch that it uses, again and again
+IDS = 8  # request ids of an epoch that it reuses
 LENGTH_LIMIT = 16  # tokens of most prompts
-PIECE = 24  # words of an arena that it writes in one turn
+PIECE = 24  # words of an arena written per turn
 
 
 @device
@@ -105,7 +109,7 @@ def any_int32(draws):
 
 @device
 def hostile_turn(limits, queues, sim, turn, pair):
-    """What it writes in one turn; nothing in the calm."""
+    """Write random words for one turn; nothing in the calm."""
     if turn >= sim.turns or sim.muted[turn, pair] != 0:
         return
     draws, front, mood = sim.draws, queues.front, (turn >> MOOD_SHIFT) % MOODS
@@ -131,19 +135,21 @@ def hostile_turn(limits, queues, sim, turn, pair):
 
 @device
 def odd(draws, mood):
-    """Whether a word is one that can't be."""
+    """Whether to make a word impossible."""
     return mood == ANYTHING and draw(draws, 8) == 0
 
 
 @device
 def any_position(draws, epoch):
-    """Any position of its own epoch, or any 64 bits."""
+    """A random position of the front end's epoch, or any 64 bits."""
     return any_word(draws) if draw(draws, 2) == 0 else epoch << W.EPOCH_SHIFT | draw(draws, 1 << 31)
 
 
 @device
 def write_arenas(limits, queues, sim, pair):
-    """A piece of the prompt arena, and one of the hashes: tokens of other prompts, hashes of other requests, and anything."""
+    """Write a piece of the prompt arena and a piece of the hash arena: tokens and hashes of other requests,
+    and random words.
+    """
     draws, start = sim.draws, draw(sim.draws, limits.prompt_tokens)
     stem, wild = draw(draws, STEMS), draw(draws, 8) == 0
     for i in range(min(PIECE, limits.prompt_tokens - start)):
@@ -157,7 +163,7 @@ def write_arenas(limits, queues, sim, pair):
 
 @device
 def write_entry(limits, queues, sim, pair, epoch):
-    """An entry at some place of the ring: any words, or a good one in which some are any."""
+    """Write an entry at a random place of the ring: random words, or a valid entry with some random words."""
     draws, entry, place = sim.draws, sim.entry, draw(sim.draws, limits.sq_entries)
     spoilt = draw(draws, 4)
     if spoilt == 0:
@@ -167,7 +173,8 @@ def write_entry(limits, queues, sim, pair, epoch):
         fill_entry(limits, queues, sim, pair, epoch)
     for _ in range(draw(draws, 3) if spoilt == 1 else 0):
         word = draw(draws, E.SQ_ENTRY_WORDS)
-        # No page is shared where none may be, and no salt is longer than the model's numbers allow.
+        # Keep the flags, so that no page is shared unless that is allowed, and the salt, which the model
+        # limits.
         if word != E.WORD_FLAGS and word != E.WORD_CACHE_SALT + 1:
             entry[word] = any_int32(draws)
     for word in range(E.SQ_ENTRY_WORDS):
@@ -176,7 +183,7 @@ def write_entry(limits, queues, sim, pair, epoch):
 
 @device
 def fill_entry(limits, queues, sim, pair, epoch):
-    """Sim.entry: a good entry, for a prompt and hashes anywhere in the arenas."""
+    """Fill Sim.entry with a valid entry, whose prompt and hashes are anywhere in the arenas."""
     draws, entry = sim.draws, sim.entry
     good = draw(draws, GOOD_ENTRIES) if draw(draws, 4) == 0 else 0
     for word in range(E.SQ_ENTRY_WORDS):
@@ -204,7 +211,7 @@ def fill_entry(limits, queues, sim, pair, epoch):
 
 @device
 def write_automaton(limits, queues, sim, pair):
-    """A whole or damaged automaton into the arena, often with a wrong word; Sim.entry names it."""
+    """Write a valid or damaged automaton to the arena, often with a wrong word, and name it in Sim.entry."""
     draws, entry = sim.draws, sim.entry
     own = draw(draws, limits.grammar_share + MORE_THAN_SHARE + DAMAGES)
     length = sim.grammars.length[own]

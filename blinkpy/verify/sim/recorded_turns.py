@@ -1,4 +1,4 @@
-"""The flight recorder of a simulation: each record is replayed beside the scheduler that wrote it."""
+"""The recorder of a simulation: each record is replayed next to the scheduler that wrote it."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,17 +16,18 @@ from blinkpy.scheduler.policies import Policy
 from blinkpy.verify.replay.replayer import BrokenRecordError, Replay, parse_turns, ring_words
 from blinkpy.verify.sim.world import World
 
-# What a turn without a batch may change and leave no record: its number. And a cancel is not recorded where its request ended by
-# itself: the replay may then take the fast path where the scheduler did not, to the same state.
+# A turn without a batch writes no record but increments S.TURNS. A cancel is not recorded if its request
+# ended
+# by itself; then the replay may take the fast path although the scheduler did not, with the same result.
 NOT_REPEATED = (S.TURNS, S.FAST_PATH)
 
 
 class RecordedTurns:
-    """A replay of a world's records from its first turn on, by the shipped scheduler with its own recorder
-    enabled.
+    """Replays a world's records from its first turn, by the shipped scheduler with its own recorder.
 
-    world: as make_world made it, with a recorder. mode: of the replay. Raises ValueError if the recorder is
-    off.
+    world: from make_world, with a recorder.
+    mode: of the replay.
+    Raises ValueError if the recorder is off.
     """
 
     def __init__(self, world: World, policy: Policy, mode: Literal["njit", "python"]) -> None:
@@ -40,8 +41,10 @@ class RecordedTurns:
         self._state, self._pairs, self._read = state, limits.pairs, 0
 
     def difference(self) -> str:
-        """What the last turn's record, or its having none, says otherwise than the turn that is repeated from it; "" if nothing.
-        To be called after each turn of the scheduler."""
+        """Replay the last turn from its record. Returns the first difference from the turn itself, or "".
+
+        To be called after each turn of the scheduler.
+        """
         for what, ours, theirs in self._compared():
             if ours != theirs:
                 return f"{what}: {theirs} in the replay, {ours} recorded"
@@ -67,7 +70,7 @@ class RecordedTurns:
 
 
 def repeated_counts(state: State) -> list[int]:
-    """State.counts, except NOT_REPEATED."""
+    """State.counts with zeros at NOT_REPEATED."""
     counts: list[int] = state.counts.tolist()
     for index in NOT_REPEATED:
         counts[index] = 0

@@ -1,4 +1,4 @@
-"""Many seeds: as many as a number of turns, or a time, allows; in this process, or in several."""
+"""Simulation of many seeds, up to a number of turns or a time, in one or several processes."""
 
 import multiprocessing
 import time
@@ -12,15 +12,22 @@ from blinkpy.scheduler.policies import Policy, fcfs
 from blinkpy.verify.sim.simulation import Failure, Mode, Outcome, simulate
 
 ROUNDS = 4000  # stormy turns of one world
-BLOCK = 4  # worlds that a process gets at a time
-STUCK_S = 600.0  # after which worlds that are under way don't end by themselves
-STUCK = fault_code("one of {} worlds from this seed on does not end")
+BLOCK = 4  # worlds that a process simulates per task
+STUCK_S = 600.0  # time limit of a block of worlds
+STUCK = fault_code("one of the {} worlds that begin with this seed does not end")
 
 
 @dataclass
 class RunReport:
-    """What a run of many seeds did. calls: turns of the scheduler; judged: under the oracle; in_lanes: of several lanes.
-    seconds: wall clock, without compiling; cpu_seconds: of all processes."""
+    """The result of a run of many seeds.
+
+    calls: turns of the scheduler.
+    seconds: wall-clock time without compilation.
+    failures: each with its policy.
+    judged: worlds checked by the oracle.
+    in_lanes: worlds with several lanes.
+    cpu_seconds: of all processes.
+    """
 
     first_seed: int
     worlds: int = 0
@@ -31,7 +38,7 @@ class RunReport:
     in_lanes: int = 0
     cpu_seconds: float = 0.0
     claims: int = 0  # of hostile front ends
-    entries: int = 0  # of theirs, consumed
+    entries: int = 0  # of hostile front ends, consumed
 
     def __str__(self) -> str:
         found = f"{len(self.failures)} failed" if self.failures else "no violation"
@@ -45,16 +52,21 @@ class RunReport:
 
 
 def lanes_of(seed: int, policies: int, lanes: int, lanes_every: int) -> int:
-    """Lanes of a world; see Storm."""
+    """The number of lanes of a world; `lanes_every` is explained in Storm."""
     return 1 if seed // policies % lanes_every else lanes
 
 
-Block = tuple[float, list[tuple[int, Outcome]]]  # CPU time of some worlds; each seed with its outcome
+Block = tuple[float, list[tuple[int, Outcome]]]  # CPU seconds of some worlds, and (seed, outcome) of each
 
 
 class Storm(NamedTuple):
-    """How worlds are simulated; a world depends on its seed and on nothing else. policies take turns, and of their turns each
-    `lanes_every`-th is in `lanes` lanes. options: others, of Simulation."""
+    """Options of the simulated worlds. A world depends on nothing except its seed and these.
+
+    policies: used in rotation.
+    turns: stormy turns of each world.
+    lanes: of each `lanes_every`-th world of a policy; other worlds have one lane.
+    options: further options of Simulation.
+    """
 
     policies: Sequence[Policy]
     turns: int
@@ -69,7 +81,7 @@ class Storm(NamedTuple):
         return lanes_of(seed, len(self.policies), self.lanes, self.lanes_every)
 
     def block(self, first_seed: int, worlds: int) -> Block:
-        """Simulate some worlds, to the first failure."""
+        """Simulate `worlds` consecutive seeds, or up to the first failure."""
         outcomes, started = [], time.process_time()
         for seed in range(first_seed, first_seed + worlds):
             outcomes.append((seed, simulate(seed, self.turns, self.policy(seed), lanes=self.lanes_of(seed), **self.options)))
@@ -95,11 +107,16 @@ def run(
     processes: int = 1,
     progress: Callable[[RunReport], None] | None = None,
 ) -> RunReport:
-    """Simulate worlds from `seed` on, until the scheduler made `steps` turns, the time is over or a seed failed.
+    """Simulate worlds with consecutive seeds from `seed`, until the scheduler made `steps` turns, `seconds`
+    have passed, or a seed fails.
 
-    policy: one, or several that take turns. turns: stormy turns of each world. mode: of scheduler and checks alike. oracle,
-    records, lanes, hostile: see Simulation. lanes_every: see Storm. processes: among which the worlds are divided. progress:
-    called after every block of worlds.
+    policy: one policy, or several that are used in rotation.
+    turns: stormy turns of each world.
+    mode: of both the scheduler and the checks.
+    oracle, records, lanes, hostile: options of Simulation.
+    lanes_every: one in this many worlds of a policy runs in `lanes` lanes.
+    processes: number of processes that share the worlds.
+    progress: called after every block of worlds.
     """
     options = {"mode": mode, "checks": mode, "check_every": check_every, "oracle": oracle, "records": records}
     options["hostile"] = hostile
@@ -124,7 +141,7 @@ def run(
             report.in_lanes += outcome.calls if storm.lanes_of(each_seed) > 1 else 0
             if outcome.failure is not None:
                 report.failures.append((storm.policy(each_seed), outcome.failure))
-        goes_on()  # for the time
+        goes_on()  # updates the time
         if progress is not None:
             progress(report)
     return report
@@ -137,7 +154,9 @@ def _in_one_process(storm: Storm, seed: int, goes_on: Callable[[], bool]) -> Ite
 
 
 def _in_processes(storm: Storm, report: RunReport, goes_on: Callable[[], bool], processes: int) -> Iterator[Block]:
-    """Forks, since they inherit what is compiled, and policies that can't be pickled. At a failure they end at once."""
+    """Simulate in forked processes, which inherit compiled code and policies that can't be pickled. A failure
+    ends all of them.
+    """
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _inherit, (storm,))
     seed, under_way = report.first_seed, dict[Future[Block], int]()
     try:
@@ -153,7 +172,7 @@ def _in_processes(storm: Storm, report: RunReport, goes_on: Callable[[], bool], 
                 del under_way[future]
                 yield future.result()
     finally:
-        if under_way:  # nobody waits for these
+        if under_way:  # their results are not needed
             for child in multiprocessing.active_children():
                 child.kill()
         pool.shutdown(cancel_futures=True)

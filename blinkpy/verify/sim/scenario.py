@@ -1,4 +1,4 @@
-"""A failure as a scenario: made small, saved, and repeated in plain Python turn by turn."""
+"""A failure as a scenario: shrunk, saved, and repeated in plain Python turn by turn."""
 
 import json
 import time
@@ -21,10 +21,13 @@ RESULTS = {S.NO_BATCH: "nothing to compute", S.STOPPED: "stopped", S.DRAINED: "d
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run that can be repeated: the world of a seed, in which only some actors act in some turns.
+    """A repeatable run: the world of a seed, in which only some actors act in some turns.
 
-    keep: (turn, actor) in order; the actor after the last front end is the world. policy: name, as of load_policy.
-    lanes: of the scheduler. hostile: see Simulation.
+    turns: length of the stormy part.
+    policy: name for load_policy.
+    keep: (turn, actor) of each act, in order. The world is the actor after the last front end.
+    lanes: of the scheduler.
+    hostile: whether the last front end is hostile.
     """
 
     seed: int
@@ -40,7 +43,7 @@ class Scenario:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises ConfigError if the file can't be read or is not a scenario."""
+        """Read a scenario. Raises ConfigError if the file can't be read or is not a scenario."""
         try:
             values = json.loads(path.read_text())
             keep = [(int(turn), int(actor)) for turn, actor in values["keep"]]
@@ -53,13 +56,15 @@ class Scenario:
 
 
 def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 20.0, **options: Any) -> Scenario:
-    """A scenario with the same fault and as few acts as can be found in the time. options: of Simulation.
+    """Find a scenario with the same fault and as few acts as possible within `seconds`.
 
-    Delta debugging (A. Zeller, R. Hildebrandt: Simplifying and isolating failure-inducing input, 2002), by complements alone.
+    options: of Simulation.
+    Algorithm: delta debugging by complements (A. Zeller, R. Hildebrandt: Simplifying and isolating
+        failure-inducing input, 2002).
     """
 
     def needed(keep: list[Act]) -> list[Act] | None:
-        """Of these acts those up to the fault, or None when they don't lead to it."""
+        """The acts of `keep` up to the fault, or None if they don't cause it."""
         found = simulate(failure.seed, failure.turns, policy, keep=keep, **options).failure
         if found is None or found.code & CODE_MASK != failure.code & CODE_MASK:
             return None
@@ -70,7 +75,7 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
     actors = make_world(failure.seed, 1, hostile=int(kind[1])).limits.pairs + 1
     everything = [(turn, actor) for turn in range(failure.turns) for actor in range(actors)]
     keep = needed([act for act in everything if act[0] <= failure.turn])
-    if keep is None:  # it needs what was left out: the calm begins at another moment
+    if keep is None:  # the fault needs an omitted act, because the calm began at another moment
         return Scenario(failure.seed, failure.turns, policy_name, everything, *kind)
     size = max(1, len(keep) // 2)
     while size and time.monotonic() < deadline:
@@ -87,8 +92,9 @@ def shrink(failure: Failure, policy: Policy, policy_name: str, seconds: float = 
 
 
 def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]:
-    """Repeat a scenario; what happens in each turn, line by line, and at the end the faults. options: of
-    Simulation.
+    """Repeat a scenario in plain Python. Yields a line for each event, and finally the faults.
+
+    options: of Simulation.
     """
     options |= {"mode": "python", "checks": "python", "lanes": scenario.lanes, "hostile": scenario.hostile}
     simulation = Simulation(scenario.seed, scenario.turns, policy, keep=scenario.keep, **options)
@@ -105,7 +111,7 @@ def narrate(scenario: Scenario, policy: Policy, **options: Any) -> Iterator[str]
 
 
 def _turn(simulation: Simulation, before: list[int], seen: int) -> Iterator[str]:
-    """What one turn did, if it did anything."""
+    """Yield the events and results of the last turn."""
     limits, state = simulation.world.limits, simulation.world.state
     turn = simulation.turn - 1
     for when, actor, what in simulation.events(seen):

@@ -1,6 +1,7 @@
-"""Running a simulation: one seed makes a world, a storm of events, and then a calm in which everything must end.
+"""A simulation: a seed determines a world, a storm of events, and a calm in which every request must end.
 
-The scheduler and the simulation are each compiled (njit) or plain Python, in any combination, and give the same run.
+The scheduler and the simulation are each compiled (njit) or plain Python, in any combination, with identical
+runs.
 """
 
 import random
@@ -43,12 +44,12 @@ from blinkpy.verify.sim.synthetic_model import (
 from blinkpy.verify.sim.turn_invariants import check_turn
 from blinkpy.verify.sim.world import HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES, TICK_NS, World, make_world
 
-LEFT_OVER = fault_code("a step is asked for although the batch is empty, or the other way round")
+LEFT_OVER = fault_code("a step was returned with an empty batch, or no step with a batch")
 
 
 @device
 def check_round(limits, queues, state, sim, turn, bucket):
-    """The outcome of the scheduler's last turn, and the step that it planned. Returns a fault, or 0."""
+    """Check the scheduler's last turn and the step that it planned. Returns a fault, or 0."""
     fault = 0
     if turn % sim.check_every == 0:
         fault = check_state(limits, state, sim.references, sim.seen)
@@ -64,7 +65,7 @@ def check_round(limits, queues, state, sim, turn, bucket):
 
 @device
 def poison(limits, state, sim, turn):
-    """Now and then, the model fails for one row."""
+    """Occasionally choose a row for which the model fails."""
     start_draws(sim.draws, sim.seed, turn, limits.pairs + 1)
     sim.poison[0] = -1
     ends = state.batch.counts[S.GROUP] + 1 >= state.batch.counts[S.GROUPS]
@@ -79,10 +80,11 @@ def poison(limits, state, sim, turn):
 
 @device
 def play_round(limits, queues, state, sim, turn, bucket, command):
-    """Judge the turn before, which returned `bucket`, and prepare the next one.
+    """Check the previous turn, which returned `bucket`, and prepare the next one.
 
-    turn: from 0; the bucket before the first does not matter. command: COMMAND_*, of the host. Returns the time of the turn, ns,
-    or minus a fault.
+    turn: from 0. The bucket before turn 0 is ignored.
+    command: COMMAND_* of the host.
+    Returns the time of the turn in ns, or the negative fault.
     """
     if turn > 0:
         fault = check_round(limits, queues, state, sim, turn, bucket)
@@ -102,24 +104,24 @@ def play_round(limits, queues, state, sim, turn, bucket, command):
 
 
 Mode = Literal["njit", "python"]
-Act = tuple[int, int]  # turn and actor: what it does there of its own; the last actor is the world
+Act = tuple[int, int]  # (turn, actor) of an actor's random actions in a turn; the last actor is the world
 
-ENDLESS = fault_code("not everything has ended, although everybody behaves")
-NOT_DRAINED = fault_code("a drain or a stop is not answered")
-ACCEPTED_LATE = fault_code("a request was accepted after the engine was told to drain or stop")
+ENDLESS = fault_code("requests are left after the calm, although all front ends behaved")
+NOT_DRAINED = fault_code("the engine did not drain or stop")
+ACCEPTED_LATE = fault_code("a request was accepted after the command to drain or stop")
 RAISED = fault_code("the scheduler raised an exception")
-DECISION_WRONG = fault_code("a decision is not what the rules say")
-RECORD_WRONG = fault_code("a turn that is repeated from its record is another one")
-LANES_PARTED = fault_code("several lanes leave something else than one lane does")
-COUNTERS_WRONG = fault_code("requests accepted are not those that finished and those that were cancelled")
-ONLY_IN_PYTHON = (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError)  # are checked
-CALM_SHARE = 40  # turns of the calm that each slot gets, beside those for its tokens
-QUIET_EVERY = 16  # turns between two looks whether all has ended
+DECISION_WRONG = fault_code("a decision differs from the rules")
+RECORD_WRONG = fault_code("the replay of a turn's record differs from the turn")
+LANES_PARTED = fault_code("several lanes leave a different state than one lane")
+COUNTERS_WRONG = fault_code("the number of accepted requests differs from finished plus cancelled requests")
+ONLY_IN_PYTHON = (IndexError, ValueError, OverflowError, TypeError, LanesDivergedError, LaneRaceError)  # checked by Python only
+CALM_SHARE = 40  # turns of the calm for each slot, in addition to those for its tokens
+QUIET_EVERY = 16  # turns between two checks for the end
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a seed found. turn: of the scheduler that was wrong. code: a fault."""
+    """The failure of a seed. turn: the scheduler's faulty turn. code: a fault."""
 
     seed: int
     turns: int
@@ -134,28 +136,32 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed's run. calls: of the scheduler. judged: by the oracle."""
+    """The run of one seed. calls: turns of the scheduler. judged: the oracle checked it."""
 
     calls: int
     failure: Failure | None
     judged: bool = False
-    claims: int = 0  # of a hostile front end
-    entries: int = 0  # of it, consumed
+    claims: int = 0  # by a hostile front end
+    entries: int = 0  # of a hostile front end, consumed
 
 
 class Simulation:
     """One world, ready to run.
 
-    mode: of the scheduler; checks: of front ends, model and checks. keep: the acts that are not left out, None for all.
-    scheduler: another one's turn, (limits, queues, state, now, lane, lanes) -> bucket, in plain Python.
-        overlapped: the shipped one in plain Python as on a GPU, where what needs no tokens goes ahead of the
-        model's step. world: of make_world with the same seed and turns, instead of a new one. checked: the
-        compiled scheduler checks what its phases expect, as plain Python always does. oracle: each turn's
-        decisions are compared with those of the rules, where hashes don't collide by design. records: the
-        recorder is on, and each record is replayed to the same decisions and the same record. lanes: of the
-        scheduler, which is plain Python if they are several: they take turns in random order, without a race,
-        and after each turn state and queues must be as one lane leaves them. Not with `world`. hostile: the
-        last front end is; under the oracle it shares no pages, since the oracle trusts hashes.
+    mode: of the scheduler.
+    checks: mode of front ends, model and checks.
+    check_every: turns between two checks of the state's integrity.
+    keep: the acts to perform; None for all.
+    scheduler: a turn in plain Python to use instead, (limits, queues, state, now, lane, lanes) -> bucket.
+    overlapped: the shipped scheduler in plain Python runs its overlap before the model's step, as on a GPU.
+    world: a world of make_world with the same seed and turns, used instead of a new one. Not with several
+        lanes.
+    checked: the compiled scheduler checks the `expect` conditions of its phases, as plain Python always does.
+    oracle: compare each turn's decisions with the rules, in worlds whose hashes don't collide by design.
+    records: replay each record of the recorder, and compare decisions and record.
+    lanes: of the scheduler. Several lanes run in plain Python, in random order; a race is a fault, and so is
+        a state or queue that differs from one lane's.
+    hostile: the last front end is hostile. With the oracle, which trusts hashes, it shares no pages.
     """
 
     def __init__(
@@ -215,14 +221,15 @@ class Simulation:
         else:
             self._step = lambda now: scheduler(limits, views, arrays, now, 0, 1)
         self._play, self._compute, self._arguments = _bind(self.world, checks)
-        # How the run ends is drawn too: most serve everything, some are drained or stopped in the middle of it.
+        # The end is random too: most runs serve every request, some drain or stop before that.
         self.ending = random.Random(seed + 1).choice((COMMAND_RUN, COMMAND_RUN, COMMAND_DRAIN, COMMAND_STOP))
         self.turn, self.bucket, self.code, self.detail = 0, S.NO_BATCH, 0, ""
-        self._accepted = 0  # requests, when the calm begins
+        self._accepted = 0  # accepted requests at the start of the calm
 
     def advance(self, command: int = COMMAND_RUN) -> bool:
-        """One round: front ends act, the model computes the step before, the scheduler makes its turn. False when something is
-        wrong: `code` and `detail` say what."""
+        """Run one round: front ends act, the model computes the planned step, the scheduler makes its turn.
+        Returns False after a fault; `code` and `detail` describe it.
+        """
         now = self._play(*self._arguments, self.turn, self.bucket, command)
         if now < 0:
             self.code = -now
@@ -233,7 +240,7 @@ class Simulation:
                 self.code = self._compute(*self._arguments)
             if self.code == 0:
                 self.bucket = self._step(now)
-                fault = self.world.state.fault  # what an expect of the compiled scheduler found
+                fault = self.world.state.fault  # set by an `expect` of the compiled scheduler
                 self.code = 0 if isinstance(fault, NoFaultWord) else int(fault[0])
             if self.code == 0 and self._opinion:
                 self.detail = self._opinion.difference(now, self.bucket)
@@ -252,7 +259,7 @@ class Simulation:
         return True
 
     def _parted(self, command: int) -> int:
-        """A fault where several lanes left something else than one lane does, or 0."""
+        """A fault if several lanes left a different state than one lane, or 0."""
         if self._one_lane is None:
             return 0
         if not self._one_lane.advance(command):
@@ -262,16 +269,16 @@ class Simulation:
         return LANES_PARTED if different or self.bucket != self._one_lane.bucket else 0
 
     def run(self) -> Outcome:
-        """The storm and the calm."""
+        """Run the storm and the calm."""
         while self.turn < self.turns:
             if not self.advance():
                 return self._outcome()
             if self.ending != COMMAND_RUN and self.turn > self.turns // 2 and self.world.state.suspended.counts[S.ROWS] > 0:
-                break  # the engine is told to drain or to stop while a step is suspended
+                break  # so that the engine drains or stops while a step is suspended
         return self.calm()
 
     def calm(self) -> Outcome:
-        """Everybody behaves, and all requests end; or the engine is told to drain or stop, and does."""
+        """Run the calm: front ends behave until all requests end, or the engine drains or stops."""
         limits, self._accepted = self.world.limits, self.counters()["requests_accepted"]
         bound = limits.slots * (limits.max_model_len + CALM_SHARE) * 2 * limits.step_groups
         bound += 2 * CALM_SHARE + self.turns - self.turn
@@ -284,12 +291,12 @@ class Simulation:
         return self._outcome()
 
     def _quiet(self) -> bool:
-        """Whether no front end waits for anything, and the engine has nothing left."""
+        """Whether no front end waits, and the engine has no request or page in use."""
         state, fronts = self.world.state, self.world.sim.fronts
         return not (fronts.request_id.any() or state.requests.status.any() or state.pages.refcount.any())
 
     def _ended(self) -> int:
-        """What is wrong with the end of the calm, or 0."""
+        """The fault at the end of the calm, or 0."""
         counters, left = self.counters(), int((self.world.state.requests.status != 0).sum())
         if self.ending == COMMAND_RUN:
             ended = counters["requests_finished"] + counters["requests_cancelled"]
@@ -309,7 +316,7 @@ class Simulation:
         return Outcome(self.turn, failure, self._opinion is not None, *self.world.sim.garbage.tolist())
 
     def events(self, since: int) -> list[tuple[int, int, str]]:
-        """(turn, actor, what) of the events from a number on, as far as they are remembered."""
+        """(turn, actor, text) of the events after the first `since`, as far as the log still has them."""
         log, count = np.asarray(self.world.sim.log), int(self.world.sim.logged[0])
         listed = []
         for i in range(max(since, count - LOG), count):
@@ -319,15 +326,15 @@ class Simulation:
 
 
 def _compared(world: World) -> list[tuple[str, Any]]:
-    """What may not depend on how a turn was executed: the state, except its scratch memory, and what others
-    see.
+    """The arrays that must not depend on how a turn is executed: the state without its scratch memory, and
+    the segment.
     """
     state = [(name, array) for name, array in named_arrays(world.state) if not name.startswith("scratch.")]
     return [*state, ("queues", np.frombuffer(world.segment, np.uint8))]
 
 
 def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., int], tuple[Any, ...]]:
-    """play_round and compute, compiled or not, and the arguments that both have first."""
+    """play_round and compute, compiled or plain, and their common leading arguments."""
     limits, state, queues, sim, _ = world
     if mode == "python":
         return play_round, compute, (limits, as_memoryviews(queues), as_memoryviews(state), plain_sim(world))
@@ -337,13 +344,15 @@ def _bind(world: World, mode: Mode) -> tuple[Callable[..., int], Callable[..., i
 
 
 def plain_sim(world: World) -> Any:
-    """world.sim with memoryviews instead of arrays; its integers stay."""
+    """world.sim with memoryviews instead of arrays."""
     return map_arrays(lambda item: item if isinstance(item, int) else np.asarray(item).data, world.sim)
 
 
 @lru_cache(maxsize=2)
 def compiled_round(kinds: tuple[Any, ...]) -> list[Callable[..., Any]]:
-    """play_round and compute, compiled. kinds: types of the four tables, which do not depend on sizes."""
+    """Compile play_round and compute. kinds: Numba types of the four argument tables; they don't depend on
+    sizes.
+    """
     entries = []
     for function, signature in ((play_round, (*kinds, *[types.int64] * 3)), (compute, kinds)):
         entries.append(compiled_for(cached_njit(function, nogil=True), signature))

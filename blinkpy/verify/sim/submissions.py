@@ -1,4 +1,4 @@
-"""Requests of a front end: drawn at random, with what each one must get, submitted and cancelled."""
+"""Requests of a simulated front end: drawn at random with their expected output, submitted, and cancelled."""
 
 from blinkpy.device.portable import device
 from blinkpy.kv.prefix_cache import extend_hash
@@ -32,13 +32,13 @@ from blinkpy.verify.sim.world import BAD_WORDS, GOOD_ENTRIES, STEMS
 
 @device
 def owns(queues, pair, epoch):
-    """Whether the engine says that the pair belongs to an epoch."""
+    """Whether the engine's words give the pair to `epoch`."""
     return epoch > 0 and queues.pair[pair, words.PAIR_EPOCH] == epoch and queues.pair[pair, words.PAIR_ATTACHED] == 1
 
 
 @device
 def forget(limits, fronts, pair):
-    """Give up all requests and the pair."""
+    """Give up the pair and all its requests."""
     first = pair * limits.slots_per_pair
     for slot in range(first, first + limits.slots_per_pair):
         fronts.request_id[slot] = 0
@@ -47,7 +47,7 @@ def forget(limits, fronts, pair):
 
 @device
 def claim_pair(limits, queues, sim, turn, pair):
-    """Ask for the next epoch."""
+    """Claim the next epoch."""
     fronts = sim.fronts
     forget(limits, fronts, pair)
     fronts.claim[pair] = queues.pair[pair, words.PAIR_EPOCH] + 1
@@ -57,7 +57,7 @@ def claim_pair(limits, queues, sim, turn, pair):
 
 @device
 def settle(limits, queues, sim, turn, pair):
-    """Take over a pair that was granted; claim again when the claim came too late."""
+    """Take over a granted pair; claim again if another epoch was granted."""
     fronts = sim.fronts
     claim = fronts.claim[pair]
     if owns(queues, pair, claim):
@@ -69,7 +69,9 @@ def settle(limits, queues, sim, turn, pair):
 
 @device
 def beat(fronts, pair):
-    """Say that this front end lives, and repeat doorbell and head: a late write may have covered them."""
+    """Write the heartbeat, and repeat doorbell and completion head (or the claim), because a late write may
+    have overwritten them.
+    """
     fronts.beat[pair] += 1
     send(fronts, pair, WIRE_WORD, words.FRONT_HEARTBEAT, fronts.beat[pair])
     if fronts.epoch[pair] > 0:
@@ -89,7 +91,7 @@ def ring(fronts, pair):
     send(fronts, pair, WIRE_WORD, words.FRONT_DOORBELL, stamp(fronts, pair, fronts.sq_tail[pair]))
 
 
-# Kinds of bad entries. The engine answers those before BAD_SILENT with FINISH_REJECTED, and the others not at all.
+# Kinds of bad entries. The engine answers kinds before BAD_SILENT with FINISH_REJECTED, and skips the others.
 BAD_PROMPT, BAD_PARAMETER, BAD_LENGTH, BAD_PAGES, BAD_HASHES, BAD_TOKEN, BAD_GRAMMAR, BAD_RULES = range(8)
 BAD_EPOCH, BAD_SLOT, BAD_KINDS = range(8, 11)
 BAD_SILENT = BAD_EPOCH
@@ -110,7 +112,7 @@ def free_slot(limits, fronts, pair):
 
 @device
 def draw_prompt(limits, sim, slot):
-    """A prompt that shares its start with others, of any length up to the longest. Returns the length."""
+    """Draw a prompt of any permitted length, whose start is shared with other prompts. Returns the length."""
     fronts, draws = sim.fronts, sim.draws
     longest = min(limits.max_model_len - 1, limits.pages * limits.page_size)
     length = 1 + draw(draws, longest if draw(draws, 2) == 0 else max(1, longest // 3))
@@ -119,7 +121,7 @@ def draw_prompt(limits, sim, slot):
     repeats = chance(draws, sim.odds.repeat)
     own = 0 if repeats else draw(draws, min(4, length))
     stem, after = draw(draws, STEMS), draw(draws, STEMS)
-    # From `cut` on as another one: pages that look alike.
+    # After `cut` it equals another stem, so that pages look alike.
     cut = draw(draws, length) if not repeats and draw(draws, 3) == 0 else length
     for i in range(length):
         token = sim.stems[stem if i < cut else after, i]
@@ -129,7 +131,9 @@ def draw_prompt(limits, sim, slot):
 
 @device
 def in_flight(fronts, ids, first, count, wanted):
-    """Whether a request of the `count` slots from `first` on has this grammar, or these rules. ids: of each slot."""
+    """Whether one of the `count` slots from `first` has a request with this grammar or token rules. ids:
+    index of each slot's.
+    """
     found = False
     for slot in range(first, first + count):
         found = found or (fronts.request_id[slot] != 0 and ids[slot] == wanted)
@@ -138,7 +142,7 @@ def in_flight(fronts, ids, first, count, wanted):
 
 @device
 def share_left(limits, fronts, pair):
-    """What the requests in flight leave of a queue pair's share."""
+    """The unused part of a queue pair's share of grammar slots."""
     first, left = pair * limits.slots_per_pair, limits.grammar_share
     for i in range(limits.slots_per_pair):
         grammar, rules = fronts.grammar[first + i], fronts.rules[first + i]
@@ -150,8 +154,13 @@ def share_left(limits, fronts, pair):
 
 @device
 def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
-    """Give a slot's request one of `good` grammars or of `damaged` ones behind them, or none. ids: of each slot; left: what the
-    share has room for. Returns (whether it is a damaged one, what is left)."""
+    """Give a slot's request a valid or damaged grammar or token rules, or neither.
+
+    ids: of each slot, written here.
+    good, damaged: numbers of valid ones and of the damaged ones after them.
+    left: unused part of the share.
+    Returns (whether a damaged one was chosen, the unused part of the share now).
+    """
     wanted, first = draw(sim.draws, good), pair * limits.slots_per_pair
     spoiled = chance(sim.draws, sim.odds.bad)
     if spoiled:
@@ -165,8 +174,9 @@ def draw_one(limits, sim, pair, slot, ids, good, damaged, left):
 
 @device
 def draw_grammar(limits, sim, pair, slot):
-    """Give a slot's request a grammar, token rules, both or none: no more different ones at a time than the pair's share. Returns
-    REJECT_* for a damaged one, or 0."""
+    """Give a slot's request a grammar, token rules, both or neither, within the pair's share. Returns
+    REJECT_* for a damaged choice, or 0.
+    """
     fronts, refused = sim.fronts, 0
     fronts.grammar[slot], fronts.rules[slot] = -1, -1
     if limits.grammar_share == 0:
@@ -184,8 +194,9 @@ def draw_grammar(limits, sim, pair, slot):
 
 @device
 def allowed(sim, slot, state, token, stops):
-    """Whether the grammar of a slot's request allows a token in a state, or without a grammar its token rules. stops: it is a
-    stop id that counts."""
+    """Whether the grammar of a slot's request allows a token in `state`, or its token rules if it has no
+    grammar. stops: the token is an active stop id.
+    """
     own, rules = sim.fronts.grammar[slot], sim.fronts.rules[slot]
     if own < 0:
         return rules < 0 or sim.rules.allowed[rules, token] != 0
@@ -196,7 +207,7 @@ def allowed(sim, slot, state, token, stops):
 
 @device
 def is_stop(entry, token, generated):
-    """Whether a token, the generated-th of the output, is a stop id that counts."""
+    """Whether a token is an active stop id. generated: its number in the output, from 1."""
     stops = False
     for i in range(submission.STOP_IDS):
         stops = stops or entry[submission.WORD_STOP_IDS + i] == token
@@ -205,7 +216,9 @@ def is_stop(entry, token, generated):
 
 @device
 def expected_end(limits, sim, slot, entry):
-    """What the request must get: its tokens (behind the prompt in Fronts.tokens), their number, and its end."""
+    """Compute the request's expected output: its tokens (after the prompt in Fronts.tokens), their number,
+    and the reason of its end.
+    """
     fronts, grammars, own, state = sim.fronts, sim.grammars, sim.fronts.grammar[slot], 0
     length, salt = fronts.prompt_length[slot], fronts.cache_salt[slot]
     most = min(entry[submission.WORD_MAX_TOKENS], limits.max_model_len - length)
@@ -238,7 +251,7 @@ def expected_end(limits, sim, slot, entry):
 
 @device
 def fill_entry(limits, sim, pair, place, slot):
-    """Sim.entry: a good entry for the request in `slot`, for a place of the ring."""
+    """Fill Sim.entry with a valid entry for the request in `slot`. place: index in the ring."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
     good = draw(draws, GOOD_ENTRIES) if draw(draws, 4) == 0 else 0
     for word in range(submission.SQ_ENTRY_WORDS):
@@ -273,7 +286,7 @@ def fill_entry(limits, sim, pair, place, slot):
     entry[submission.WORD_PRIORITY] = draw(draws, 5) - 2
     entry[submission.WORD_OUTPUT_TOKENS] = draw(draws, length)
     entry[submission.WORD_TENANT] = draw(draws, 4)
-    if limits.step_groups > 1:  # many of both classes, where steps are cut
+    if limits.step_groups > 1:  # if steps are cut, half of the requests are best effort
         entry[submission.WORD_BEST_EFFORT] = fronts.seed[slot] & 1
     entry[submission.WORD_FLAGS] = submission.SUBMIT_NO_PREFIX_CACHE if draw(draws, 4) == 0 else 0
     fronts.scored[slot] = length - 1 if draw(draws, 4) == 0 else 0
@@ -287,7 +300,7 @@ def fill_entry(limits, sim, pair, place, slot):
 
 @device
 def spoil(limits, sim, slot):
-    """Break the good entry in Sim.entry. Returns the kind of the faults now."""
+    """Damage the valid entry in Sim.entry. Returns the kind of damage."""
     fronts, draws, entry = sim.fronts, sim.draws, sim.entry
     kind = draw(draws, BAD_KINDS)
     fronts.expected[slot], reason = 0, completion.REJECT_PROMPT
@@ -329,7 +342,7 @@ def spoil(limits, sim, slot):
 
 @device
 def submit(limits, queues, sim, turn, pair):
-    """One request. Returns whether there was room for it."""
+    """Submit one request. Returns whether there was space for it."""
     fronts, draws = sim.fronts, sim.draws
     slot = free_slot(limits, fronts, pair)
     if slot < 0 or wire_room(fronts, pair) < 16 or fronts.sq_tail[pair] - queues.pair[pair, PAIR_SQ_HEAD] >= limits.sq_entries:
@@ -368,7 +381,7 @@ def submit(limits, queues, sim, turn, pair):
 
 @device
 def cancel(limits, sim, turn, pair):
-    """Cancel what is in one slot, if anything is."""
+    """Cancel the request of a random slot, if it has one."""
     fronts = sim.fronts
     local = draw(sim.draws, limits.slots_per_pair)
     slot = pair * limits.slots_per_pair + local

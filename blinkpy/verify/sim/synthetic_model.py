@@ -1,12 +1,13 @@
 """A synthetic model that makes mistakes of the scheduler visible.
 
-The "keys and values" of a token are one number, made from those before it and written to its cache slot; the next token is a
-hash of all numbers that the page table leads to, and of the request's seed. So a wrong page, slot, position, row, prefix or
-request gives a wrong token, and a front end knows the right ones from the prompt alone.
+The "keys and values" of a token are one number, computed from the previous token's number and written to the
+token's cache slot. The next token is a hash of the request's seed and of all numbers that the page table
+reaches. So a wrong page, slot, position, row, prefix or request yields a wrong token. A front end computes
+the right tokens from the prompt alone.
 
-Of a step that is cut, the first group writes marks instead of the numbers, and the last one, if they are
-still there, all else: who reads the cache before, or writes there meanwhile, is found out. Each group must
-see the input that the first one saw.
+The first group of a cut step writes marks to the cache, and the last group replaces them by the numbers. If a
+mark was overwritten, another step wrote to the cache meanwhile; a step that read a mark computes wrong
+tokens. Every group must see the same input.
 """
 
 from blinkpy.device.expect import fault_code
@@ -23,7 +24,7 @@ THOUSAND = 1000
 
 @device
 def scramble(x):
-    """A number of 48 bits that depends on all bits of another one."""
+    """A 48-bit number that depends on all bits of x."""
     x = (x * MULTIPLIER + INCREMENT) & MASK
     x ^= x >> 25
     x = (x * MULTIPLIER + INCREMENT) & MASK
@@ -32,27 +33,27 @@ def scramble(x):
 
 @device
 def start_draws(draws, seed, turn, actor):
-    """Begin the numbers of one actor in one turn. draws: int64 [1], the generator's state."""
+    """Seed the generator for one actor in one turn. draws: int64 [1], the generator's state."""
     draws[0] = scramble(scramble(scramble(seed & MASK) ^ turn) ^ (actor + 1))
 
 
 @device
 def draw(draws, n):
-    """A number of 0 to n - 1, n < 2**32."""
+    """A random number from 0 to n - 1, n < 2**32."""
     draws[0] = (draws[0] * MULTIPLIER + INCREMENT) & MASK
     return (draws[0] >> 16) % n
 
 
 @device
 def chance(draws, thousandths):
-    """True in this many of a thousand cases."""
+    """True with a probability of `thousandths` / 1000."""
     return draw(draws, THOUSAND) < thousandths
 
 
-LOG = 64  # events that are remembered
+LOG = 64  # events in the log
 LOG_WORDS = 5  # turn, actor, event (EVENT_*), two values
 
-# What happens, in Sim.log.
+# Kinds of events in Sim.log.
 (
     EVENT_CRASH,
     EVENT_RETURN,
@@ -85,7 +86,7 @@ EVENT_NAMES = (
 
 @device
 def note(sim, turn, actor, event, first, second):
-    """Remember an event."""
+    """Append an event to the log."""
     i = sim.logged[0] % LOG
     sim.log[i, 0], sim.log[i, 1], sim.log[i, 2] = turn, actor, event
     sim.log[i, 3], sim.log[i, 4] = first, second
@@ -94,47 +95,48 @@ def note(sim, turn, actor, event, first, second):
 
 MODULUS = 1_000_003
 PRIME = (1 << 31) - 1
-UNWRITTEN = -77  # in rows that emit nothing, where nobody may look
+UNWRITTEN = -77  # in rows that don't emit; the scheduler must not read it
 
-BUCKET_WRONG = fault_code("the bucket is not the smallest that holds the batch")
-PADDING_WRONG = fault_code("the batch's padding is not as Batch says")
+BUCKET_WRONG = fault_code("the bucket is not the smallest that fits the batch")
+PADDING_WRONG = fault_code("the batch's padding differs from the description of Batch")
 EMITS_WRONG = fault_code("the number of emitting rows is wrong")
-GROUP_WRONG = fault_code("a step goes on with another group of layers than its next one")
-INPUT_CHANGED = fault_code("what a step reads was changed between two of its groups")
-CACHE_CHANGED = fault_code("the cache of a step was written between two of its groups")
+GROUP_WRONG = fault_code("a step continues with a wrong group of layers")
+INPUT_CHANGED = fault_code("the input of a step changed between two of its groups")
+CACHE_CHANGED = fault_code("the cache of a step changed between two of its groups")
 NEXT_GROUP, INPUT_SUM = range(2)  # Sim.flight
-MARK = -(1 << 40)  # in the cache, with the position
+MARK = -(1 << 40)  # in the cache, minus the position
 
 
 @device
 def value_of(before, token, position, salt):
-    """What is cached for a token at a position, behind another cached value (0 for the first). The salt makes it visible when a
-    page is shared across salts."""
+    """The number to cache for a token. before: the previous token's number, or 0. The salt makes pages
+    visible that are shared across salts.
+    """
     return (before * 37 + token * 7919 + position * 104_729 + salt * 131 + 13) % MODULUS
 
 
 @device
 def record_word(token, context, k):
-    """A pair of a record of log probabilities: a number that says where it belongs. context: tokens before this one."""
+    """A word of a log-probability record that encodes its place. context: number of previous tokens."""
     return token << 40 | context << 20 | k
 
 
 @device
 def cached(limits, state, cache, slot, position):
-    """The value of a request's token, through its page table."""
+    """The cached number of a request's token, through its page table."""
     page = state.requests.page_table[slot, position >> limits.page_shift]
     return cache[page * limits.page_size + (position & (limits.page_size - 1))]
 
 
 @device
 def token_after(total, seed, vocab_size):
-    """The next token, from the sum of value * (position + 1) over the sequence."""
+    """The next token. total: sum of number * (position + 1) over the sequence."""
     return (total % MODULUS * 48_271 + seed) % MODULUS % vocab_size
 
 
 @device
 def input_sum(limits, state):
-    """A number that depends on all that the step reads of the state."""
+    """A checksum of all state that the step reads."""
     batch, requests, total = state.batch, state.requests, 0
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for i in range(S.GROUPS):
@@ -157,7 +159,7 @@ def input_sum(limits, state):
 
 @device
 def compute_group(limits, state, sim):
-    """What is particular to a step that is cut. Returns a fault, or 0."""
+    """Check and compute one group of a cut step. Returns a fault, or 0."""
     batch, requests, flight = state.batch, state.requests, sim.flight
     group, groups = batch.counts[S.GROUP], batch.counts[S.GROUPS]
     whole = input_sum(limits, state)
@@ -178,8 +180,9 @@ def compute_group(limits, state, sim):
 
 @device
 def compute(limits, queues, state, sim):
-    """The step that the scheduler's last turn asked for, or a group of it: the last one fills batch.sampled. Returns a fault, or
-    0."""
+    """Compute the planned step, or one of its groups. The last group fills batch.sampled. Returns a fault, or
+    0.
+    """
     batch, requests, cache, poisoned_row = state.batch, state.requests, sim.cache, sim.poison[0]
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     for row in range(limits.rows):
@@ -216,7 +219,7 @@ def compute(limits, queues, state, sim):
 
 @device
 def check_padding(state, bucket):
-    """The bucket that schedule() returned, and what the batch arrays hold beyond the batch. Returns a fault, or 0."""
+    """Check the bucket that schedule() returned, and the batch's padding. Returns a fault, or 0."""
     batch, buckets = state.batch, state.buckets
     rows, tokens = batch.counts[S.ROWS], batch.counts[S.TOKENS]
     if bucket != batch.counts[S.BUCKET] or rows < 1 or batch.counts[S.DECODE_ROWS] > rows:

@@ -1,8 +1,7 @@
-"""Turn invariants: what is true from one turn to the next, beyond the integrity of the state; checked after
-each turn.
+"""Turn invariants: conditions between one turn and the next, checked after each turn.
 
-Statuses change in legal ways only, cancels and leases take effect, what it published is what it remembers,
-intake keeps to its bound, and the request with the lowest rank continues.
+Statuses change only in legal ways, cancels and leases take effect, published words equal the state, intake
+keeps to its bound, and the request with the lowest rank makes progress.
 """
 
 from blinkpy.device.expect import fault_code
@@ -24,32 +23,32 @@ from blinkpy.queues.words import (
 from blinkpy.verify.sim.hostile import is_hostile
 from blinkpy.verify.sim.world import GARBAGE_ENTRIES, HOSTILE
 
-ILLEGAL_CHANGE = fault_code("a request changed its status in a way that is not legal")
-ID_REUSED = fault_code("a slot got a request with an id that is not newer")
-CANCEL_LOST = fault_code("a request goes on although its cancel could be seen")
-LEASE_IGNORED = fault_code("a front end whose lease ended still has its pair")
-REVOKED_WRONGLY = fault_code("a queue pair is revoked without a reason")
-OWNER_CHANGED = fault_code("a queue pair changes hands although a step is not at its end")
-EPOCH_WRONG = fault_code("an epoch was granted that was not asked for")
+ILLEGAL_CHANGE = fault_code("a request's status changed illegally")
+ID_REUSED = fault_code("a slot got a request whose id is not newer")
+CANCEL_LOST = fault_code("a request continues after a visible cancel")
+LEASE_IGNORED = fault_code("a front end keeps its pair after its lease expired")
+REVOKED_WRONGLY = fault_code("a queue pair was revoked without a reason")
+OWNER_CHANGED = fault_code("a queue pair changed its owner during a cut step")
+EPOCH_WRONG = fault_code("an epoch was granted that no front end claimed")
 GRANTED_SOON = fault_code("a queue pair was granted again too soon")
-WORD_DIFFERS = fault_code("a published word is not what the scheduler remembers")
-POSITION_FELL = fault_code("a position of a queue went backwards")
-INTAKE_EXCEEDED = fault_code("more entries were consumed than one turn may take")
-INTAKE_IDLE = fault_code("entries wait, and intake takes none")
-PASSED_OVER = fault_code("intake passes a pair over")
-INDEXED_TWICE = fault_code("the index has a page twice: the same tokens behind the same page")
-HELD_WRONGLY = fault_code("a step is held although somebody needs it")
-HELD_LONG = fault_code("a step is held for longer than the pace allows")
-STARVES = fault_code("the request with the lowest rank stands still")
+WORD_DIFFERS = fault_code("a published word differs from the scheduler's state")
+POSITION_FELL = fault_code("a queue position decreased")
+INTAKE_EXCEEDED = fault_code("more entries were consumed than the bound of a turn")
+INTAKE_IDLE = fault_code("entries wait, but intake consumed none")
+PASSED_OVER = fault_code("intake skipped a pair in its rotation")
+INDEXED_TWICE = fault_code("the index has a page twice: equal tokens after the same page")
+HELD_WRONGLY = fault_code("a step is held although a request needs it")
+HELD_LONG = fault_code("a step is held longer than the pace allows")
+STARVES = fault_code("the request with the lowest rank makes no progress")
 
-SEEN_TURNS = 1  # turns after which a cancel that could be seen must have been seen
+SEEN_TURNS = 1  # turns after which a visible cancel must have taken effect
 ID, PROGRESS, STILL = range(3)  # Observed.best
 PLANNED, ENDED_NS, INSIDE = range(3)  # Observed.step
 
 
 @device
 def check_slots(limits, queues, state, sim):
-    """Statuses and cancels. Who is hostile uses ids again, and harms itself alone."""
+    """Check statuses and cancels. A hostile front end is skipped: it reuses ids, and harms only itself."""
     r, observed = state.requests, sim.observed
     for slot in range(limits.slots):
         if is_hostile(limits, sim, r.pair[slot]):
@@ -61,7 +60,7 @@ def check_slots(limits, queues, state, sim):
             if not was_live and after != before and after != S.EMPTY:
                 return ILLEGAL_CHANGE
             cancelled = queues.cancel[pair, slot - pair * limits.slots_per_pair] == request_id
-            cancelled = cancelled and state.batch.counts[S.GROUP] == 0 and r.stalled[slot] != S.IN_FLIGHT  # else it waits
+            cancelled = cancelled and state.batch.counts[S.GROUP] == 0 and r.stalled[slot] != S.IN_FLIGHT  # else the cancel waits
             observed.cancel_age[slot] = observed.cancel_age[slot] + 1 if cancelled and was_live and is_live else 0
             if observed.cancel_age[slot] > SEEN_TURNS:
                 return CANCEL_LOST
@@ -77,7 +76,7 @@ def check_slots(limits, queues, state, sim):
 
 @device
 def check_ownership(limits, queues, state, sim, now, pair):
-    """Leases, claims, grants and revokes of one pair."""
+    """Check the lease, claim, grants and revocations of one pair."""
     observed, word = sim.observed, queues.front[pair, FRONT_HEARTBEAT]
     attached, epoch = queues.pair[pair, PAIR_ATTACHED], queues.pair[pair, PAIR_EPOCH]
     granted = epoch != observed.epoch[pair]
@@ -105,7 +104,7 @@ def check_ownership(limits, queues, state, sim, now, pair):
 
 @device
 def check_words(limits, queues, state, sim):
-    """The engine's words of all pairs. Returns a fault, or 0."""
+    """Check the engine's words of all pairs. Returns a fault, or 0."""
     pairs, observed, consumed, left = state.pairs, sim.observed, 0, 0
     for pair in range(limits.pairs):
         words = queues.pair
@@ -125,7 +124,7 @@ def check_words(limits, queues, state, sim):
                 sim.garbage[GARBAGE_ENTRIES] += moved
         left += pairs.sq_tail[pair] - pairs.sq_head[pair]
         if moved != 0 or pairs.sq_head[pair] == pairs.sq_tail[pair]:
-            observed.passed[pair] = -1  # has nothing that waits, or had its turn
+            observed.passed[pair] = -1  # no entry waits, or one was consumed
         observed.sq_head[pair], observed.cq_tail[pair] = pairs.sq_head[pair], pairs.cq_tail[pair]
     if consumed > limits.intake_entries:
         return INTAKE_EXCEEDED
@@ -140,7 +139,10 @@ def check_words(limits, queues, state, sim):
 
 @device
 def check_duplicates(limits, pages):
-    """Chains of tokens exist once in the prefix index. Only where lookups see whole buckets: where hashes are good."""
+    """Check that the prefix index has each chain of pages once.
+
+    Valid only if few hashes collide, because lookups examine a limited part of a bucket.
+    """
     for bucket in range(limits.index_buckets):
         page = pages.bucket_head[bucket]
         while page >= 0:
@@ -155,7 +157,9 @@ def check_duplicates(limits, pages):
 
 @device
 def same_page(limits, pages, page, other):
-    """Whether two indexed pages hold the same tokens behind the same page, which still has its content."""
+    """Whether two indexed pages hold the same tokens after the same parent page, and the parent still has its
+    content.
+    """
     parent = pages.parent[page]
     if pages.salt[other] != pages.salt[page] or pages.parent[other] != parent or not parent_lives(pages, page):
         return False
@@ -169,13 +173,13 @@ def same_page(limits, pages, page, other):
 
 @device
 def goes_before(r, slot, other):
-    """Whether a request is served before another one."""
+    """Whether a request is served before another request."""
     return r.rank[slot] < r.rank[other] or (r.rank[slot] == r.rank[other] and r.arrival[slot] < r.arrival[other])
 
 
 @device
 def best_request(limits, state):
-    """Of the live requests whose reader has read everything, the one with the lowest (rank, arrival), or -1."""
+    """The live request with the lowest (rank, arrival) whose reader has read all completions, or -1."""
     r, pairs, best = state.requests, state.pairs, -1
     for slot in range(limits.slots):
         reads = pairs.cq_tail[r.pair[slot]] == pairs.cq_head[r.pair[slot]]
@@ -187,7 +191,7 @@ def best_request(limits, state):
 
 @device
 def better_runs(limits, state, slot):
-    """Whether someone runs who goes before a request: for instance one whose reader is a little behind."""
+    """Whether a running request is served before `slot`, for instance one whose reader is slightly behind."""
     r = state.requests
     for other in range(limits.slots):
         if r.status[other] == S.RUNNING and r.stalled[other] != S.STALLED and goes_before(r, other, slot):
@@ -197,7 +201,7 @@ def better_runs(limits, state, slot):
 
 @device
 def check_progress(limits, state, sim):
-    """The best request gets on."""
+    """Check that the best request makes progress."""
     r, best = state.requests, sim.observed.best
     slot = best_request(limits, state)
     if slot < 0 or better_runs(limits, state, slot):
@@ -213,8 +217,8 @@ def check_progress(limits, state, sim):
 
 @device
 def check_pace(limits, state, sim, now, command):
-    """A turn without a batch although somebody could run: steps are paced, no other request exists, and none is
-    late. When tokens came is observed here.
+    """Check a turn without a batch although a request could run: steps must be paced, no other request may
+    exist, and no request may be late. Also records the times of tokens.
     """
     r, observed, batch = state.requests, sim.observed, state.batch
     held = batch.counts[S.ROWS] == 0 and command != COMMAND_STOP
@@ -244,14 +248,14 @@ def check_pace(limits, state, sim, now, command):
 
 @device
 def check_turn(limits, queues, state, sim, now):
-    """Judge one turn of the scheduler, made at `now`. Returns a fault, or 0."""
+    """Judge one turn of the scheduler, made at `now` ns. Returns a fault, or 0."""
     fault = check_slots(limits, queues, state, sim)
     if fault == 0:
         fault = check_words(limits, queues, state, sim)
     for pair in range(limits.pairs):
         if fault == 0:
             fault = check_ownership(limits, queues, state, sim, now, pair)
-    # Where hashes tell pages apart; else chains are longer than a lookup follows them.
+    # Only with good hashes; otherwise chains are longer than a lookup follows.
     if fault == 0 and limits.hash_multiplier_1 != 0 and sim.hostile != HOSTILE:
         fault = check_duplicates(limits, state.pages)
     if fault == 0:

@@ -1,7 +1,7 @@
-"""Everything a simulation remembers beside the scheduler: front ends, what they sent, and what they must get.
+"""State of a simulation, apart from the scheduler: front ends, their submissions, and the expected outputs.
 
-All of it is integer arrays, so that compiled code and plain Python work on the same memory. Q pairs, L slots of a pair,
-S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
+All of it is integer arrays, so that compiled code and plain Python use the same memory. Q pairs, L slots per
+pair, S = Q * L slots, K pages and C tokens of the longest sequence, W places of a front end's wire.
 """
 
 import dataclasses
@@ -20,48 +20,52 @@ from blinkpy.queues.submission import CHECKS, SQ_ENTRY_WORDS, neutral_entries, o
 from blinkpy.verify.sim.grammar_supply import GRAMMAR_WORDS, GrammarSupply, RuleSupply, random_pieces, random_rules, random_supply
 from blinkpy.verify.sim.synthetic_model import LOG, LOG_WORDS
 
-WIRE = 128  # writes of a front end that are still under way; a power of two
-STEMS = 3  # sequences that prompts begin with, so that prefixes are shared
+WIRE = 128  # undelivered writes of a front end; a power of two
+STEMS = 3  # sequences with which prompts begin, so that prefixes are shared
 TICK_NS = 50_000
-PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes a tick, but where time jumps
+PACES_NS = (*[0] * 8, TICK_NS - 1, 2 * TICK_NS, TICK_NS * 13 // 5, 4 * TICK_NS)  # a step takes one tick, unless time jumps
 FEW_PAGES = 24
-HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: what the last front end is; the last shares no page
-GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims that it wrote, and its entries that were consumed
-WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the last: options of make_limits_by_name
+HONEST, HOSTILE, HOSTILE_WITHOUT_HASHES = range(3)  # Sim.hostile: kind of the last front end; the third kind shares no page
+GARBAGE_CLAIMS, GARBAGE_ENTRIES = range(2)  # Sim.garbage: claims by a hostile front end, and its consumed entries
+WorldSizes = tuple[QueueSizes, EngineFacts, dict[str, Any]]  # the third: options of make_limits_by_name
 
 
 class Odds(NamedTuple):
-    """How often something happens, in thousandths of a front end's rounds; and what a seed chooses from, calm or wild."""
+    """Probability of each event, in thousandths of a front end's rounds. Annotated: the values from which a
+    seed chooses.
+    """
 
     submit: Annotated[int, 20, 200, 600]
-    repeat: Annotated[int, 0, 1000]  # of the requests: nothing of its own in the prompt; 0 where pages are few
-    answer: Annotated[int, 1, 12]  # tokens that most requests may generate at most
-    burst: Annotated[int, 1, 3, 100]  # most requests at once
+    repeat: Annotated[int, 0, 1000]  # share of requests whose prompt is only shared text; 0 if pages are few
+    answer: Annotated[int, 1, 12]  # max_tokens of most requests
+    burst: Annotated[int, 1, 3, 100]  # maximum number of requests in one round
     cancel: Annotated[int, 0, 10, 100]
     crash: Annotated[int, 0, 2, 20]
-    comeback: Annotated[int, 50, 300]  # of one that crashed
-    silent: Annotated[int, 0, 0, 5]  # stops for a while, as a process under SIGSTOP does
+    comeback: Annotated[int, 50, 300]  # of a crashed front end
+    silent: Annotated[int, 0, 0, 5]  # stops for a while, like a process under SIGSTOP
     late: Annotated[int, 0, 20, 100]  # a write from an earlier epoch lands
-    broken: Annotated[int, 0, 0, 3]  # a doorbell or a completion head that can't be
-    bad: Annotated[int, 0, 30, 200]  # of the requests: entries that the engine must refuse
+    broken: Annotated[int, 0, 0, 3]  # an impossible doorbell or completion head
+    bad: Annotated[int, 0, 30, 200]  # share of entries that the engine must refuse
     pace: Annotated[int, 0, 4, 30]  # a reader becomes slow, gets stuck, or is fast again
-    delay: Annotated[int, 0, 100, 500]  # writes stay under way
-    notice: Annotated[int, 100, 1000]  # a front end whose queue pair was revoked looks whether it was
-    jump: Annotated[int, 0, 0, 2]  # of the world's rounds: time passes and nobody is heard
-    poison: Annotated[int, 0, 0, 20]  # of the world's rounds: the model gives an invalid token
+    delay: Annotated[int, 0, 100, 500]  # writes are delayed
+    notice: Annotated[int, 100, 1000]  # a front end checks whether its queue pair was revoked
+    jump: Annotated[int, 0, 0, 2]  # of the world's rounds: time passes without heartbeats
+    poison: Annotated[int, 0, 0, 20]  # of the world's rounds: the model yields an invalid token
 
 
 CHOICES = {name: hint.__metadata__ for name, hint in get_type_hints(Odds, include_extras=True).items()}
 
 
 class Fronts(NamedTuple):
-    """Front ends as they see themselves. A slot's request: [S]; it is free where request_id is 0."""
+    """The front ends' own state. Fields without a shape are [S], for a slot's request; a slot is free if its
+    request_id is 0.
+    """
 
     alive: Int64  # [Q]
     silent: Int64  # [Q] turns until it continues
-    pace: Int64  # [Q] how fast it reads
-    epoch: Int64  # [Q] 0: it has no pair
-    claim: Int64  # [Q] epoch that it asked for
+    pace: Int64  # [Q] speed of its reader: FAST, SLOW or STUCK
+    epoch: Int64  # [Q] 0: no pair
+    claim: Int64  # [Q] claimed epoch
     counter: Int64  # [Q] requests of this epoch
     beat: Int64  # [Q]
     sq_tail: Int64  # [Q]
@@ -71,16 +75,16 @@ class Fronts(NamedTuple):
     cache_salt: Int64
     seed: Int64
     prompt_length: Int64
-    expected: Int64  # tokens that it must get
-    finish: Int64  # how it must end: FINISH_*, and REJECT_* << 8 for a bad one
+    expected: Int64  # number of expected tokens
+    finish: Int64  # expected end: FINISH_*, and REJECT_* << 8 for a bad entry
     got: Int64  # tokens so far
     cancelled: Int64
-    logprobs: Int64  # asked for; -1: none
+    logprobs: Int64  # requested number; -1: not requested
     poisoned: Int64  # the model failed for this request
     grammar: Int64  # index of Sim.grammars, -1: none
     rules: Int64  # index of Sim.rules, -1: none
-    scored: Int64  # prompt tokens that come back before what is generated
-    tokens: Int32  # [S, C] prompt, and after it what must be generated
+    scored: Int64  # scored prompt tokens that precede the generated tokens
+    tokens: Int32  # [S, C] prompt, then the expected output
     page_hash: Int64  # [S, K]
     entry: Int32  # [Q, sq_entries, 64] as submitted
     wire_kind: Int64  # [Q, W]
@@ -91,55 +95,55 @@ class Fronts(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What was true after the last turn of the scheduler, to judge the next one by."""
+    """The state after the last turn, against which the next turn is judged."""
 
     status: Int64  # [S]
     request_id: Int64  # [S]
-    cancel_age: Int64  # [S] turns since a cancel could be seen
-    generated: Int64  # [S] tokens of a request that runs
-    first_ns: Int64  # [S] when the first of them came
-    step: Int64  # [3] rows that the next turn commits, when the last step ended, and 1 if a step is not at its end
+    cancel_age: Int64  # [S] turns since a cancel became visible
+    generated: Int64  # [S] generated tokens of a running request
+    first_ns: Int64  # [S] time of the first generated token
+    step: Int64  # [3] rows that the next turn commits, end of the last step in ns, 1 within a cut step
     attached: Int64  # [Q]
     epoch: Int64  # [Q]
     sq_head: Int64  # [Q]
     cq_tail: Int64  # [Q]
-    passed: Int64  # [Q] entries of others that were consumed while this pair had one
+    passed: Int64  # [Q] entries of other pairs consumed while this pair had one
     beat: Int64  # [Q] heartbeat word
-    beat_ns: Int64  # [Q] when it changed, as the engine sees it
-    granted_ns: Int64  # [Q] when the epoch was granted
-    best: Int64  # [3] the request of the lowest rank: its id, its progress, turns without any
+    beat_ns: Int64  # [Q] time of the heartbeat's last change
+    granted_ns: Int64  # [Q] time of the epoch's grant
+    best: Int64  # [3] request of the lowest rank: id, progress, turns without progress
 
 
 class Sim(NamedTuple):
     seed: int
-    turns: int  # of the stormy part; after it everybody behaves, and all requests must end
-    check_every: int  # turns from one check of the state to the next
-    progress_bound: int  # turns that the request of the lowest rank may stand still
+    turns: int  # of the stormy part; then comes the calm
+    check_every: int  # turns between two checks of the state
+    progress_bound: int  # turns that the request of the lowest rank may remain without progress
     hostile: int
     odds: Odds
     fronts: Fronts
     observed: Observed
     stems: Int32  # [STEMS, C]
     cache: Int64  # [N * P] the model's keys and values
-    muted: Int32  # [turns, Q + 1] 1: this actor does nothing of its own in this turn; the last one is the world
+    muted: Int32  # [turns, Q + 1] 1: no random action of this actor in this turn; the last actor is the world
     draws: Int64  # [1]
     clock: Int64  # [1] ns
-    poison: Int64  # [1] row of the next batch whose token is none, or -1
-    flight: Int64  # [2] of a step that is cut: the group that comes next, 0 if none does, and a sum over its input
+    poison: Int64  # [1] row of the next batch that gets an invalid token, or -1
+    flight: Int64  # [2] of a cut step: the next group, or 0, and a checksum of its input
     references: Int64  # [max(S, N)] scratch
     seen: Int64  # [max(S, N)] scratch
     entry: Int32  # [64] scratch
     grammars: GrammarSupply
     rules: RuleSupply
-    good: Int32  # [GOOD_ENTRIES, 64] entries whose parameters are neutral, the lowest and the highest that are accepted
-    bad: Int32  # [BAD_WORDS, 2] word of an entry, and a value that it must be refused for
+    good: Int32  # [GOOD_ENTRIES, 64] entries with neutral, lowest and highest parameters
+    bad: Int32  # [BAD_WORDS, 2] index of an entry's word, and an invalid value for it
     log: Int64  # [LOG, LOG_WORDS]
     logged: Int64  # [1]
     garbage: Int64  # [2]
 
 
 class World(NamedTuple):
-    """A scheduler, its queues and a simulation, sized and tuned by a seed."""
+    """A scheduler, its queues and a simulation; sizes and options depend on a seed."""
 
     limits: Limits
     state: State
@@ -149,7 +153,7 @@ class World(NamedTuple):
 
 
 def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
-    """Small sizes, so that everything runs out often. tight: see make_world."""
+    """Small sizes, so that every resource runs out often. tight: as for make_world."""
     rows, page_size = draw.randint(1, 6), draw.choice((1, 2, 4, 8))
     pages = draw.randint(3, FEW_PAGES) if draw.random() < 0.8 else draw.randint(FEW_PAGES + 1, 80)
     pairs, slots, context = draw.randint(1, 5), draw.randint(1, 6), draw.randint(8, 48)
@@ -165,7 +169,7 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
         prompt_tokens=max(16, arenas[0]),
         hash_entries=arenas[1],
     )
-    # Multipliers of 0 make hashes that say little, so that many collide.
+    # Multipliers of 0 make many hashes collide.
     multipliers = draw.choice(((1_234_567, 7_654_321), (1_234_567, 7_654_321), (0, 0)))
     facts = EngineFacts(1, *multipliers, context, draw.choice((2, 2, 50, 1000)), page_size, pages, rows, lease_ms=1)
     facts = facts._replace(grammar_share=share, grammar_words=GRAMMAR_WORDS if share else 0)
@@ -191,7 +195,7 @@ def random_limits(draw: random.Random, tight: bool) -> WorldSizes:
 
 
 def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]:
-    """The default ones, or some of any shape."""
+    """(tokens, rows) of random buckets, or [] for the default ones."""
     if draw.random() < 0.5:
         return []
     tokens = sorted(draw.sample(range(1, limits.tokens + 1), min(3, limits.tokens)))
@@ -200,13 +204,13 @@ def random_buckets(draw: random.Random, limits: Limits) -> list[tuple[int, int]]
 
 
 def random_odds(draw: random.Random, limits: Limits) -> Odds:
-    """In a different way for each seed. In worlds of many pages they should come back from the cache, over and over."""
+    """Random odds. With many pages, prompts may repeat, so that pages are hit."""
     few = limits.pages <= FEW_PAGES
     return Odds(**{name: 0 if name == "repeat" and few else draw.choice(values) for name, values in CHOICES.items()})
 
 
 def good_entries() -> Int32:
-    """Sim.good."""
+    """The value of Sim.good."""
     entries = neutral_entries(3)
     for p in PARAMETERS:
         low, high = (np.dtype(p.dtype).type(bound) for bound in p.accepted)
@@ -215,7 +219,7 @@ def good_entries() -> Int32:
 
 
 def bad_words() -> list[tuple[int, int]]:
-    """Sim.bad: the values next to each parameter's range, and NaN."""
+    """The value of Sim.bad: the values next to each parameter's range, and NaN."""
     pairs = []
     for word, low, high, is_float in CHECKS:
         keys = {low - 1, high + 1, *((INT32_MAX, -INT32_MAX - 1) if is_float else ())}
@@ -237,12 +241,16 @@ def make_world(
     records: bool = False,
     hostile: int = HONEST,
 ) -> World:
-    """The world of a seed. turns: length of the stormy part. check_every: see Sim. tight: the arenas hold
-    little more than one prompt, else one for each entry of the ring, as the simulated front ends use them.
-    chosen,
-    odds: sizes, with the default buckets, and odds instead of random ones. checked: see make_state. records:
-    the recorder is on, with the smallest ring.
-    hostile: see Sim; it has one neighbour at least.
+    """Create the world of a seed.
+
+    turns: length of the stormy part.
+    check_every: turns between two checks of the state.
+    tight: the arenas hold little more than one prompt, instead of one prompt for each entry of the ring.
+    chosen: sizes instead of random ones, with the default buckets.
+    odds: instead of random odds.
+    checked: as for make_state.
+    records: enable the recorder, with the smallest ring.
+    hostile: HONEST, HOSTILE or HOSTILE_WITHOUT_HASHES. A hostile front end has at least one neighbor.
     """
     draw = random.Random(seed)
     sizes, facts, options = chosen or random_limits(draw, tight)
@@ -256,7 +264,7 @@ def make_world(
     words = len(tokens.words) if facts.grammar_share else 0
     limits = make_limits_by_name(sizes, facts, **{"record_turns": int(records), **options}, token_words=words)
     if seed % 3 == 0:
-        limits = limits._replace(ring_entries=limits.index_buckets)  # the least that works: it is compacted often
+        limits = limits._replace(ring_entries=limits.index_buckets)  # the minimum, so that it is compacted often
     if chosen is None:
         paces = random.Random(f"pace {seed}")
         pace = paces.choice(PACES_NS)

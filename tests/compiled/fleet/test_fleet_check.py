@@ -12,7 +12,7 @@ from blinkpy.dpu.fleet.placement import Placement
 from blinkpy.dpu.fleet.placement_rules import SHIPPED_RULES
 from blinkpy.scheduler.policies import fcfs
 from blinkpy.verify.policy_check.fleet_report import ONE_ENGINE, FleetFigures, compare
-from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS, NOBODY, QUESTION, FleetSimulation
+from blinkpy.verify.policy_check.fleet_simulation import FLEET_WORKLOADS, NONE, QUESTION, FleetSimulation
 from blinkpy.verify.policy_check.timed_server import OTHER, STOP, ServerModel, simulate
 
 MACHINE = ServerModel(8, 512, page_size=16, num_pages=2048, step_us=4500.0, row_us=22.0, token_us=27.0)
@@ -60,7 +60,7 @@ def test_a_chat_goes_on_where_it_was_and_finds_its_answers(rng: np.random.Genera
     workload = FLEET_WORKLOADS["chats"](60, 2.0, 3, rng)
     outcome = FleetSimulation(fcfs, MACHINE, workload, 3, Placement(3, 16)).run()
     assert (outcome.ttft_ns > 0).all()
-    later = np.flatnonzero(workload.follows != NOBODY)
+    later = np.flatnonzero(workload.follows != NONE)
     stays = outcome.engine[later] == outcome.engine[workload.follows[later]]
     assert stays.mean() > 0.6
     for number in later:

@@ -40,10 +40,10 @@ def test_a_trace_says_why() -> None:
     assert texts(events, 2, "waits") == ["all 2 rows are taken", "behind #1, which is served first"]
     assert texts(events, 3, "waits") == ["behind #2, which is served first", "all 2 rows are taken"]
     assert len(texts(events, 1, "preempted")) == case.counter("preemptions") == 1
-    assert texts(events, 1, "preempted")[0].startswith("no page was free; its rank 1 was the last of those that ran")
+    assert texts(events, 1, "preempted")[0].startswith("no page was free; its rank 1 was the last of the running requests")
     assert texts(events, 1, "waits") == [
-        "a request was preempted in this turn, so nobody is admitted",
-        "pages: it needs 1 beside 2 that are cached; 2 are free or cached, 1 of them kept for those that run",
+        "a request was preempted in this turn, so no request is admitted",
+        "pages: it needs 1 in addition to 2 cached ones; 2 are free or cached, 1 of them kept for running requests",
     ]
     assert texts(events, 0, "finished") == ["at max_tokens, after 10 tokens"]
     assert sum(event.kind == "finished" for event in events) == 4
@@ -93,7 +93,7 @@ def test_a_trace_says_when_no_more_may_pass_best_effort() -> None:
         case.turn()
         case.read(0)
     events = told(case.recording)
-    assert texts(events, 1, "waits") == ["it yields to latency-sensitive prompts, of which no more may pass"]
+    assert texts(events, 1, "waits") == ["it yields to latency-sensitive prompts, and the limit of overtakings is reached"]
     assert not texts(events, 2, "waits")
     assert texts(events, 3, "waits") == ["behind #1, which is served first", "all 3 rows are taken"]
 
