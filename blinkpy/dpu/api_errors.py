@@ -15,9 +15,15 @@ MAX_MESSAGE = 1000  # characters
 
 
 class ApiError(Exception):
-    """An answer that is not a completion. param: the request's parameter at fault; code: for programs; retry_s: seconds after
-    which the same request may be served, where that is a matter of time; limit: the option that it went beyond, if any; allow:
-    the methods that the path has, of a 405."""
+    """An HTTP response that reports an error.
+
+    status: HTTP status.
+    param: the faulty parameter of the request.
+    code: for programs.
+    retry_s: s after which the same request may succeed, if that depends on time.
+    limit: the option whose limit was exceeded.
+    allow: the permitted methods, for status 405.
+    """
 
     def __init__(
         self,
@@ -35,13 +41,14 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code, self.retry_s = status, message[:MAX_MESSAGE], param, code, retry_s
 
     def again(self) -> "ApiError":
-        """The same, to be raised. An error that was raised keeps the frames that it came through: where one of them, or what is
-        told to others, too, refers to it, a request and all that it has would stay until a garbage collection, or for good."""
+        """A copy to raise. A raised exception refers to the frames that it passed through, so raising a
+        shared error would keep its request in memory.
+        """
         where = {"param": self.param, "code": self.code, "limit": self.limit}
         return ApiError(self.status, self.message, **where, retry_s=self.retry_s, allow=self.allow)
 
     def body(self) -> bytes:
-        """The JSON object. Lone surrogates, which a client may have sent and the message quotes, are replaced."""
+        """The JSON object. Lone surrogates, which the message may quote from the client, are replaced."""
         message = self.message.encode("utf-8", "replace").decode()
         param = None if self.param is None else self.param.encode("utf-8", "replace").decode()
         kind = TYPES.get(self.status, "invalid_request_error")
@@ -49,26 +56,26 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400: the request is at fault."""
+    """A 400: the request is faulty."""
     return ApiError(400, message, param=param, code=code)
 
 
 def busy(message: str) -> ApiError:
-    """A 429: no room now."""
+    """A 429: no capacity at present."""
     return ApiError(429, f"The server is busy: {message}.", code="no_free_slot")
 
 
 def unavailable(message: str, retry_s: int = 1) -> ApiError:
-    """A 503: there is no engine, or it accepts nothing. retry_s: as of ApiError."""
+    """A 503: no engine, or it accepts no requests. retry_s: as of ApiError."""
     return ApiError(503, message, code="engine_unavailable", retry_s=retry_s)
 
 
 def shutting_down() -> ApiError:
-    """A 503: this server ends, and another one may serve."""
+    """A 503: this server shuts down; another server may answer."""
     return ApiError(503, "The server is shutting down.", code="shutting_down")
 
 
 def sentence(error: Exception) -> str:
-    """What an error says, as a sentence for users."""
+    """An error's text as a sentence."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -1,16 +1,20 @@
-"""Bad words as sequences of tokens, as vLLM reads them."""
+"""Bad words as token sequences, in vLLM's interpretation."""
 
 from collections.abc import Callable, Iterable
 
 from blinkpy.queues.token_rules import SEQUENCE_TOKENS
 from blinkpy.queues.words import Int32
 
-MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words of one request, each in up to two spellings; characters of one
+MOST_BAD_WORDS, MAX_BAD_WORD = 128, 256  # words per request, each in up to two spellings; characters per word
 
 
 def banned_sequences(words: Iterable[str], encode: Callable[[str], Int32]) -> list[list[int]]:
-    """The tokens of each word at the start of a text; and behind a space, if these are as many and the first one differs. encode:
-    without special tokens. Raises ValueError for a word of too many tokens, or none."""
+    """The token sequences of each word: at the start of a text; and after a space, if that has the same
+    length and another first token.
+
+    encode: encodes without special tokens.
+    Raises ValueError for a word with no token or too many.
+    """
     sequences: list[list[int]] = []
     for word in words:
         alone, spaced = (encode(text).tolist() for text in (word.lstrip(), f" {word.lstrip()}"))

@@ -1,4 +1,4 @@
-"""Connections against the process's limit of file descriptors: raised as far as it goes, and kept."""
+"""Limits of file descriptors, Unix sockets, and watched tasks of a front end."""
 
 import asyncio
 import logging
@@ -12,15 +12,18 @@ from typing import Any
 
 from blinkpy.config import ConfigError
 
-SPARE_CONNECTIONS = 64  # beyond those that are served
-OWN_DESCRIPTORS = 128  # of the process: queue pair, event loop, threads, sockets that are not accepted yet
+SPARE_CONNECTIONS = 64  # in addition to served connections
+OWN_DESCRIPTORS = 128  # used by the process itself: queue pair, event loop, threads, unaccepted sockets
 
 logger = logging.getLogger("blinkpy.frontend")
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many of the wanted connections this process can serve. Raises its soft limit of descriptors if need be, logs it when
-    the hard limit leaves fewer, and raises ConfigError when it leaves none."""
+    """The number of connections that this process can serve, up to `wanted`.
+
+    Raises the soft limit of descriptors if necessary. Logs if the hard limit permits fewer connections.
+    Raises ConfigError if it permits none at all.
+    """
     needed = wanted + SPARE_CONNECTIONS + OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -41,8 +44,9 @@ PATH_BYTES = 107  # the kernel's limit, less the zero at the end
 
 
 def listen_unix(path: str, count: int, backlog: int) -> list[socket.socket]:
-    """One listening socket at a path, `count` times: the first worker that wakes up takes a connection. A socket that nobody
-    listens on any more is replaced. Raises ConfigError."""
+    """Listen at a path, with `count` descriptors of one socket: the first worker that wakes up accepts a
+    connection. Replaces a socket without a listener. Raises ConfigError.
+    """
     check_unix(path)
     first = socket.socket(socket.AF_UNIX)
     try:
@@ -56,7 +60,9 @@ def listen_unix(path: str, count: int, backlog: int) -> list[socket.socket]:
 
 
 def check_unix(path: str, option: str = "uds") -> None:
-    """Raise ConfigError unless a Unix socket can be made at a path, which an option names."""
+    """Raise ConfigError unless a Unix socket can be created at the path. option: names the path in the
+    error.
+    """
     if len(os.fsencode(path)) > PATH_BYTES:
         raise ConfigError(f"{option}: the path must have at most {PATH_BYTES} bytes")
     if os.path.lexists(path):
@@ -70,26 +76,29 @@ def check_unix(path: str, option: str = "uds") -> None:
 
 
 class WatchedTasks:
-    """on_failure: called when a task has ended that nobody cancelled, or when failed() is told of one; it ends the worker, whose
-    supervisor starts another one."""
+    """Background tasks of a worker.
+
+    on_failure: called if a task ends without being cancelled, and by failed(). It ends the worker, which the
+        supervisor then restarts.
+    """
 
     def __init__(self, on_failure: Callable[[], None]):
         self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run it on the event loop from now on. name: what the log calls it."""
+        """Start a task on the running event loop. name: used in the log."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
 
     def failed(self, name: str, error: BaseException | None) -> None:
-        """Something that is no task, a timer's call, cannot continue."""
+        """Report a failure outside a task, such as in a timer's callback."""
         logger.critical("%s failed", name, exc_info=error)
         self._on_failure()
 
     async def close(self) -> None:
-        """Cancel all, and wait for their ends."""
+        """Cancel all tasks, and wait for their ends."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

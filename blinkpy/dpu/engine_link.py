@@ -1,11 +1,11 @@
 """The link to one engine on an event loop: its queue pair, one poll for all streams, and reattachment.
 
-blinkpy.dpu.fleet.engines has the links of a worker. It owns the streams, and gets back those that a link can't continue.
-Heartbeats and checks of the engine run in the link thread (blinkpy.dpu.link.link_thread).
+blinkpy.dpu.fleet.engines has the links of a worker. It owns the streams, and takes back a stream that a link
+can't continue. Heartbeats and checks of the engine run in the link thread (blinkpy.dpu.link.link_thread).
 
-While requests are in flight, a timer polls the completion ring at the pace of blinkpy.dpu.poll_pace. A poll takes the tokens of a
-step together, which makes them cheap. It takes at most MOST_COMPLETIONS, or the ends of MOST_FINAL requests, before other work of
-the event loop gets a turn. Without requests there is no poll.
+While requests are in flight, a timer polls the completion ring at the pace of blinkpy.dpu.poll_pace. One poll
+takes all tokens of a step, which makes them cheap. It takes at most MOST_COMPLETIONS, or the ends of
+MOST_FINAL requests, before the event loop runs other work. Without requests it does not poll.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from blinkpy.transport.contract import TransportError
 LINK = "the link to the engine"  # in the log
 NOT_YET, LEAVES = "The engine is not connected yet.", "The engine is leaving."
 RECONNECT_S = 0.2
-# In one turn of the event loop: one or two milliseconds, and the same for the requests that have ended.
+# Limits per turn of the event loop: each costs one or two milliseconds.
 MOST_COMPLETIONS, MOST_FINAL = 128, 16
 
 logger = logging.getLogger("blinkpy.frontend")
 
-Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int32 [n]
+Submission = tuple[Generation, Int32, RequestParameters]  # with its prompt, int32 [n], and parameters
 
 
 class LinkOwner(Protocol):
-    """What a link needs of the engines of its worker."""
+    """The interface that a link needs of its worker's engines."""
 
     several: bool  # there may be more than one engine: the log names each
     keeps_flights: bool  # generations have flights
@@ -50,29 +50,31 @@ class LinkOwner(Protocol):
     thread: LinkThread
 
     def take_back(self, generations: Sequence[Generation], error: ApiError) -> None:
-        """A link can't continue these open generations. error: the reason."""
+        """Take open generations that this link can't continue. error: the reason."""
 
     def slots_freed(self) -> None:
-        """Requests can perhaps be submitted now."""
+        """Called when requests may fit again."""
 
     def link_lost(self, error: ApiError) -> None:
-        """A link was lost, and its generations were taken back."""
+        """Called after a link was lost and its generations were taken back."""
 
     def gauge(self, index: int, name: str, value: float) -> None:
-        """Set the part of a link in a gauge."""
+        """Set a link's part of a gauge."""
 
 
 class EngineLink:
-    """Submits generations to one engine and passes completions to them. index: its place among the links of the owner."""
+    """Submits generations to one engine, and passes completions to them. index: its place among the owner's
+    links.
+    """
 
     def __init__(self, owner: LinkOwner, index: int, entry: EngineEntry):
         self._owner, self.index = owner, index
         self._metrics, self._thread = owner.metrics, owner.thread
         self.pair: QueuePair | None = None
-        self._held: list[Submission] = []  # wait for their leaders, or for room in the arenas; slots are kept free for them
+        self._held: list[Submission] = []  # wait for their leaders, or for space in the arenas; slots are reserved for them
         self._poll_timer: asyncio.Handle | None = None
         self._pace = PollPace()
-        self._step: tuple[float, bool] | None = None  # of completions that the next turn continues: begin, s; clumped or not
+        self._step: tuple[float, bool] | None = None  # unfinished step: start, s; clumped
         self._load = LoadMeter()
         self.leaving = False  # the engine is no longer listed: it gets no new requests
         self.vacant = False  # the link has no engine
@@ -81,29 +83,33 @@ class EngineLink:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     def start(self, watched: WatchedTasks) -> None:
-        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, which end the polls."""
+        """Start to connect, on the running event loop. watched: gets unexpected exceptions, which end the
+        polling.
+        """
         self._loop, self._watched = asyncio.get_running_loop(), watched
         watched.start(LINK, self._keep_connected())
 
     def close(self) -> None:
-        """End all requests in flight with an error, and give the queue pair up. The watched tasks have been closed."""
+        """End all requests in flight with an error, and release the queue pair. The watched tasks must be
+        closed before.
+        """
         self.fail_all(shutting_down())
         self._release()
 
     def occupy(self, entry: EngineEntry) -> None:
-        """Connect to this engine from now on."""
+        """Assign an engine to this link, which then connects to it."""
         self.label, self._connect, self._starts = entry.label, entry.connect, entry.starts
         self._log_prefix, self._problem = f"engine {entry.label}: " if self._owner.several else "", NOT_YET
         self.leaving = self.vacant = False
 
     def vacate(self) -> None:
-        """Let the engine go: it is idle."""
+        """Release the engine, which must be idle."""
         self.leaving = self.vacant = True
         self._connect = _nowhere
         self._release()
 
     def _release(self) -> None:
-        """Give the queue pair up, in which there are no requests."""
+        """Release the queue pair, which must be idle."""
         if self._poll_timer is not None:
             self._poll_timer.cancel()
             self._poll_timer = None
@@ -137,7 +143,9 @@ class EngineLink:
         return None
 
     def readiness(self) -> str | None:
-        """As status(), with proof: within half a lease the queue pair had a heartbeat, and the event loop ran."""
+        """Like status(), but also requires that within half a lease the queue pair had a heartbeat and the
+        event loop ran.
+        """
         problem = self.status()
         return problem if problem is not None or self.pair is None else self._thread.problem_of(self.pair)
 
@@ -158,15 +166,15 @@ class EngineLink:
             return None
 
     def is_idle(self) -> bool:
-        """Whether no request is there."""
+        """Whether the link has no request."""
         return not self._held and (self.pair is None or not self.pair.in_flight)
 
     def spare(self) -> int:
-        """Slots that no request has or waits for."""
+        """Slots that are neither used nor reserved."""
         return 0 if self.pair is None else self.pair.free_slots - len(self._held)
 
     def load(self) -> EngineLoad:
-        """The load of an engine that takes requests."""
+        """The load of an engine that accepts requests."""
         now = time.monotonic()
         if self._load.is_old(now):
             self._load.read(self.engine_words(), now)
@@ -175,23 +183,28 @@ class EngineLink:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def require(self) -> QueuePair:
-        """The queue pair. Raises ApiError with status 503 when there is none or the engine accepts nothing."""
+        """The queue pair. Raises ApiError with status 503 if there is no queue pair, or the engine accepts no
+        requests.
+        """
         problem = self.status()
         if problem is not None or self.pair is None:
             raise self.unavailable(problem or self._problem)
         return self.pair
 
     def room(self) -> int:
-        """Slots for which requests can be submitted now: none while others wait for room in the arenas."""
+        """Slots for which requests can be submitted now: 0 while earlier requests wait for space in the
+        arenas.
+        """
         return 0 if self.pair is None or self._waits_for_room() else self.spare()
 
     def _waits_for_room(self) -> bool:
         return any(generation.leader is None and generation.open for generation, _, _ in self._held)
 
     def submit(self, work: list[Submission]) -> None:
-        """Submit all of a request's choices, or none. Choices with a leader follow it; if the arenas are full, they
-        wait in order until the engine has read earlier entries. Raises ApiError with status 429 or 503, and
-        ValueError for what can never fit.
+        """Submit all of a request's choices, or none. Choices with a leader follow it; if the arenas are
+        full, they wait in order until the engine has read earlier entries.
+
+        Raises ApiError with status 429 or 503, and ValueError for a request that can never fit.
         """
         pair = self.require()
         if len(work) + len(self._held) > pair.free_slots:
@@ -219,7 +232,9 @@ class EngineLink:
                 self._poll_timer = self._loop.call_later(POLL_S, self._poll)
 
     def _may_go(self, pair: QueuePair, submission: Submission) -> bool:
-        """Hand a submission over, unless others wait for room or there is none."""
+        """Submit a choice unless the arenas are full or earlier choices wait for space. Returns whether it
+        was submitted.
+        """
         if self._waits_for_room():
             return False
         try:
@@ -233,7 +248,7 @@ class EngineLink:
         given: dict[str, Any] = {"grammar": generation.grammar, "rules": generation.rules}
         given = {name: one for name, one in given.items() if one is not None}
         generation.request = pair.submit(prompt, sampling, generation, **given)
-        generation.submitted = generation.submitted or time.monotonic()  # phases count from the first engine on
+        generation.submitted = generation.submitted or time.monotonic()  # phases start at the first engine
         self._metrics.count("prompt_tokens", len(prompt))
         flight = generation.flight
         if flight is not None:
@@ -248,7 +263,7 @@ class EngineLink:
             self._metrics.count("grammar_hits", len(given) - len(written))
 
     def _submit_held(self, pair: QueuePair) -> None:
-        """Submit the choices whose leaders have a token, and those that wait for room, in order."""
+        """Submit, in order, the choices whose leaders have a token, and the choices that wait for space."""
         waiting, full = list[Submission](), False
         for number, submission in enumerate(self._held):
             generation, leader = submission[0], submission[0].leader
@@ -264,15 +279,15 @@ class EngineLink:
                 waiting.append(submission)
             except (EngineUnavailableError, EngineLostError) as error:
                 self._owner.take_back([generation], self.unavailable(sentence(error)))
-            except ValueError as error:  # what can never fit, and was not tried before: others waited
+            except ValueError as error:  # it can never fit, which was not checked while others waited
                 generation.fail(bad_request(sentence(error)))
             except TransportError:
-                self._held = waiting + self._held[number:]  # those before are in flight, and lost as such
+                self._held = waiting + self._held[number:]  # earlier ones are in flight, and are taken back as such
                 raise
         self._held = waiting
 
     def cancel(self, generation: Generation) -> None:
-        """Ask the engine to end it. Its slot comes back with the final completion."""
+        """Ask the engine to end a generation. The final completion frees its slot."""
         if self.pair is not None and generation.request is not None:
             try:
                 self.pair.cancel(generation.request)
@@ -280,7 +295,7 @@ class EngineLink:
                 self._lose(error)
 
     def fail_all(self, error: ApiError) -> None:
-        """End all requests here with an error, and cancel them in the engine."""
+        """End all requests of this link with an error, and cancel them in the engine."""
         if self.pair is not None:
             for request in self.pair.live():
                 self.cancel(request.owner)
@@ -295,7 +310,9 @@ class EngineLink:
     # ---- polling -----------------------------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        """Timer: take completions, write their text out, and set the timer again while anything is in flight."""
+        """Timer callback: take completions, send their text, and restart the timer while requests are in
+        flight.
+        """
         self._poll_timer = None
         pair = self.pair
         if pair is None:
@@ -330,7 +347,7 @@ class EngineLink:
     # ---- health ------------------------------------------------------------------------------------------------------
 
     def _lose(self, error: Exception) -> None:
-        """The engine or the lease is gone: the owner gets all requests back."""
+        """Handle the loss of the engine or the lease: the owner takes back all requests."""
         pair, self.pair, self._step = self.pair, None, None
         if pair is None:
             return
@@ -348,7 +365,9 @@ class EngineLink:
         self._owner.link_lost(failure)
 
     def _on_loss(self, pair: QueuePair, error: Exception) -> None:
-        """In the link thread: a queue pair is lost. A blocked event loop ends or moves its streams later."""
+        """In the link thread: report a lost queue pair to the event loop. If the loop is blocked, its streams
+        end or move later.
+        """
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._lose_pair, pair, error)
 
@@ -393,7 +412,7 @@ class EngineLink:
                 logger.warning("%s%s", self._log_prefix, problem)
             self._problem = problem
             return None
-        if self._connect is not connect:  # the engine was let go meanwhile
+        if self._connect is not connect:  # the link got another engine meanwhile
             pair.close()
             return None
         self.pair = pair

@@ -1,4 +1,4 @@
-"""One choice on its way: completions go in, text comes out, until it ends."""
+"""One choice of a request: it takes completions and emits text until it ends."""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -18,7 +18,8 @@ from blinkpy.queues.words import FINISH_MASK, FINISH_STOP, HAS_LOGPROBS, HAS_TOK
 
 STOP, LENGTH = "stop", "length"
 MAX_CHOICES = 128  # of one prompt
-# Message, parameter and code. What the front end should have seen itself is a server error.
+# Message, parameter and code. Other reasons are server errors, because the front end should have checked
+# them.
 REJECTIONS = {
     completion.REJECT_LENGTH: ("The request goes beyond the model's context length.", "max_tokens", "context_length_exceeded"),
     completion.REJECT_PAGES: ("The request can never fit into the KV cache.", "max_tokens", "context_length_exceeded"),
@@ -26,20 +27,27 @@ REJECTIONS = {
     completion.REJECT_PROMPT: ("The engine does not accept this prompt.", "prompt", "invalid_value"),
     completion.REJECT_PARAMETER: ("The engine does not accept a parameter of this request.", None, "invalid_value"),
 }
-NO_TOKEN_LEFT = "No token is left that allowed_token_ids, bad_words, stop_token_ids, min_tokens and a grammar allow together."
+NO_TOKEN_LEFT = "allowed_token_ids, bad_words, stop_token_ids, min_tokens and the grammar together leave no token."
 
 
 def excluding(rules: TokenRules | None, grammar: ByteAutomaton | None, stop_ids: Sequence[int]) -> str:
-    """The parameter of a request that excludes tokens, so that it may leave none; "" where none does. stop_ids: its own, which
-    a grammar allows at its end alone."""
+    """The request's parameter that may exclude every token, or "".
+
+    stop_ids: from the request; a grammar allows them only at its end.
+    """
     if rules is not None and (rules.allowed is not None or rules.banned):
         return "bad_words" if rules.allowed is None else "allowed_token_ids"
     return "stop_token_ids" if grammar is not None and stop_ids else ""
 
 
 def failure(finish: int, reason: int, excluding: str = "") -> ApiError:
-    """The error for a request that the engine ended. finish: FINISH_*; reason: REJECT_* of a request that it refused; excluding:
-    its parameter that may leave no token, which only the engine sees. The request is at fault then."""
+    """The error for a request that the engine ended.
+
+    finish: FINISH_*.
+    reason: REJECT_* of a refused request.
+    excluding: the parameter that may exclude every token; if it does, only the engine notices, and the
+        request is faulty.
+    """
     if finish == completion.FINISH_ERROR and excluding:
         return bad_request(NO_TOKEN_LEFT, excluding, "no_token_left")
     if finish == completion.FINISH_REJECTED and reason in REJECTIONS:
@@ -54,39 +62,43 @@ def failure(finish: int, reason: int, excluding: str = "") -> ApiError:
 
 
 class Sink(Protocol):
-    """Where a choice's text goes. The methods are called from the event loop's thread, and must not block or raise."""
+    """Receives a choice's text. The event loop's thread calls the methods, which must not block or raise."""
 
     def on_text(self, generation: "Generation", text: str, logprobs: list[TokenLogprobs]) -> None:
-        """More text; it may be empty for the first token. logprobs: of the tokens since the last call, if asked for."""
+        """Take more text, which may be empty for the first token. logprobs: of the tokens since the last
+        call, if requested.
+        """
 
     def ended(self, generation: "Generation") -> None:
-        """No more text follows. finish_reason or error says why."""
+        """Take the end of the text. generation.finish_reason or generation.error states the reason."""
 
     def send(self) -> None:
-        """Let out what has come: called after both, once all choices have had theirs of a step."""
+        """Send the pending output. Called after on_text and ended, when all choices have received theirs of a
+        step.
+        """
 
 
 class PlainPath(Protocol):
-    """A shortcut for the tokens of a choice that is_plain, past `push` and `flush`."""
+    """A shortcut for the tokens of a choice that is_plain, without `push` and `flush`."""
 
     def push(self, token: int) -> None:
-        """Take a token, whose text goes out with the sink's next send()."""
+        """Take a token, whose text the sink's next send() sends."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """What another engine needs to continue a generation, if there are several engines."""
+    """The data that another engine needs to continue a generation, if there are several engines."""
 
-    prompt: Int32  # [n], the client's
-    sampling: RequestParameters  # of its request, with a seed
-    grammar: ByteAutomaton | None = None  # of its request
-    output: list[int] = field(default_factory=list)  # all tokens that were pushed to the generation
-    engine: int = -1  # index of the engine that has its request; -1: none
-    cost: int = 0  # tokens that the engine has outstanding for it
-    scores_due: int = 0  # completions that come before its output
-    moves: int = 0  # to other engines
-    paused_s: float = 0.0  # between engines, all pauses together
-    paused_at: float = 0.0  # s of the monotonic clock; in a pause
+    prompt: Int32  # [n], from the client
+    sampling: RequestParameters  # with a seed
+    grammar: ByteAutomaton | None = None
+    output: list[int] = field(default_factory=list)  # all generated tokens
+    engine: int = -1  # index of its engine; -1: no engine
+    cost: int = 0  # its outstanding tokens in the engine
+    scores_due: int = 0  # completions that precede its output
+    moves: int = 0  # number of moves to other engines
+    paused_s: float = 0.0  # total time between engines
+    paused_at: float = 0.0  # start of the current pause, s of the monotonic clock
 
 
 @dataclass(slots=True, eq=False)
@@ -97,32 +109,32 @@ class Generation:
     prompt_length: int  # tokens
     detokenizer: Detokenizer
     stops: InitVar[tuple[str, ...]]
-    arrival: float  # when the HTTP request came, s of the monotonic clock
+    arrival: float  # of the HTTP request, s of the monotonic clock
     sink: Sink
-    top_logprobs: int = -1  # most likely tokens whose log probabilities the request asks for; -1: it asks for none at all
-    leader: "Generation | None" = None  # of the same prompt: once its first token came, the prompt's pages are in the cache
-    grammar: ByteAutomaton | None = None  # of what its text may be
+    top_logprobs: int = -1  # requested number of most likely tokens with log probabilities; -1: no log probabilities
+    leader: "Generation | None" = None  # of the same prompt: after its first token, the prompt's pages are cached
+    grammar: ByteAutomaton | None = None  # restricts its text
     rules: TokenRules | None = None
-    reasoning: ReasoningCounter | None = None  # for usage, where its text may have reasoning
-    scores: PromptScores | None = None  # of its prompt; the choices of a prompt have them in common
-    scoring: bool = False  # its request brings them: the completions before its first token are the prompt's
-    echo: str | None = None  # the prompt's text, before its own
-    echo_only: bool = False  # it ends before its first token, which the engine generates in any case
+    reasoning: ReasoningCounter | None = None  # for usage, if its text may contain reasoning
+    scores: PromptScores | None = None  # of its prompt, shared by the prompt's choices
+    scoring: bool = False  # completions before its first token are the prompt's scores
+    echo: str | None = None  # the prompt's text, sent before the output
+    echo_only: bool = False  # end before the first token, although the engine generates one
     request: InFlightRequest | None = None
-    flight: Flight | None = None  # if there are several engines: what another one needs to continue
+    flight: Flight | None = None  # set if there are several engines
     tokens: int = 0  # generated
     waited: float = 0.0  # for a slot, s
-    submitted: float = 0.0  # when the engine got the request, s; 0 before
-    first_event: float = 0.0  # when its first text went out, s; 0 before
+    submitted: float = 0.0  # time of submission to the engine, s; 0 before
+    first_event: float = 0.0  # time of the first text, s; 0 before
     finish_reason: str | None = None
     error: ApiError | None = None
-    open: bool = True  # until the sink was told the end
-    touched: bool = False  # in the list of those to flush
-    last_event: float = 0.0  # when text went out last, s
-    include_stop: bool = False  # the text has what ends it: the stop string or the stop token
-    excluding: str = ""  # the parameter that may leave no token
-    min_tokens: int = 0  # before, no stop string ends it; the engine sees to stop ids
-    plain: PlainPath | None = None  # takes its tokens, as long as they neither end it nor bring more than text
+    open: bool = True  # until sink.ended was called
+    touched: bool = False  # listed for a flush
+    last_event: float = 0.0  # time of the last text, s
+    include_stop: bool = False  # the text includes the stop string or stop token
+    excluding: str = ""  # the parameter that may exclude every token
+    min_tokens: int = 0  # minimum before a stop string counts; the engine checks stop ids
+    plain: PlainPath | None = None  # takes tokens that neither end the choice nor bring more than text
     _stops: StopStrings | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -133,26 +145,30 @@ class Generation:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the prefix cache; 0 before the first completion."""
+        """Prompt tokens found in the prefix cache; 0 before the first completion."""
         if self.request is None:
             return 0
         cached = self.request.cached_tokens
-        return cached if self.flight is None else min(cached, self.prompt_length)  # the prompt of a move has output, too
+        return (
+            cached if self.flight is None else min(cached, self.prompt_length)
+        )  # after a move, the engine's prompt includes output
 
     @property
     def is_plain(self) -> bool:
-        """Whether its text, from now on, is that of its tokens and nothing else."""
+        """Whether its further text is only that of its tokens."""
         has_more = self.scoring or self.echo_only or self.top_logprobs >= 0
         return not has_more and self.echo is None and self._stops is None and self.reasoning is None
 
     def push_score(self) -> None:
-        """Take a completion of the prompt's."""
+        """Take a completion of the prompt."""
         if self.scores is not None and self.request is not None:
             self.scores.push(self.request.records.popleft())
             self.scoring = not self.scores.complete
 
     def push(self, token: int, flags: int) -> bool:
-        """Take a completion. Returns True when the engine should be told to stop: a stop string was met."""
+        """Take a completion. Returns True if the engine should cancel the request, because of a stop
+        string.
+        """
         finish = flags & FINISH_MASK
         if self.echo is not None and flags & HAS_TOKEN:
             self._text, self._characters, self.echo = self.echo, len(self.echo), None
@@ -191,7 +207,7 @@ class Generation:
         return False
 
     def flush(self) -> None:
-        """Hand the sink what has come since the last time."""
+        """Pass pending output to the sink."""
         if not self.open:
             return
         text, logprobs = self._text, self._logprobs
@@ -205,7 +221,7 @@ class Generation:
             self.sink.ended(self)
 
     def fail(self, error: ApiError) -> None:
-        """End with an error, unless it ended already."""
+        """End with an error, unless already ended."""
         if self.open:
             self.error, self.finish_reason = error, None
             self.open = False

@@ -1,8 +1,10 @@
-"""A front end hands its listening sockets over to the one that follows it, so that no connection is refused or lost.
+"""Handover of listening sockets from a running front end to its successor, without refusing or losing a
+connection.
 
-The one that serves has a door: a Unix socket at a path of the operator's. One that is started with the same path knocks, gets the
-sockets, and starts its workers on them. Once these serve, it tells; then the one before accepts nothing more, finishes what it
-has, and ends. What waits on the sockets to be accepted waits on, as they stay open. The door is then the successor's.
+The running front end listens on a Unix socket at a path that the operator chooses. A front end that starts
+with the same path connects there, receives the listening sockets, and starts its workers on them. When they
+serve, it reports this; then the old front end accepts no more connections, finishes its requests, and exits.
+Unaccepted connections wait on the sockets, which stay open. The successor then listens at the path.
 """
 
 import contextlib
@@ -21,38 +23,40 @@ from blinkpy.dpu.descriptors import check_unix
 SERVES = b"serves"
 HELLO_BYTES = 4096
 MOST_SOCKETS = 64
-WAIT_S = 10.0  # for the other end to say what it must
+WAIT_S = 10.0  # time limit for each message of the other side
 
 
 def _owner_of(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
+    """The user id of the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 @dataclass(eq=False)
 class Inheritance:
-    """What a successor got: listening sockets, one for each worker, and the line to the front end that serves on them."""
+    """Listening sockets that a successor received, one per worker, and its connection to the running front
+    end.
+    """
 
     sockets: list[socket.socket]
     line: socket.socket
 
     def accept(self) -> None:
-        """Tell that this front end serves on the sockets: the other one leaves."""
-        with contextlib.suppress(OSError):  # it is gone already
+        """Report that this front end serves; the old one then leaves."""
+        with contextlib.suppress(OSError):  # the old front end has already exited
             self.line.sendall(SERVES)
         self.line.close()
 
     def refuse(self) -> None:
-        """Leave the sockets to the one that has them."""
+        """Leave the sockets to the running front end."""
         self.line.close()
         for sock in self.sockets:
             sock.close()
 
 
 def inherit(config: Config) -> Inheritance | None:
-    """The sockets of the front end that serves at the door; None where nobody does, or no door is asked for.
-    Raises ConfigError if these options don't fit it.
+    """Receive the sockets of the front end that serves at the configured path. Returns None without a path or
+    a running front end. Raises ConfigError if these options don't match it.
     """
     path = config.frontend.handover
     if not path or not os.path.lexists(path) or not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -89,12 +93,14 @@ def _check(config: Config, hello: dict[str, object], given: Inheritance) -> None
         raise ConfigError(f"the running front end listens on {serves}, but these options require {asked}")
 
 
-class Door:
-    """Of the front end that serves on some sockets. Raises ConfigError if it can't be at the path."""
+class HandoverListener:
+    """The listening side of a handover, in the running front end. Raises ConfigError if it can't listen at
+    the path.
+    """
 
     def __init__(self, path: str, sockets: Sequence[socket.socket]):
         self._path, self._sockets = path, sockets
-        self._line: socket.socket | None = None  # to a successor that is about to serve
+        self._successor: socket.socket | None = None  # to a successor that is about to serve
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
         try:
@@ -107,23 +113,25 @@ class Door:
             raise ConfigError(f"can't open the handover socket {path}: {error.strerror or error}") from error
 
     def look(self) -> bool:
-        """Answer who knocks; whether a successor serves. Never waits; call it often."""
-        if self._line is None:
+        """Answer a successor that connects. Returns whether a successor serves now. Never blocks; to be
+        called regularly.
+        """
+        if self._successor is None:
             with contextlib.suppress(BlockingIOError):
-                self._let_in(self._listener.accept()[0])
+                self._send_sockets(self._listener.accept()[0])
             return False
         try:
-            said = self._line.recv(len(SERVES))
+            received = self._successor.recv(len(SERVES))
         except BlockingIOError:
             return False
         except OSError:
-            said = b""
-        if said != SERVES:  # it failed: another one may come
-            self._line.close()
-            self._line = None
-        return said == SERVES
+            received = b""
+        if received != SERVES:  # this successor failed; another may connect
+            self._successor.close()
+            self._successor = None
+        return received == SERVES
 
-    def _let_in(self, line: socket.socket) -> None:
+    def _send_sockets(self, line: socket.socket) -> None:
         line.setblocking(False)
         if _owner_of(line) not in (os.geteuid(), 0):
             line.close()
@@ -134,19 +142,19 @@ class Door:
         except OSError:
             line.close()
             return
-        self._line = line
+        self._successor = line
 
     def close(self, handed_over: bool = False) -> None:
-        """handed_over: the path is the successor's."""
-        if self._line is not None:
-            self._line.close()
+        """handed_over: the successor uses the path."""
+        if self._successor is not None:
+            self._successor.close()
         self._listener.close()
         if not handed_over:
             Path(self._path).unlink(missing_ok=True)
 
 
-def check_door(config: Config) -> None:
-    """Raise ConfigError unless there can be a door."""
+def check_handover(config: Config) -> None:
+    """Raise ConfigError unless a handover socket can be created."""
     path = config.frontend.handover
     if path:
         check_unix(path, "handover")

@@ -1,65 +1,71 @@
-"""Metrics of the front end: every worker writes its own block of float64 in memory that all workers share, so each of them can
-answer for all (blinkpy.dpu.watch.exposition)."""
+"""Metrics of the front end. Every worker writes its own block of float64 in memory shared by all workers, so
+that each worker can report all of them (blinkpy.dpu.watch.exposition).
+"""
 
 from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
 
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
-# Options that bound what one client may do: a counter tells how often each did.
+# Options that limit clients; a counter counts the refusals by each.
 LIMITS = (
     *("max_connections", "max_header_bytes", "max_header_count", "max_pipelined", "header_timeout_s"),
     *("max_body_bytes", "max_body_chunks", "max_body_values", "max_body_depth", "body_timeout_s", "prepare_ms"),
     *("grammar_compile_ms", "grammar_compile_mib", "send_timeout_s", "close_timeout_s", "max_lag_ms"),
 )
 COUNTERS = {
-    **{f"refused_{name}": f"Requests refused and connections closed by the limit {name}" for name in LIMITS},
-    "prompt_tokens": "Prompt tokens handed to the engine",
+    **{f"refused_{name}": f"Requests refused and connections closed because of {name}" for name in LIMITS},
+    "prompt_tokens": "Prompt tokens submitted to the engine",
     "generated_tokens": "Generated tokens received",
-    "grammar_writes": "Grammars and token rules of requests that were written into the engine's memory",
-    "grammar_written_bytes": "Bytes of these",
-    "grammar_hits": "Grammars and token rules of requests that were there already",
-    "disconnects": "Requests cancelled because the client went away",
-    "slow_clients": "Requests cancelled because the client did not read",
-    "engine_losses": "Times that the engine or the lease was lost",
+    "grammar_writes": "Grammars and token rules written to the engine's memory",
+    "grammar_written_bytes": "Bytes of grammars and token rules written to the engine's memory",
+    "grammar_hits": "Grammars and token rules of requests already in the engine's memory",
+    "disconnects": "Requests cancelled because the client disconnected",
+    "slow_clients": "Requests cancelled because the client did not read its responses",
+    "engine_losses": "Losses of an engine or of a lease",
     "bodies_given_up": "Bodies refused because too many bytes were arriving (body_room_mib)",
-    "body_wait_seconds": "Seconds that clients were not read from because bodies came too fast (body_mib_per_s), in all",
-    "unread_given_up": "Connections closed because clients left too much unread (unread_room_mib)",
-    "answers_given_up": "Requests ended because whole answers took too much memory (answer_room_mib)",
-    "preparations_refused": "Requests refused because too many waited to be tokenized (max_preparing, body_room_mib)",
-    "refused_max_waiting_tokens": "Requests refused because too many tokens waited for a slot of a worker",
+    "body_wait_seconds": "Total time of pauses in reading because bodies arrived too fast (body_mib_per_s)",
+    "unread_given_up": "Connections closed because clients left too many bytes unread (unread_room_mib)",
+    "answers_given_up": "Requests ended because unstreamed responses used too much memory (answer_room_mib)",
+    "preparations_refused": "Requests refused because too many waited for tokenization (max_preparing, body_room_mib)",
+    "refused_max_waiting_tokens": "Requests refused because too many tokens waited for a slot",
     "refused_max_flex_waiting_tokens": "Requests refused because too many tokens of service tier flex waited for a slot",
-    "refused_max_waiting_s": "Requests refused because they had waited too long for a slot",
+    "refused_max_waiting_s": "Requests refused because they waited too long for a slot",
     "refused_waiting_tokens": "Requests refused because too many tokens of their key waited (waiting_tokens)",
     "refused_tokens_per_minute": "Requests refused because their key had used its tokens (tokens_per_minute)",
-    "placement_faults": "Requests that went to the least loaded engine because the placement raised, or gave none",
-    "moves": "Requests that went on in another engine",
-    "moves_refused": "Requests that lost their engine and could not, in time or at all",
+    "placement_faults": "Requests sent to the least loaded engine because the placement failed",
+    "moves": "Requests continued by another engine",
+    "moves_refused": "Requests that lost their engine and could not continue on another one",
     "stray_completions": "Completions for slots without a request; should stay 0",
 }
 GAUGES = {
     "requests_in_flight": "Requests that hold a slot",
-    "slots": "Requests in flight that the worker may have",
+    "slots": "Maximum requests in flight of the worker",
     "waiting_requests": "Requests that wait for a slot",
-    "waiting_tokens": "Their prompt tokens and max_tokens",
-    "attached": "Queue pairs that the worker has: one of each engine",
+    "waiting_tokens": "Sum of prompt tokens and max_tokens of requests that wait for a slot",
+    "attached": "Queue pairs of the worker, one per engine",
     "connections": "Open connections",
-    "arriving_bytes": "Bytes of bodies that have not arrived in full",
-    "unread_bytes": "Bytes of answers that clients have not taken",
-    "answer_bytes": "Memory of whole answers that are being generated",
-    "lag_seconds": "How long the next request has waited for its worker to begin with it",
-    "preparing": "Requests that wait to be tokenized, or are",
+    "arriving_bytes": "Received bytes of incomplete bodies",
+    "unread_bytes": "Response bytes that clients have not read",
+    "answer_bytes": "Memory of unfinished unstreamed responses, bytes",
+    "lag_seconds": "Time for which the next request has waited for the worker to begin it",
+    "preparing": "Requests in tokenization, or waiting for it",
 }
-METERS = {  # of the GPU, by the first worker alone; 0 if there is none to read
-    "gpu_energy_joules_total": "Energy that the GPU has used since its driver was loaded, J",
-    "gpu_power_watts": "Power that the GPU draws, W",
-    "gpu_joules_per_token": "Energy of a generated token in the last minute, J; all that the GPU used, idle power included",
+METERS = {  # of the GPU, set only by the first worker; 0 without a meter
+    "gpu_energy_joules_total": "Energy used by the GPU since its driver was loaded, J",
+    "gpu_power_watts": "Power drawn by the GPU, W",
+    "gpu_joules_per_token": "Energy per generated token in the last minute, J, including the GPU's idle power",
 }
 ENDINGS = ("stop", "length", "abort", "error")
 
 
 class HistogramShape(NamedTuple):
-    """Attribute of Metrics, name, help text and upper bounds of the buckets, in seconds or tokens."""
+    """A histogram.
+
+    attribute: of Metrics.
+    name, help: for Prometheus.
+    bounds: upper bounds of the buckets, s or tokens.
+    """
 
     attribute: str
     name: str
@@ -75,27 +81,33 @@ HISTOGRAMS = (
     HistogramShape(
         "time_to_first_token",
         "time_to_first_token_seconds",
-        "From the request's arrival to its first token",
+        "Time from the request's arrival to its first token",
         (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
     ),
-    HistogramShape("inter_token_latency", "inter_token_latency_seconds", "Between two events of one request", _GAPS),
-    HistogramShape("request_duration", "request_duration_seconds", "From the request's arrival to its last token", _RUNS),
+    HistogramShape("inter_token_latency", "inter_token_latency_seconds", "Time between two events of one request", _GAPS),
+    HistogramShape("request_duration", "request_duration_seconds", "Time from the request's arrival to its last token", _RUNS),
     HistogramShape(
         "front_end_time",
         "front_end_time_seconds",
-        "From the request's arrival to its submission to the engine, without the wait for a slot",
+        "Time from the request's arrival to its submission to the engine, without the wait for a slot",
         _WAITS,
     ),
-    HistogramShape("queue_time", "queue_time_seconds", "For a slot, and in the engine until the request began to run", _WAITS),
-    HistogramShape("prefill_time", "prefill_time_seconds", "From there to the first token", _WAITS),
-    HistogramShape("inference_time", "inference_time_seconds", "From the begin of its run to the last token", _RUNS),
-    HistogramShape("decode_time", "decode_time_seconds", "From the first token to the last one", _RUNS),
-    HistogramShape("time_per_output_token", "time_per_output_token_seconds", "Mean of a request, behind its first token", _GAPS),
-    HistogramShape("prompt_length", "request_prompt_tokens", "Tokens of a prompt", _SIZES),
-    HistogramShape("output_length", "request_generated_tokens", "Tokens that were generated for a request", _SIZES),
+    HistogramShape("queue_time", "queue_time_seconds", "Wait for a slot, and in the engine until its run", _WAITS),
+    HistogramShape("prefill_time", "prefill_time_seconds", "Time from the start of its run to its first token", _WAITS),
+    HistogramShape("inference_time", "inference_time_seconds", "Time from the start of its run to its last token", _RUNS),
+    HistogramShape("decode_time", "decode_time_seconds", "Time from the first token to the last one", _RUNS),
+    HistogramShape(
+        "time_per_output_token",
+        "time_per_output_token_seconds",
+        "Mean time per token after the first",
+        _GAPS,
+    ),
+    HistogramShape("prompt_length", "request_prompt_tokens", "Prompt tokens of a request", _SIZES),
+    HistogramShape("output_length", "request_generated_tokens", "Generated tokens of a request", _SIZES),
 )
 
-# A block has one place for each of these, and then those of the histograms: one for each bucket, one above all, the sum.
+# A block has a place for each of these, then for each histogram: its buckets, the values above all bounds,
+# the sum.
 _SINGLE: tuple[int | str, ...] = (*STATUSES, "other", *COUNTERS, *GAUGES, *METERS, *ENDINGS)
 _PLACES = {name: place for place, name in enumerate(_SINGLE)}
 *_HISTOGRAM_AT, BLOCK = accumulate((len(shape.bounds) + 2 for shape in HISTOGRAMS), initial=len(_PLACES))
@@ -103,7 +115,7 @@ BLOCK_BYTES = BLOCK * 8
 
 
 class Histogram:
-    """One histogram of one worker."""
+    """One worker's histogram."""
 
     __slots__ = ("_bounds", "_start", "_sum", "_values")
 
@@ -117,13 +129,13 @@ class Histogram:
 
 
 class Metrics:
-    """One worker's block in `memory`, which holds BLOCK_BYTES for each of `workers` workers (default: of its own)."""
+    """One worker's metrics. memory: BLOCK_BYTES for each of `workers` workers; by default private memory."""
 
     def __init__(self, worker: int = 0, workers: int = 1, memory: memoryview | None = None):
         self.worker, self.workers = worker, workers
         self._all = (memory if memory is not None else memoryview(bytearray(workers * BLOCK_BYTES))).cast("B").cast("d")
         self._own = self._all[worker * BLOCK : (worker + 1) * BLOCK]
-        for i in range(BLOCK):  # an earlier worker may have left values
+        for i in range(BLOCK):  # erase values of a predecessor
             self._own[i] = 0.0
         self._histograms = {shape.attribute: Histogram(self._own, which) for which, shape in enumerate(HISTOGRAMS)}
         self.time_to_first_token = self._histograms["time_to_first_token"]
@@ -143,7 +155,7 @@ class Metrics:
         return sum(self.values(name))
 
     def refused(self, limit: str) -> None:
-        """Count what one of LIMITS has refused or closed."""
+        """Count a refusal or a closed connection by one of LIMITS."""
         self.count(f"refused_{limit}")
 
     def response(self, status: int) -> None:
@@ -151,19 +163,21 @@ class Metrics:
         self._own[_PLACES.get(status, _PLACES["other"])] += 1.0
 
     def ending(self, reason: str) -> None:
-        """Count a choice by how it ended, one of ENDINGS."""
+        """Count the end of a choice. reason: one of ENDINGS."""
         self._own[_PLACES[reason]] += 1.0
 
     def observe(self, attribute: str, value: float) -> None:
-        """Note a value in one of HISTOGRAMS."""
+        """Add a value to one of HISTOGRAMS."""
         self._histograms[attribute].observe(value)
 
     def values(self, name: int | str) -> list[float]:
-        """One of COUNTERS, GAUGES, METERS, ENDINGS, or of the statuses, of each worker."""
+        """The values of all workers. name: of COUNTERS, GAUGES, METERS or ENDINGS, or a status."""
         return [self._all[w * BLOCK + _PLACES[name]] for w in range(self.workers)]
 
     def histogram(self, which: int) -> list[tuple[list[float], float]]:
-        """Of each worker, one of HISTOGRAMS: the counts of its buckets with the one above all, not added up, and its sum."""
+        """For each worker, (counts of the buckets and of the values above all bounds, not cumulative; sum).
+        which: index in HISTOGRAMS.
+        """
         start, count = _HISTOGRAM_AT[which], len(HISTOGRAMS[which].bounds) + 1
         blocks = [list(self._all[w * BLOCK + start : w * BLOCK + start + count + 1]) for w in range(self.workers)]
         return [(values[:-1], values[-1]) for values in blocks]

@@ -1,9 +1,10 @@
-"""The front end's parent: opens the sockets, starts one process for each worker, and restarts one that died,
-forever.
+"""The front end's parent process: opens the sockets, starts a process for each worker, and restarts workers
+that die.
 
-Each worker has its own listening socket on the address (SO_REUSEPORT): the kernel spreads connections over them, while of
-workers that share a socket the first to wake up would take a whole burst. The supervisor keeps the sockets, so connections
-to a worker that died wait for its successor. At the end each socket is closed with its worker, so that nobody waits for none.
+Each worker has its own listening socket on the address (SO_REUSEPORT), so that the kernel distributes
+connections. If workers shared a socket, the first to wake up would accept a whole burst. The supervisor keeps
+the sockets, so connections to a dead worker wait for its successor. At the end, each socket is closed when
+its worker ends, so that no client queues on a dead socket.
 """
 
 import logging
@@ -19,7 +20,7 @@ from pathlib import Path
 from blinkpy.config import Config, ConfigError
 from blinkpy.dpu.admission.tenant_table import TABLE_BYTES
 from blinkpy.dpu.descriptors import listen_unix
-from blinkpy.dpu.handover import Door, Inheritance
+from blinkpy.dpu.handover import HandoverListener, Inheritance
 from blinkpy.dpu.link.link_thread import PROGRESS, WORDS_BYTES
 from blinkpy.dpu.metrics import BLOCK_BYTES
 from blinkpy.kept_process import BeatWatch, Death, KeptProcess
@@ -27,24 +28,26 @@ from blinkpy.processes import USAGE_EXIT, Child
 from blinkpy.transport.handshake import new_owner
 
 BACKLOG = 2048
-FIRST_STARTS = 6  # of a worker that has never been ready: then its front end ends
-RESTART_DELAYS_S = (0.5, 8.0)  # after the first death; twice as long after each further one, up to the second
-END_GRACE_S = 5.0  # beyond shutdown_s, before a worker is killed
+FIRST_STARTS = 6  # attempts to start a worker that was never ready; then the front end ends
+RESTART_DELAYS_S = (0.5, 8.0)  # after the first death, doubled after each further death, and the maximum
+END_GRACE_S = 5.0  # in addition to shutdown_s, before a worker is killed
 HURRY_S = 2.0  # the same after a second stop()
-KILL_S = 0.2  # for a worker to be gone, then
+KILL_S = 0.2  # time for a killed worker to end
 POLL_S, END_POLL_S = 0.2, 0.02
 
 logger = logging.getLogger("blinkpy.frontend")
 
 
 def longest_end_s(config: Config) -> float:
-    """From a first signal until all workers are gone, killed if need be, at most."""
+    """Maximum time from the first signal until all workers have ended or been killed."""
     options = config.frontend
     return options.shutdown_s + END_GRACE_S + HURRY_S + KILL_S * options.workers
 
 
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
-    """Listening sockets on one address; port 0 picks a free one for all. Raises ConfigError."""
+    """Open `count` listening sockets on one address. Port 0 chooses a free port for all. Raises
+    ConfigError.
+    """
     sockets: list[socket.socket] = []
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -66,7 +69,14 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 class WorkerProcess:
-    """One worker and its successors. words: those of blinkpy.dpu.link.link_thread, of this worker."""
+    """One worker and its successors.
+
+    index: number of the worker.
+    sock: its listening socket.
+    words: memory shared with its link thread (blinkpy.dpu.link.link_thread).
+    memory_fd, starts_fd: of the supervisor's memory and of EngineStarts.
+    secret: as of Service.
+    """
 
     def __init__(
         self,
@@ -85,7 +95,7 @@ class WorkerProcess:
         fds = tuple(fd for fd in (sock.fileno(), memory_fd, starts_fd) if fd >= 0)
         orders = {
             "pair": index,
-            "owner": new_owner(),  # a successor gets its predecessor's queue pair at once
+            "owner": new_owner(),  # so that a successor gets its predecessor's queue pair immediately
             "listen_fd": sock.fileno(),
             "memory_fd": memory_fd,
             "starts_fd": starts_fd,
@@ -122,7 +132,9 @@ class WorkerProcess:
             self.process.child.hang_up()
 
     def leave(self) -> None:
-        """Another front end serves on its socket: ask it to accept nothing more and to end when it has nothing left."""
+        """Another front end serves on its socket: ask the worker to accept no more requests, and to end after
+        its last one.
+        """
         self._sock.close()
         if self.process.ready and self.process.child is not None:
             self.process.child.leave()
@@ -155,10 +167,14 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """Runs config.frontend.workers workers. folder: the model's, which must be local; clients see
-    config.model.served_model_name. on_ready: called with host and port once every worker listens; the engine may come later.
-    starts_fd: of EngineStarts, -1 where nobody here starts the engine. inherited: from the front end before. Raises
-    ConfigError."""
+    """Runs config.frontend.workers workers.
+
+    folder: of the model, local; clients see config.model.served_model_name.
+    on_ready: called with host and port when every worker listens, possibly before the engine is ready.
+    starts_fd: of EngineStarts; -1 if this server does not start the engine.
+    inherited: sockets of the previous front end.
+    Raises ConfigError.
+    """
 
     def __init__(
         self,
@@ -180,10 +196,10 @@ class Supervisor:
             self._sockets = listen(options.host, options.port, options.workers)
         self.host: str = self._uds or self._sockets[0].getsockname()[0]
         self.port: int = 0 if self._uds else self._sockets[0].getsockname()[1]
-        door = options.handover
-        self._door = Door(door, self._sockets) if door and inherited is None else None
+        path = options.handover
+        self._handover = HandoverListener(path, self._sockets) if path and inherited is None else None
         self._handed_over = False
-        self._memory_fd = os.memfd_create("blinkpy-workers")  # metrics of all workers, then their tenants, then their words
+        self._memory_fd = os.memfd_create("blinkpy-workers")  # metrics of all workers, then their tenant tables, then their words
         before = options.workers * (BLOCK_BYTES + TABLE_BYTES)
         os.ftruncate(self._memory_fd, before + options.workers * WORDS_BYTES)
         words, each = memoryview(mmap.mmap(self._memory_fd, 0))[before:].cast("q"), WORDS_BYTES // 8
@@ -194,15 +210,17 @@ class Supervisor:
         ]
 
     def stop(self) -> None:
-        """Ask run() to end, and the second time to end at once; from any thread or signal handler."""
+        """Ask run() to end; a second call ends it immediately. For any thread or signal handler."""
         self._stops += 1
 
     def hang_up(self) -> None:
-        """Have all workers read the keys again; from any thread or signal handler."""
+        """Let all workers read the keys file again. For any thread or signal handler."""
         self._hang_ups += 1
 
     def run(self) -> int:
-        """Serve until stop(); the exit code. Raises ConfigError if the workers refuse their options or the model."""
+        """Serve until stop(). Returns the exit code. Raises ConfigError if workers refuse their options or
+        the model.
+        """
         try:
             for worker in self.workers:
                 worker.process.start()
@@ -228,10 +246,10 @@ class Supervisor:
                 return 1
             on_ready, self._on_ready = self._on_ready, None
             on_ready(self.host, self.port)
-        if self._door is not None and self._door.look():
+        if self._handover is not None and self._handover.look():
             self._handed_over = True
-            self._door.close(handed_over=True)
-            self._door = None
+            self._handover.close(handed_over=True)
+            self._handover = None
         return None
 
     def _is_last(self, worker: WorkerProcess, death: Death) -> bool:
@@ -244,7 +262,7 @@ class Supervisor:
         return worker.is_hopeless
 
     def _take_over(self, inherited: Inheritance) -> bool:
-        """All workers serve: the front end before may leave. Not where they have no engine, and it has."""
+        """All workers serve: let the old front end leave, unless a worker has no engine."""
         without = [worker.index for worker in self.workers if not worker.attached]
         if without:
             logger.error(
@@ -253,12 +271,12 @@ class Supervisor:
             )
             inherited.refuse()
             return False
-        self._door, self._inherited = Door(self.config.frontend.handover, self._sockets), None
+        self._handover, self._inherited = HandoverListener(self.config.frontend.handover, self._sockets), None
         inherited.accept()
         return True
 
     def _leave(self) -> None:
-        """If another front end serves now: let the workers finish what they have."""
+        """If another front end serves now, let the workers finish their requests."""
         if not self._handed_over:
             return
         logger.warning("another front end has taken over: this front end accepts no new requests, and exits after its last one")
@@ -272,7 +290,9 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _end(self) -> None:
-        """End the workers, in order: each answers 503 to all that is new until the last request of the last one has ended."""
+        """End the workers. Each answers new requests with 503 until the last request of every worker has
+        ended.
+        """
         for worker in self.workers:
             worker.terminate()
         deadline, told = time.monotonic() + self.config.frontend.shutdown_s + END_GRACE_S, False
@@ -289,8 +309,8 @@ class Supervisor:
             worker.end()
         for sock in self._sockets:
             sock.close()
-        if self._door is not None:
-            self._door.close()
+        if self._handover is not None:
+            self._handover.close()
         if self._uds and not self._handed_over and self._inherited is None:
             Path(self._uds).unlink(missing_ok=True)
         os.close(self._memory_fd)

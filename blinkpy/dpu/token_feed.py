@@ -1,4 +1,4 @@
-"""From completions to text: the work of each token, which every stream shares."""
+"""Passes completions to generations: the work per token that all streams share."""
 
 from collections.abc import Callable
 
@@ -15,16 +15,15 @@ def feed(
 
     now: the time of this call, s of the monotonic clock.
     began: the time of the first call for these completions' step, s.
-    cancel: asks the engine to end a generation, for which a stop string was found.
-
+    cancel: asks the engine to end a generation, after a stop string.
     Returns whether a generation got several completions since `began`.
     """
     touched, sinks, tokens = list[Generation](), list[Sink](), 0
-    before: dict[float, int] = {}  # when the last events went out, mostly those of one step, and how many
+    before: dict[float, int] = {}  # number of generations by the time of their last event, mostly that of one step
     for request, token, flags in completions:
         generation: Generation = request.owner
         plain = generation.plain
-        if flags == HAS_TOKEN and plain is not None and generation.open:  # most of them
+        if flags == HAS_TOKEN and plain is not None and generation.open:  # the common case
             tokens += 1
             generation.tokens += 1
             plain.push(token)
@@ -40,7 +39,7 @@ def feed(
         if flags & HAS_TOKEN:
             tokens += 1
         if not generation.open or generation.finish_reason is not None:
-            continue  # sent before the engine saw the cancel word
+            continue  # generated before the engine read the cancel word
         if generation.push(token, flags):
             cancel(generation)
         if not generation.touched:
@@ -52,7 +51,7 @@ def feed(
         last = generation.last_event
         generation.flush()
         generation.last_event = now
-        if last != now:  # else its plain tokens have put it there
+        if last != now:  # otherwise its plain tokens added it
             sinks.append(generation.sink)
         if last and last != now:
             before[last] = before.get(last, 0) + 1
@@ -63,15 +62,17 @@ def feed(
             metrics.request_duration.observe(now - generation.arrival)
     for last, times in before.items():
         metrics.inter_token_latency.observe(now - last, times)
-    # All texts first, then all writes: in turns, Python and the kernel push each other out of the caches.
+    # All texts first, then all writes: if they alternate, Python and the kernel evict each other's cache
+    # lines.
     for sink in sinks:
         sink.send()
     return tokens > len(sinks) or max(before, default=0.0) >= began
 
 
 def note_flights(completions: list[CompletionEvent]) -> int:
-    """Record output in the flights of generations, which all have one, for a move to another engine. Returns the tokens that the
-    ended requests had outstanding in this engine."""
+    """Record output in the generations' flights, for a move to another engine. Every generation must have a
+    flight. Returns the tokens that the ended requests had outstanding in this engine.
+    """
     ended = 0
     for request, token, flags in completions:
         flight = request.owner.flight

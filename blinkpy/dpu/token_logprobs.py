@@ -1,6 +1,6 @@
-"""Log probabilities of generated tokens: from the engine's records to the objects of OpenAI's API.
+"""Log probabilities: from the engine's records to the objects of OpenAI's API.
 
-Each token that a request's usage counts has one entry, the token that ends the text too.
+Each token that a request's usage counts has one entry, including the token that ends the text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from blinkpy.queues.request_parameters import SUBMIT_SCORE_PROMPT, RequestParameters
 from blinkpy.queues.words import TOP_LOGPROBS
 
-LOWEST = -9999.0  # instead of minus infinity, which JSON does not have
+LOWEST = -9999.0  # replaces minus infinity, which JSON lacks
 
 TokenSpeller = Callable[[int], tuple[str, bytes]]
 """Text and bytes of one token by itself: Tokenizer.spell."""
@@ -20,22 +20,22 @@ Record = Sequence[tuple[int, float]]
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities at one place of an output, or of a prompt."""
+    """Natural logarithms of probabilities at one position of an output or a prompt."""
 
     token: int  # the generated one
-    logprob: float | None  # None: of the first token of a prompt
-    top: list[tuple[int, float]]  # of the most likely ones, as many as the request asked for, in descending order
+    logprob: float | None  # None for the first token of a prompt
+    top: list[tuple[int, float]]  # most likely tokens with log probabilities, descending; as many as requested
     offset: int  # characters of the output before the token
 
 
 def token_logprobs(record: Record, count: int, offset: int) -> TokenLogprobs:
-    """From a record (logprob_record.LOGPROB_ENTRY) of a request that asked for the `count` most likely tokens."""
+    """Convert a record (logprob_record.LOGPROB_ENTRY). count: requested number of most likely tokens."""
     (token, logprob), *top = record[: 1 + count]
     return TokenLogprobs(token, _finite(logprob), [(other, _finite(value)) for other, value in top if other >= 0], offset)
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST  # NaN is above nothing
+    return logprob if logprob > LOWEST else LOWEST  # NaN becomes LOWEST
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
@@ -50,7 +50,9 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict
 
 
 def completion_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -> dict[str, Any]:
-    """The object `logprobs` of a choice of /v1/completions. The generated token is always among the top ones."""
+    """The object `logprobs` of a choice of /v1/completions. Its top tokens always include the generated
+    one.
+    """
 
     def name(token: int) -> str:
         text, piece = spell(token)
@@ -63,7 +65,7 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -
             continue
         table: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
-            table.setdefault(name(token), logprob)  # two tokens may have one spelling: the likelier one stays
+            table.setdefault(name(token), logprob)  # of two tokens with the same spelling, keep the likelier one
         top.append(table)
     return {
         "tokens": [name(entry.token) for entry in entries],
@@ -76,8 +78,11 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], spell: TokenSpeller) -
 def prompt_logprobs(
     entries: Sequence[TokenLogprobs], ranks: Sequence[int | None], spell: TokenSpeller
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's list `prompt_logprobs`: of each token of a prompt the most likely ones and itself, by id; null for the first. ranks:
-    of the tokens themselves, null where unknown."""
+    """vLLM's list `prompt_logprobs`: for each prompt token, the most likely tokens and itself, by id; null
+    for the first token.
+
+    ranks: of the prompt's tokens; null if unknown.
+    """
 
     def table(entry: TokenLogprobs, rank: int | None) -> dict[str, dict[str, Any]] | None:
         if entry.logprob is None:
@@ -93,18 +98,21 @@ def prompt_logprobs(
 
 SCORE_BYTES = 128  # of memory for each log probability
 MOST_SCORES = 1 << 18
-"""Log probabilities of one prompt: bounds the memory of an answer that is on its way."""
+"""Log probabilities of one prompt: limits the memory of an unfinished answer."""
 
 
 def scoring_parameters(parameters: RequestParameters) -> RequestParameters:
-    """Those of a request that brings the log probabilities of its prompt."""
+    """The parameters with log probabilities of the prompt enabled."""
     return parameters.changed(flags=parameters.flags | SUBMIT_SCORE_PROMPT, logprobs=max(0, parameters.logprobs))
 
 
 class PromptScores:
-    """Of each token of a prompt, behind the ones before it. tokens: the prompt. count: most likely tokens at
-    each place. offsets: characters of the prompt's text before each token. Raises ValueError if that would be
-    more than MOST_SCORES.
+    """Log probabilities of each token of a prompt, given the previous ones.
+
+    tokens: the prompt.
+    count: most likely tokens at each position.
+    offsets: characters of the prompt's text before each token.
+    Raises ValueError for more than MOST_SCORES log probabilities.
     """
 
     def __init__(self, tokens: list[int], count: int, offsets: Iterable[int] | None = None):
@@ -114,7 +122,7 @@ class PromptScores:
             )
         self._offsets = [0] * len(tokens) if offsets is None else list(offsets)
         self._count, self._length = count, len(tokens)
-        self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, once it is complete
+        self.bytes = len(tokens) * (2 + count) * SCORE_BYTES  # of memory, when complete
         self.entries = [TokenLogprobs(tokens[0], None, [], self._offsets[0])]
         self.ranks: list[int | None] = [None]
         """Places of the tokens among the most likely ones, from 1 on; None for the first token, and beyond TOP_LOGPROBS."""
@@ -124,11 +132,11 @@ class PromptScores:
         return len(self.entries) == self._length
 
     def restart(self) -> None:
-        """Forget the records that came: another request brings all of them."""
+        """Discard all records, because another request provides them."""
         del self.entries[1:], self.ranks[1:]
 
     def push(self, record: Record) -> None:
-        """The record of the next token."""
+        """Add the record of the next token."""
         self.entries.append(token_logprobs(record, self._count, self._offsets[len(self.entries)]))
         token, *likeliest = (token for token, _ in record[: 1 + TOP_LOGPROBS])
         self.ranks.append(likeliest.index(token) + 1 if token in likeliest else None)

@@ -1,4 +1,4 @@
-"""One front-end process: its queue pair, its event loop, its HTTP server."""
+"""A front-end worker process: its queue pairs, event loop and HTTP server."""
 
 import logging
 import mmap
@@ -37,8 +37,8 @@ from blinkpy.transport.transport_kinds import WorkerIdentity
 
 logger = logging.getLogger("blinkpy.frontend")
 
-MOST_END_S = 6.0  # beyond shutdown_s, before the kernel ends a worker that has lost its supervisor
-SWITCH_S = 0.0005  # until a thread that prepares or writes something long gives way to the event loop
+MOST_END_S = 6.0  # in addition to shutdown_s, before the kernel ends a worker whose supervisor died
+SWITCH_S = 0.0005  # interpreter's switch interval, so that long preparations don't delay the event loop
 
 
 def make_server(
@@ -52,10 +52,18 @@ def make_server(
     starts: Sequence[EngineStarts] = (),
     secret: bytes = b"",
 ) -> Server:
-    """The server of one worker; until an engine is there, it answers 503. memory: that of blinkpy.dpu.supervisor, None for a
-    worker alone. owner: who it is to an engine on another machine, 0 for a new one. on_drained: as of Server. starts: what is
-    known of the engines', none or of each; secret: as of Service. Raises ConfigError for a model or keys that the front end can't
-    work with."""
+    """Create the server of one worker. It answers 503 until an engine is connected.
+
+    pair: index of the worker and of its queue pairs.
+    folder: of the model.
+    memory: shared with blinkpy.dpu.supervisor; None for a single worker.
+    on_ready: called when the server listens.
+    owner: the worker's identity for engines on other machines; 0 chooses a new one.
+    on_drained: as of Server.
+    starts: of each engine; empty if unknown.
+    secret: as of Service.
+    Raises ConfigError for an unusable model or keys file.
+    """
     workers = config.frontend.workers
     parts = accumulate((workers * size for size in (BLOCK_BYTES, TABLE_BYTES, WORDS_BYTES)), initial=0)
     shared = [memory and memory[begin:end] for begin, end in pairwise(parts)]
@@ -100,7 +108,7 @@ def _make_engines(
 
 
 def may_meter(config: Config) -> bool:
-    """Whether the engine's GPU, if it has one, is this machine's."""
+    """Whether the engine may use a GPU of this machine."""
     return config.transport.transport == "shm" and config.engine.device in ("auto", "cuda")
 
 
@@ -115,8 +123,11 @@ def serve_worker(
     starts_fd: int,
     folder: str,
 ) -> int:
-    """What the supervisor runs: serve on a listening socket until SIGTERM or SIGINT. starts_fd: of EngineStarts, -1 for none;
-    folder: the model's, for its tokenizer."""
+    """Main function of a worker: serve on a listening socket until SIGTERM or SIGINT.
+
+    starts_fd: of EngineStarts; -1 without it.
+    folder: of the model, for its tokenizer.
+    """
     start_logging(f"frontend/{pair}", config.frontend.log_level, config.watch.log_format)
     sys.setswitchinterval(SWITCH_S)
     allowed = allowed_connections(config.frontend.max_connections)
@@ -141,7 +152,9 @@ def serve_worker(
 
 
 def _end(server: Server, energy: EnergyMeter | None) -> NoReturn:
-    """All is closed: wait for no thread that may not end, such as one that looks for an engine, nor for the interpreter's end."""
+    """End the process without waiting for its threads, which may never end (while connecting to an
+    engine).
+    """
     if energy is not None:
         energy.stop()
     end_logging()

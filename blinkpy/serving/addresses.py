@@ -11,14 +11,15 @@ from pathlib import Path
 from blinkpy.config import AccessOptions, Config, ConfigError
 from blinkpy.dpu.admission.keys_file import keys_of
 from blinkpy.dpu.descriptors import check_unix
-from blinkpy.dpu.handover import check_door
+from blinkpy.dpu.handover import check_handover
 from blinkpy.dpu.text.chat_template import load_template
 from blinkpy.packages import require_packages
 
 
 def check_access(config: Config, inherited: bool = False) -> None:
-    """Notice an address, a certificate, a chat template, keys or a missing package before minutes go into loading a model.
-    inherited: sockets are there already. Raises ConfigError."""
+    """Check addresses, certificates, chat template, keys and packages before the model is loaded. inherited:
+    the sockets exist already. Raises ConfigError.
+    """
     keys_of(config).read()
     if config.model.chat_template:
         load_template(Path(), {}, config.model.chat_template, max_characters=1)
@@ -27,15 +28,15 @@ def check_access(config: Config, inherited: bool = False) -> None:
             check_unix(config.access.uds)
         else:
             check_address(config.frontend.host, config.frontend.port)
-        check_door(config)
+        check_handover(config)
     check_certificates(config.access)
     if config.watch.otlp_traces_endpoint:
         require_packages("otlp_traces_endpoint", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", extra="otel")
 
 
 def check_certificates(access: AccessOptions) -> None:
-    """Raise ConfigError for certificates that can't be used. This includes a key with a passphrase, since no
-    user can type it.
+    """Raise ConfigError for unusable certificates. A key with a passphrase is unusable, because no user can
+    type it.
     """
     if not access.ssl_certfile:
         return
@@ -50,7 +51,7 @@ def check_certificates(access: AccessOptions) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Notice an address that can't be used before minutes go into loading a model. Raises ConfigError."""
+    """Raise ConfigError if no server can listen on the address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -67,13 +68,13 @@ def base_url(host: str, port: int, scheme: str = "http") -> str:
 
 
 def print_ready(config: Config, port: int, seconds: float | None = None) -> None:
-    """Print the address of a server that is ready, with a request to paste. seconds: that its start took."""
+    """Print the address of a ready server, with a request to paste. seconds: duration of its start."""
     name, access = config.model.served_model_name, config.access
     scheme = "https" if access.ssl_certfile else "http"
     url = f"{scheme}://localhost" if access.uds else base_url(config.frontend.host, port, scheme)
     where = f"the Unix socket {access.uds}" if access.uds else url
     way = f" --unix-socket {shlex.quote(access.uds)}" if access.uds else ""
-    way += " --insecure" if access.ssl_certfile else ""  # the certificate seldom names this machine's own address
+    way += " --insecure" if access.ssl_certfile else ""  # the certificate seldom contains this machine's address
     body = json.dumps(
         {"model": name, "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64, "stream": True}
     )

@@ -15,9 +15,9 @@ from blinkpy.transport.segment import segment_path
 from blinkpy.transport.transport_kinds import check_end, chosen_end
 from blinkpy.transport.verbs import RdmaOptions
 
-MOST_BYTES = 1 << 16  # of a file of engines
-LOOK_S = 0.5  # between two looks at the file
-SHM = "shm:"  # before a name, where the others are addresses
+MOST_BYTES = 1 << 16  # maximum size of an engines file
+LOOK_S = 0.5  # between two checks of the file
+SHM = "shm:"  # prefix of a name among addresses
 
 logger = logging.getLogger("blinkpy.frontend")
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def engine_configs(config: Config) -> dict[str, Config]:
-    """A config for the link to each engine, by what the engine is called. Raises ConfigError."""
+    """A config for the link to each engine, by the engine's label. Raises ConfigError."""
     file = config.extension(FleetOptions).engines_file
     if file:
         return {entry: one for entry, one in _link_configs(config, engines_in(Path(file)), f"{file}:").items() if _checked(one)}
@@ -34,7 +34,7 @@ def engine_configs(config: Config) -> dict[str, Config]:
 
 
 def engines_in(path: Path) -> list[str]:
-    """The engines of a file of --engines-file, which may have none. Raises ConfigError if it can't be read."""
+    """The engines in a file of --engines-file, possibly none. Raises ConfigError if it can't be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -78,8 +78,8 @@ def _checked(config: Config) -> bool:
 
 
 def check_engines(config: Config, given: frozenset[str]) -> None:
-    """Raise ConfigError if options of the transports don't fit each other, or for a wrong placement. given:
-    names of the options that somebody set.
+    """Raise ConfigError if options of the transports don't match, or for an invalid placement. given: names
+    of the options that the user set.
     """
     file = config.extension(FleetOptions).engines_file
     if file and given & {"engine", "name"}:
@@ -93,22 +93,20 @@ def check_engines(config: Config, given: frozenset[str]) -> None:
             if "name" in given:
                 raise ConfigError("--engine replaces --name: leave it out")
             mine = given - {"engine"}
-            if several:  # what the links to the others need
+            if several:  # the options of the other links
                 kinds = [other.options for other in ENDS.values() if other.crosses_machines and other.options is not None]
                 mine = mine - {name for kind in kinds for name in [item.name for item in fields(kind)]}
         check_end(ENDS, one, mine)
 
 
 class EnginesFile(Generic[T]):
-    """The file of --engines-file: the engines of a front end, which come and go while it runs.
+    """The file of --engines-file: the engines of a front end, which may change while it runs.
 
-    The file is read again at most twice a second. To change it, replace it by a rename: of a list that is half written, the
-    engines so far count, and the rest comes with the next look.
-
-    config: of the front end, which names the file.
-    entry: makes an engine of its label and the config of its link.
+    The file is checked at most twice per second. Replace it by a rename; of a half-written list, the complete
+    lines count, and the rest follows at the next check.
+    config: of the front end, with the file's path.
+    entry: makes an engine from its label and the config of its link.
     entries: the engines of the last valid list.
-
     Raises ConfigError.
     """
 
@@ -119,7 +117,7 @@ class EnginesFile(Generic[T]):
         self.entries = self._read()
 
     def look(self) -> Sequence[T]:
-        """The engines now. An invalid new list is logged, and the old list stays."""
+        """The current engines. An invalid new list is logged, and the old list stays."""
         seen = self._signature()
         if seen != self._seen:
             self._seen = seen
@@ -131,7 +129,7 @@ class EnginesFile(Generic[T]):
         return self.entries
 
     async def watch(self, take: Callable[[Sequence[T]], None]) -> None:
-        """Pass the engines to `take`, again and again, new or not."""
+        """Call `take` with the current engines after every check, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             take(await asyncio.to_thread(self.look))

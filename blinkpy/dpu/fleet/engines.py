@@ -1,12 +1,12 @@
-"""The engines of a worker, from one to many: every stream belongs to them, and each engine has a link.
+"""The engines of a worker, at least one. They own every stream, and have a link to each engine.
 
-A placement chooses the engine of each request. A link gives back the generations that it can't continue: its engine was
-lost, or takes no requests any more. They continue in another engine, or in the same one after its restart
-(blinkpy.dpu.fleet.moves); with a single engine they end with the error. Later completions of the old engine reach no stream:
-its queue pair is closed, and the pair's next owner has another epoch.
+A placement chooses the engine of each request. A link gives back the generations that it can't continue,
+because its engine was lost or accepts no more requests. They continue on another engine, or on the same one
+after its restart (blinkpy.dpu.fleet.moves); with a single engine they end with the error. Later completions
+of the old engine reach no stream: its queue pair is closed, and the pair's next owner has another epoch.
 
-An engine that is no longer listed leaves: its link submits nothing more, and is vacant once its requests have ended there
-or moved. The next new engine gets a vacant link.
+An engine that is no longer listed leaves: its link submits no more requests, and becomes vacant when its
+requests have ended or moved. The next new engine gets a vacant link.
 """
 
 import asyncio
@@ -43,16 +43,19 @@ Watch = Callable[[Callable[[Sequence[EngineEntry]], None]], Coroutine[Any, Any, 
 
 
 class Engines:
-    """Submits requests to engines, and passes completions to their generations. It is the owner of its links.
+    """Submits requests to engines, and passes completions to their generations. Owns its links.
 
     engines: at the start.
-    several: there may be more than one engine. Requests move between engines then, and messages name the engine.
-    thread: gives heartbeats for all links.
-    pieces: the bytes of each token, as of blinkpy.dpu.fleet.moves.
-    most_moves: of one generation; move_timeout_s: longest time of all its pauses together.
+    several: there may be more than one engine, so requests may move between engines, and messages name the
+        engine.
+    thread: sends heartbeats for all links.
+    pieces: the bytes of each token, as for blinkpy.dpu.fleet.moves.
+    most_moves: maximum moves of a generation.
+    move_timeout_s: maximum total time of a generation's pauses.
     rule: of the placement.
-    records_output: keep the token ids of each generation's output in its flight; always so if there are several engines.
-    watch: a coroutine that calls its argument with the engines that are listed now, again and again; it never ends.
+    watch: a coroutine that calls its argument with the listed engines repeatedly, until cancelled.
+    records_output: keep the token ids of each generation's output in its flight; always done with several
+        engines.
     """
 
     def __init__(
@@ -71,18 +74,20 @@ class Engines:
         self.keeps_flights = several or records_output
         self.metrics, self.several, self.thread = metrics, several, thread or LinkThread()
         self._rule, self._watch = rule, watch
-        self.on_room: Callable[[], None] = lambda: None  # called when slots may have become free
+        self.on_room: Callable[[], None] = lambda: None  # called when requests may fit again
         self.on_failure: Callable[[ApiError], None] = lambda error: None  # called when no engine is left
         self.moves = Moves(self._place, pieces, metrics, most_moves, move_timeout_s, self.slots_freed)
         self._gauges: dict[str, dict[int, float]] = {}
-        self._instances = [0] * len(engines)  # of the engine of each link, as the placement knows it; 0: none
+        self._instances = [0] * len(engines)  # instance of each link's engine that the placement knows; 0: none
         self._all = [EngineLink(self, index, entry) for index, entry in enumerate(engines)]
-        self.links = list(self._all)  # those that have an engine; always the same list
+        self.links = list(self._all)  # links with an engine; always the same list
 
     # ---- life --------------------------------------------------------------------------------------------------------
 
     def start(self, watched: WatchedTasks) -> None:
-        """Begin to connect, on the running event loop. watched: gets unexpected exceptions, after which nothing works here."""
+        """Start to connect, on the running event loop. watched: gets unexpected exceptions, which end this
+        object's work.
+        """
         self._loop, self._watched = asyncio.get_running_loop(), watched
         self.moves.start(watched)
         self.thread.on_failure = self._thread_failed
@@ -98,7 +103,7 @@ class Engines:
             self._loop.call_soon_threadsafe(self._watched.failed, HEARTBEAT, error)
 
     def set_engines(self, entries: Sequence[EngineEntry]) -> None:
-        """These are the engines from now on, by their labels. To be called again and again: engines that leave need time."""
+        """Set the listed engines, by label. To be called regularly, because engines take time to leave."""
         listed = {entry.label for entry in entries}
         for link in self.links:
             link.leaving = link.label not in listed
@@ -131,14 +136,18 @@ class Engines:
             self._placement.forget(index)
 
     async def connected(self, timeout_s: float) -> bool:
-        """Wait until all engines have granted their queue pairs. False when none did within timeout_s seconds."""
+        """Wait until all engines have granted their queue pairs. Returns False if no engine did within
+        timeout_s seconds.
+        """
         deadline = time.monotonic() + timeout_s
         while any(link.pair is None for link in self.links) and time.monotonic() < deadline:
             await asyncio.sleep(CONNECT_POLL_S)
         return self.pair is not None
 
     def close(self) -> None:
-        """End all requests with an error, and give the queue pairs up. The watched tasks have been closed."""
+        """End all requests with an error, and release the queue pairs. The watched tasks must be closed
+        before.
+        """
         self.moves.close()
         self.moves.fail_all(shutting_down())
         for link in self.links:
@@ -149,11 +158,11 @@ class Engines:
 
     @property
     def pair(self) -> QueuePair | None:
-        """One of the queue pairs. The facts that requests are checked against are the same in all."""
+        """Any attached queue pair, or None. The facts against which requests are checked are equal in all."""
         return next((link.pair for link in self.links if link.pair is not None), None)
 
     def pairs(self) -> list[QueuePair]:
-        """The queue pairs that are attached."""
+        """The attached queue pairs."""
         return [link.pair for link in self.links if link.pair is not None]
 
     def status(self) -> str | None:
@@ -161,7 +170,9 @@ class Engines:
         return self._why_none([link.status() for link in self.links])
 
     def readiness(self) -> str | None:
-        """As status(), with proof: within half a lease a queue pair had a heartbeat, and the event loop ran."""
+        """Like status(), but also requires that within half a lease a queue pair had a heartbeat and the
+        event loop ran.
+        """
         return self._why_none([link.readiness() for link in self.links])
 
     def _why_none(self, problems: list[str | None]) -> str | None:
@@ -193,28 +204,30 @@ class Engines:
         return total
 
     def blocks(self) -> list[tuple[str, list[int] | None]]:
-        """Label and block of each of several engines; the block is None if the engine is not attached."""
+        """Label and block of each of several engines; an unattached engine has no block (None)."""
         return [(link.label, link.engine_words()) for link in self.links] if self.several else []
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def require(self) -> QueuePair:
-        """A queue pair whose engine takes requests. Raises ApiError with status 503."""
+        """A queue pair whose engine accepts requests. Raises ApiError with status 503."""
         for link in self.links:
             if link.status() is None and link.pair is not None:
                 return link.pair
         raise self.unavailable(self.status() or "No engine serves.")
 
     def room(self) -> int:
-        """Slots for which requests can be submitted now. Requests that lost their engine come first."""
-        if not self.several:  # also while it drains: the next submit() says so
+        """Slots for which requests can be submitted now. Requests that lost their engine have priority."""
+        if not self.several:  # also while it drains: the next submit() raises the error
             return self.links[0].room()
         return max(0, sum(link.room() for link in self.links if link.status() is None) - len(self.moves))
 
     def submit(self, work: list[Submission]) -> None:
-        """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt go to one engine
-        while it has slots. If the arenas of an engine are full, they wait in order. Raises ApiError with status 429 or 503,
-        and ValueError for a request that can never fit."""
+        """Submit all of a request's choices, or none. Choices with a leader follow it. Choices of one prompt
+        go to one engine while it has slots. If the arenas of an engine are full, they wait in order.
+
+        Raises ApiError with status 429 or 503, and ValueError for a request that can never fit.
+        """
         if self.keeps_flights:
             work = [(generation, prompt, self._seeded(sampling)) for generation, prompt, sampling in work]
             for generation, prompt, sampling in work:
@@ -224,14 +237,16 @@ class Engines:
             try:
                 self._submit(work)
                 return
-            except ApiError as error:  # an engine was lost at this moment
+            except ApiError as error:  # an engine was lost meanwhile
                 if error.status != 503 or attempt == 1 or not all(generation.open for generation, _, _ in work):
                     raise
         raise self.unavailable("No engine is listed.")
 
     @staticmethod
     def _seeded(sampling: RequestParameters) -> RequestParameters:
-        """With a seed: a random seed is drawn here, so that every engine of the request has the same."""
+        """Parameters with a seed. A missing seed is drawn here, so that every engine of the request uses the
+        same one.
+        """
         return sampling.changed(seed=secrets.randbits(63)) if sampling.seed is None else sampling
 
     def _submit(self, work: list[Submission]) -> None:
@@ -247,7 +262,7 @@ class Engines:
             raise
 
     def cancel(self, generation: Generation) -> None:
-        """Ask its engine to end it. Between two engines there is nothing to end: it does not move once it is closed."""
+        """Ask its engine to end a generation. A closed generation without an engine does not move."""
         engine = 0 if generation.flight is None else generation.flight.engine
         if engine >= 0:
             self._all[engine].cancel(generation)
@@ -262,7 +277,7 @@ class Engines:
     # ---- placement ---------------------------------------------------------------------------------------------------
 
     def _placed(self, work: list[Submission]) -> list[tuple[EngineLink, list[Submission]]]:
-        """The links, and the part of the work that each gets. Raises ApiError with status 429."""
+        """The links, and the choices for each of them. Raises ApiError with status 429."""
         loads, parts = self._loads(), dict[int, list[Submission]]()
         engine: int | None = None
         for submission in work:
@@ -300,7 +315,7 @@ class Engines:
     def _placement(self) -> Placement:
         facts = self.require().facts
         return Placement(
-            max(len(self._all), 1 if self._watch is None else 2),  # what the first one has counts once there is a second
+            max(len(self._all), 1 if self._watch is None else 2),  # record the first engine's pages before a second one exists
             facts.page_size,
             rule=self._rule,
             record_pages=facts.num_pages,
@@ -308,7 +323,9 @@ class Engines:
         )
 
     def _place(self, work: Submission, grammar: ByteAutomaton | None) -> bool:
-        """Submit a request that continues a generation to an engine with room; False without one. As of Moves."""
+        """Submit a request that continues a generation to an engine with free slots. Returns False without
+        such an engine. Used by Moves.
+        """
         generation, prompt, sampling = work
         loads = list(self._loads().values())
         engine = self._placement.choose(prompt, sampling.cache_salt, loads) if loads else None
@@ -319,24 +336,24 @@ class Engines:
         self._placement.sent(engine, prompt, sampling.cache_salt)
         return True
 
-    # ---- from the links ----------------------------------------------------------------------------------------------
+        # ---- for the links -----------------------------------------------------------------------------------------------
 
     def take_back(self, generations: Sequence[Generation], error: ApiError) -> None:
-        """As of LinkOwner."""
+        """See LinkOwner: let the generations move to another engine."""
         self.moves.add(generations, error)
 
     def slots_freed(self) -> None:
-        """As of LinkOwner."""
+        """See LinkOwner: report free slots, unless generations wait for an engine."""
         if not self.moves:
             self.on_room()
 
     def link_lost(self, error: ApiError) -> None:
-        """As of LinkOwner."""
+        """See LinkOwner: report the error if no engine is left."""
         if self.pair is None:
             self.on_failure(error)
 
     def gauge(self, index: int, name: str, value: float) -> None:
-        """As of LinkOwner."""
+        """See LinkOwner: the gauge is the sum over the links."""
         values = self._gauges.setdefault(name, {})
         values[index] = value
         self.metrics.gauge(name, sum(values.values()))

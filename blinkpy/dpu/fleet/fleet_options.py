@@ -38,7 +38,7 @@ class FleetOptions:
 
 
 def check_placement(config: Config, engines: int) -> None:
-    """Raise ConfigError for a placement that does not exist, or that one engine has no use for."""
+    """Raise ConfigError for an unknown placement, or for any placement with one engine."""
     placement = config.extension(FleetOptions).placement
     if engines == 1 and placement != PREFIX:
         raise ConfigError("--placement needs several engines: --engine A --engine B, or serve --data-parallel-size")

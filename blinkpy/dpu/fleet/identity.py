@@ -1,4 +1,4 @@
-"""Whether engines are the same to clients: one whose answers would be others is refused by name."""
+"""Checks that engines are interchangeable for clients, and refuses an engine that is not."""
 
 import threading
 from pathlib import Path
@@ -11,13 +11,13 @@ Facts = dict[str, int]
 
 
 def tokenizer_digest(folder: Path) -> int:
-    """Of the tokenizer in a model's folder; 0 if there is none. Raises ConfigError."""
+    """Digest of the tokenizer in a model's folder; 0 without a tokenizer. Raises ConfigError."""
     name = "tokenizer.json"
     return digest_of_bytes(read_bytes(folder, name)) if has_file(folder, name) else 0
 
 
 def identity(pair: QueuePair) -> Facts:
-    """What engines have in common where a request may go to any of them, by what an operator calls it."""
+    """The facts that must be equal in all engines, by the operator's names."""
     facts = pair.facts
     return {
         "model": facts.model_digest,
@@ -32,7 +32,7 @@ def identity(pair: QueuePair) -> Facts:
 
 
 class IdentityCheck:
-    """The first engine says what the others have to be. tokenizer: the digest of the front end's own."""
+    """Compares each engine with the first one. tokenizer: digest of the front end's tokenizer."""
 
     def __init__(self, tokenizer: int):
         self._tokenizer = tokenizer
@@ -40,7 +40,7 @@ class IdentityCheck:
         self._first: tuple[str, Facts] | None = None
 
     def check(self, label: str, pair: QueuePair) -> None:
-        """Raise EngineLostError, with what is different, for an engine that is not the same."""
+        """Raise EngineLostError that lists the differences if the engine differs from the first one."""
         facts = identity(pair)
         if self._tokenizer and facts["tokenizer"] and facts["tokenizer"] != self._tokenizer:
             raise EngineLostError(f"engine {label} is refused: its tokenizer differs from this front end's")

@@ -1,9 +1,10 @@
-"""Generations that have lost their engine continue in another one: prompt and output so far are the prompt of the next request.
+"""Generations that lost their engine continue on another one: prompt and output so far become the prompt of
+the next request.
 
-A draw depends on the seed and the token's position in the sequence alone, so it is the same in both. What depends on the output
-so far has to be carried over: max_tokens and min_tokens count what is left, a grammar starts in the state that the output led to,
-and the entry says how many tokens of the prompt are output, for penalties and banned sequences. Detokenizer, stop strings and log
-probabilities are the generation's own.
+A random draw depends only on the seed and the token's position in the sequence, so it is the same on both
+engines. State that depends on the output must be transferred. max_tokens and min_tokens are reduced, and a
+grammar starts in the state after the output. The entry gives the number of output tokens in the prompt, for
+penalties and banned sequences. Detokenizer, stop strings and log probabilities stay in the generation.
 """
 
 import asyncio
@@ -29,16 +30,16 @@ MOVES = "the moves between engines"  # in the log
 
 logger = logging.getLogger("blinkpy.frontend")
 
-Pieces = Callable[[], Sequence[bytes] | None]  # the bytes of each token, as grammars see them; None: not known
+Pieces = Callable[[], Sequence[bytes] | None]  # the bytes of each token for grammars; None if unknown
 
 
 class NoContinuationError(Exception):
-    """No other engine can continue with it. The message says why."""
+    """No other engine can continue the generation. The message gives the reason."""
 
 
 def continuation(generation: Generation, pieces: Pieces) -> tuple[Int32, RequestParameters, ByteAutomaton | None]:
-    """Prompt, parameters and grammar of the request that continues a generation, which has a flight. Scores of
-    its prompt begin again if they are not complete. Raises NoContinuationError.
+    """Prompt, parameters and grammar of the request that continues a generation with a flight. Incomplete
+    scores of its prompt restart. Raises NoContinuationError.
     """
     flight = generation.flight
     assert flight is not None
@@ -71,21 +72,21 @@ def _state_after(grammar: ByteAutomaton, output: Sequence[int], pieces: Sequence
 
 
 def started_at(automaton: ByteAutomaton, state: int) -> ByteAutomaton:
-    """The automaton of what may follow in a state: the same, begun there."""
+    """The automaton with `state` as its start."""
     if state == 0:
         return automaton
     order = np.arange(automaton.states)
     order[[0, state]] = state, 0
-    number: NDArray[np.integer] = np.append(order, DEAD)  # its own inverse; of DEAD, too: it is the last one
+    number: NDArray[np.integer] = np.append(order, DEAD)  # its own inverse; DEAD is -1, the last element
     return ByteAutomaton.trimmed(automaton.class_of, number[automaton.next_state[order]], automaton.accepting[order])
 
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A generation that has lost its engine."""
+    """A generation that lost its engine."""
 
     generation: Generation
-    error: ApiError  # it ends with this error if no other engine takes it
+    error: ApiError  # its end if no other engine continues it
     work: Submission | None = None  # the request that continues it
     grammar: ByteAutomaton | None = None  # of that request
 
@@ -93,10 +94,12 @@ class Move:
 class Moves:
     """The generations of a worker that are between two engines, in order.
 
-    place: submit a request to an engine that has room; False if there is none now. Raises ApiError and ValueError.
-    pieces: as of continuation().
-    most_moves: of one generation.
-    timeout_s: longest time of all pauses of one generation together.
+    place: submits a request to an engine with free slots; returns False if all are full. Raises ApiError and
+        ValueError.
+    pieces: as for continuation().
+    metrics: count the moves.
+    most_moves: maximum moves of a generation.
+    timeout_s: maximum total time of a generation's pauses.
     on_end: called after each round.
     """
 
@@ -118,11 +121,13 @@ class Moves:
         return len(self._waiting)
 
     def start(self, watched: WatchedTasks) -> None:
-        """On the running event loop. watched: gets unexpected exceptions."""
+        """Use the running event loop. watched: gets unexpected exceptions."""
         self._loop, self._watched = asyncio.get_running_loop(), watched
 
     def add(self, generations: Sequence[Generation], error: ApiError) -> None:
-        """These have lost their engine. They continue later: completions of the same poll may still be pushed."""
+        """Take generations that lost their engine. They continue later, because completions of the same poll
+        may still be pushed.
+        """
         now = time.monotonic()
         for generation in generations:
             flight = generation.flight
@@ -134,7 +139,7 @@ class Moves:
         self._plan(0.0)
 
     def fail_all(self, error: ApiError) -> None:
-        """End all with an error."""
+        """End all generations with an error."""
         waiting, self._waiting = self._waiting, []
         for move in waiting:
             move.generation.fail(error)
@@ -149,7 +154,7 @@ class Moves:
             self._timer = self._loop.call_later(delay_s, self._move_all)
 
     def _move_all(self) -> None:
-        """Timer: generations without an engine continue in one that has room, in order."""
+        """Timer callback: submit generations to engines with free slots, in order."""
         self._timer = None
         waiting, self._waiting = self._waiting, []
         try:
@@ -163,7 +168,7 @@ class Moves:
         self._on_end()
 
     def _settle(self, move: Move) -> bool:
-        """Whether a generation is settled: it has an engine, or has ended."""
+        """Try to continue a generation. Returns whether it has an engine or has ended."""
         flight = move.generation.flight
         assert flight is not None
         pause_s = time.monotonic() - flight.paused_at
@@ -179,7 +184,7 @@ class Moves:
         try:
             if not self._place(move.work, move.grammar):
                 return False
-        except ApiError:  # the engine was lost at this moment
+        except ApiError:  # the engine was lost meanwhile
             return False
         except ValueError as never:
             return self._refuse(move, bad_request(str(never)))

@@ -1,4 +1,4 @@
-"""Placement: to which engine of a fleet a worker sends a request."""
+"""Placement: the choice of an engine for each request of a worker."""
 
 import logging
 import random
@@ -14,17 +14,22 @@ from blinkpy.queues.words import Int32
 __all__ = ["EngineLoad", "Placement"]
 
 RECORD_PAGES = 1 << 16
-LOG_S = 60.0  # from one line about a rule that fails to the next, at least
+LOG_S = 60.0  # minimum time between two log lines about a failing rule
 
 logger = logging.getLogger("blinkpy.frontend")
 
 
 class Placement:
-    """For one worker. engines: how many there are. page_size: tokens. rule: of placement_rules, or a user's. record_pages: of the
-    prompts sent to one engine that are kept in mind; best as many as the engine has. seed: of the draws.
+    """Chooses engines for one worker.
 
-    faults: calls in which the rule raised, or gave no engine that accepts; the least loaded one was chosen then. on_fault: called
-    with each.
+    engines: their number.
+    page_size: tokens.
+    rule: of placement_rules, or a user's.
+    record_pages: pages recorded per engine; ideally as many as the engine has.
+    seed: of the random draws.
+    on_fault: called if the rule raises or returns no engine that accepts requests; the least loaded engine is
+        then chosen.
+    faults: number of these calls.
     """
 
     def __init__(
@@ -46,13 +51,13 @@ class Placement:
         self.faults, self._on_fault = 0, on_fault
 
     def grow(self, engines: int) -> None:
-        """There are more engines than before, or as many."""
+        """Raise the number of engines."""
         self._engines = engines
         self._record.grow(engines)
 
     def choose(self, prompt: Int32, salt: int, loads: Sequence[EngineLoad]) -> int | None:
-        """The index of the engine for a prompt, int32 [n]; None if none accepts. salt: of the prefix cache, in [0,
-        2**63).
+        """The index of the engine for a prompt, int32 [n]; None if no engine accepts requests. salt: of the
+        prefix cache, in [0, 2**63).
         """
         able = [load for load in loads if load.accepts]
         if len(able) < 2:
@@ -71,12 +76,12 @@ class Placement:
         return least_loaded(request, able).index
 
     def sent(self, engine: int, prompt: Int32, salt: int) -> None:
-        """Record that a prompt, int32 [n], was sent to an engine: its pages may be cached there from now on."""
+        """Record that a prompt, int32 [n], was sent to an engine, which may then have its pages cached."""
         if self._engines > 1:
             self._record.add(engine, prompt, salt)
 
     def forget(self, engine: int) -> None:
-        """An engine was started again: its prefix cache is empty."""
+        """Clear the record of an engine that was restarted with an empty prefix cache."""
         self._record.forget(engine)
 
     def _fail(self, what: str) -> None:

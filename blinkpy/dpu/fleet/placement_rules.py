@@ -1,6 +1,7 @@
-"""Rules of placement: plain functions, choose(request, engines) -> one of the engines. docs/policies.md shows how to write one.
+"""Rules of placement: plain functions, choose(request, engines) -> one of the engines. docs/policies.md shows
+how to write a rule.
 
-They run as Python on the worker's event loop, once for each request.
+They run as Python on the worker's event loop, once per request.
 """
 
 import importlib.util
@@ -14,22 +15,24 @@ from pathlib import Path
 from blinkpy.config import ConfigError
 from blinkpy.dpu.fleet.engine_load import EngineLoad
 
-FUNCTION = "choose"  # in a user's file
+FUNCTION = "choose"  # name of the function in a user's file
 ROW_TOKENS = 64
-"""Tokens of prompts that take an engine about as long as one running request does, until its next prompts are done."""
+"""Prompt tokens that cost an engine about as much time as one running request."""
 EXTRA_TOKENS = 32768
-"""What an engine with a prompt's pages may have more to do than the least loaded one."""
+"""Additional work, in tokens, that an engine with a prompt's pages may have compared with the least loaded engine."""
 
 
 @dataclass(slots=True, eq=False)
 class PlacedRequest:
-    """What a rule may look at. cached: for each engine, by its index, tokens at the start of the prompt that are probably in its
-    prefix cache."""
+    """The request, as a rule sees it.
 
-    number: int  # of the request, in the order in which this worker placed them, from 0
+    cached: by engine index, tokens at the start of the prompt that are probably in its prefix cache.
+    """
+
+    number: int  # of the request in this worker, from 0
     prompt_tokens: int
     cached: Sequence[int]
-    salt: int  # of the key's part of the prefix cache; 0: none
+    salt: int  # of the API key's part of the prefix cache; 0: shared
     draw: int  # a random integer of 32 bits
 
 
@@ -37,16 +40,18 @@ Rule = Callable[[PlacedRequest, Sequence[EngineLoad]], EngineLoad]
 
 
 def work(engine: EngineLoad) -> int:
-    """What an engine has to do, in tokens. What this worker sent counts at once, what others sent as soon as it is published."""
+    """An engine's outstanding work in tokens. This worker's requests count immediately, those of other
+    workers after the engine has published them.
+    """
     return engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running
 
 
 def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """The engine with the least work; equal ones take turns."""
+    """The engine with the least work; engines with equal work take turns."""
     least: float = inf
     equal: list[EngineLoad] = []
     for engine in engines:
-        tokens = engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running  # work(), with no call
+        tokens = engine.tokens_in_flight + engine.waiting_tokens + ROW_TOKENS * engine.running  # work(), inlined
         if tokens < least:
             least, equal = tokens, [engine]
         elif tokens == least:
@@ -55,8 +60,11 @@ def least_loaded(request: PlacedRequest, engines: Sequence[EngineLoad]) -> Engin
 
 
 def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """The engine with the longest part of the prompt in its prefix cache. The least loaded one where that one has EXTRA_TOKENS
-    more work, or more tokens of prompts wait there than it saves: many requests at once that begin alike are spread."""
+    """The engine with the longest part of the prompt in its prefix cache.
+
+    Chooses the least loaded engine instead if the other has EXTRA_TOKENS more work, or more waiting prompt
+    tokens than the hit saves. So a burst of requests with a common prefix is distributed.
+    """
     least, cached = least_loaded(request, engines), request.cached
     own = most = cached[least.index]
     if own == max(cached):
@@ -76,12 +84,12 @@ def prefix(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
 
 
 def round_robin(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """One after the other."""
+    """The engines in turn."""
     return engines[request.number % len(engines)]
 
 
 def at_random(request: PlacedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-    """Any of them."""
+    """A random engine."""
     return engines[request.draw % len(engines)]
 
 
@@ -94,8 +102,9 @@ SHIPPED_RULES: dict[str, Rule] = {
 
 
 def load_rule(name: str) -> Rule:
-    """The shipped rule of that name, or the function `choose` of a Python file. Raises ConfigError, with the line, when there is
-    none, or it does not take a request and engines."""
+    """The shipped rule with this name, or the function `choose` of a Python file. Raises ConfigError, with
+    the line, if there is no such function, or it does not take a request and engines.
+    """
     if name in SHIPPED_RULES:
         return SHIPPED_RULES[name]
     path = Path(name)
@@ -117,12 +126,12 @@ def load_rule(name: str) -> Rule:
 
 
 def _module_of(path: Path) -> dict[str, object]:
-    """Run a file; what it defines."""
+    """Run a file, and return its globals."""
     spec = importlib.util.spec_from_file_location(f"blinkpy_placement_{path.stem}", path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        # Not by the loader, which may take kept byte code for a file that was changed within a second.
+        # Without the import system, whose cached byte code may be stale within a second of a change.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except SyntaxError as error:
         raise ConfigError(f"placement file {path}, line {error.lineno}: {error.msg}") from error

@@ -1,12 +1,12 @@
-"""What the prefix caches of a fleet's engines may hold, by what a front end sent there: prompts as one tree of their pages.
+"""Estimates the prefix caches of a fleet's engines from the prompts sent there, in one radix tree of pages.
 
-Each node has the engines that know its pages, so one walk tells what all of them know of a prompt. Pages leave the record of an
-engine as they leave its cache. A prompt that is sent uses its pages, the last one first; where an engine has too many, the page
-goes whose last use there is longest ago. So no page goes before those behind it.
+Each node knows which engines have its pages, so one walk finds the hits of all engines. Sending a prompt uses
+its pages, the last page first. If an engine has too many pages, its least recently used page is evicted. So a
+page is never evicted before the pages after it.
 
-An edge of the tree is the text of one page or of several that follow each other, as bytes: to compare it is one call, and a
-prompt of a thousand tokens takes two or three. Nothing is hashed but by Python's own hash of bytes, which is keyed, and equal
-means equal: no prompt can be made that is taken for another one.
+An edge is the text of one or several consecutive pages, as bytes. Comparing an edge is one call, and a prompt
+of a thousand tokens takes two or three. The only hash is Python's keyed hash of bytes, followed by a
+comparison: no client can construct a prompt that is mistaken for another.
 """
 
 from collections import OrderedDict
@@ -15,12 +15,17 @@ from blinkpy.queues.words import Int32
 
 TOKEN_BYTES = 4
 
-Key = bytes | tuple[int, bytes]  # a page; that of a prompt's first page has the salt
+Key = bytes | tuple[int, bytes]  # a page; the key of a prompt's first page includes the salt
 
 
 class _Node:
-    """Pages that follow each other. edge: their bytes; end: tokens from the prompt's start to their end; key: by which the
-    parent's children have this node; the root is its own parent. used: the last use by each engine that knows these pages."""
+    """Consecutive pages.
+
+    edge: their bytes.
+    end: tokens from the prompt's start to their end.
+    key: in the parent's children. The root is its own parent.
+    used: the last use by each engine that has these pages.
+    """
 
     __slots__ = ("children", "edge", "end", "key", "parent", "used")
 
@@ -31,33 +36,40 @@ class _Node:
 
 
 class PrefixRecord:
-    """engines: how many there are. page_size: tokens. most_pages: of one engine that are kept in mind, at least 1; one takes some
-    700 bytes where no prompts have a common start and each is a page long, and 4 bytes a token where they are long.
+    """The pages that engines may have cached. Prompts are int32 [n]; salts are of the prefix cache, in [0,
+    2**63).
 
-    Prompts are int32 [n]. salt: of the prefix cache, in [0, 2**63).
+    engines: their number.
+    page_size: tokens.
+    most_pages: maximum pages recorded per engine, at least 1. A page takes about 700 bytes if no prompts
+        share a prefix and each has one page, and 4 bytes per token if prompts are long.
     """
 
     def __init__(self, engines: int, page_size: int, most_pages: int):
         self._page, self._most = page_size * TOKEN_BYTES, most_pages * page_size
         self._root = _Node(None, b"", b"", 0)
-        self._use = 0  # the number of the last one
-        self._ends: list[OrderedDict[int, _Node]] = []  # of each engine: where each use ends, the one longest ago first
-        self._tokens: list[int] = []  # of each engine: that it knows
-        self._found: tuple[Int32, int, bytes, _Node, int] | None = None  # prompt, salt, text; node and byte where match ended
+        self._use = 0  # number of the last use
+        self._ends: list[OrderedDict[int, _Node]] = []  # by engine: the last node of each use, least recently used first
+        self._tokens: list[int] = []  # by engine: tokens of its pages
+        self._found: tuple[Int32, int, bytes, _Node, int] | None = (
+            None  # of the last match: prompt, salt, text; node and byte of its end
+        )
         self.grow(engines)
 
     def grow(self, engines: int) -> None:
-        """There are more engines than before, or as many."""
+        """Raise the number of engines."""
         for _ in range(len(self._ends), engines):
             self._ends.append(OrderedDict())
             self._tokens.append(0)
 
     def tokens(self, engine: int) -> int:
-        """Of all pages that an engine knows."""
+        """Tokens of an engine's pages."""
         return self._tokens[engine]
 
     def match(self, prompt: Int32, salt: int) -> list[int]:
-        """Tokens at the start of a prompt that each engine knows, in whole pages, its last token left out. Uses none."""
+        """For each engine, the tokens of whole pages at the start of a prompt that it has, without the
+        prompt's last token. Does not count as a use.
+        """
         text, page, at, node, known = prompt.tobytes(), self._page, 0, self._root, [0] * len(self._ends)
         child = node.children.get((salt, text[:page]))
         while child is not None:
@@ -76,8 +88,9 @@ class PrefixRecord:
         return known
 
     def add(self, engine: int, prompt: Int32, salt: int) -> None:
-        """Note that a prompt was sent to an engine; the tokens behind its last full page are left out. It is cheaper where match
-        was called with the same objects, and nothing has changed since then."""
+        """Record that a prompt was sent to an engine, up to its last full page. Faster if the previous call
+        was match() with the same objects.
+        """
         if self._found is None or self._found[0] is not prompt or self._found[1] != salt:
             self.match(prompt, salt)
         assert self._found is not None
@@ -94,7 +107,7 @@ class PrefixRecord:
             self._shrink(engine)
 
     def forget(self, engine: int) -> None:
-        """An engine knows nothing any more."""
+        """Remove all pages of an engine."""
         for node in self._ends[engine].values():
             while node.used.pop(engine, None) is not None:
                 if not node.used:
@@ -104,7 +117,9 @@ class PrefixRecord:
         self._tokens[engine], self._found = 0, None
 
     def _common(self, edge: bytes, text: bytes, at: int) -> int:
-        """Bytes of the pages at the start of an edge that a text has from a place on: the key at least, and not all."""
+        """Bytes of the pages at the start of an edge that equal the text at a position: at least the key, and
+        not the whole edge.
+        """
         page = self._page
         equal, most = 1, len(edge) // page - 1
         while equal < most:
@@ -120,7 +135,7 @@ class PrefixRecord:
         return node
 
     def _split(self, node: _Node, end: int) -> _Node:
-        """Make the pages of a node up to a token of the prompt a separate node, and return it."""
+        """Split a node after the prompt's token `end`, and return the upper part."""
         length = len(node.edge) - (node.end - end) * TOKEN_BYTES
         upper = self._child(node.parent, node.key, node.edge[:length])
         upper.used.update(node.used)
@@ -130,7 +145,9 @@ class PrefixRecord:
         return upper
 
     def _note(self, engine: int, node: _Node) -> None:
-        """An engine uses all pages from the start to the end of a node. Two nodes that nothing parts any more become one."""
+        """Record that an engine uses all pages from the start to the end of a node. Merges nodes that no
+        longer need to be separate.
+        """
         self._use += 1
         ends, below = self._ends[engine], None
         ends[self._use] = node
@@ -149,7 +166,7 @@ class PrefixRecord:
             node = parent
 
     def _shrink(self, engine: int) -> None:
-        """Let an engine that knows too much forget what it used longest ago."""
+        """Evict the least recently used pages of an engine that has too many."""
         ends = self._ends[engine]
         while (excess := self._tokens[engine] - self._most) > 0:
             use, node = next(iter(ends.items()))

@@ -1,4 +1,4 @@
-"""A process that forks for each job (blinkpy.dpu.fork_server.forked_jobs), as an event loop uses it."""
+"""The event loop's side of a process that forks for each job (blinkpy.dpu.fork_server.forked_jobs)."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,15 @@ from blinkpy.processes import child_environment
 
 LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.ENOBUFS})
 PIECE = 1 << 16  # bytes per read
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # it forks
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # OpenBLAS threads don't survive a fork
 
 
 class ForkServer:
-    """Starts the process with the first job, and another one when that died. module: the module to run; order:
-    JSON for its standard input; limit_s: longest time for a job, by the clock.
+    """Starts the process with the first job, and again if it dies.
+
+    module: the module to run.
+    order: JSON for its standard input.
+    limit_s: maximum wall-clock time of a job.
     """
 
     def __init__(self, module: str, order: Any, limit_s: float):
@@ -35,15 +38,18 @@ class ForkServer:
         if self._control is not None:
             self._control.close()
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it is the first of a session, which its forks are in
+            with contextlib.suppress(ProcessLookupError):  # it leads a session that contains its forks
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.process = self._control = None
 
     async def run(self, *parts: bytes | bytearray) -> bytes:
-        """The answer to a job, which is made of parts; empty when time or memory did not suffice. A job that the kernel kills
-        runs once more. A cancelled call ends the fork. Raises ApiError with status 503 if the machine lacks memory, processes
-        or descriptors."""
+        """Run a job and return its answer; empty if time or memory did not suffice.
+
+        parts: concatenated, they are the job.
+        A job that the kernel kills runs once more. Cancelling the call ends the fork.
+        Raises ApiError with status 503 if the machine lacks memory, processes or descriptors.
+        """
         try:
             for _ in range(2):
                 answer = await self._run(*parts)
@@ -60,7 +66,7 @@ class ForkServer:
         with ours, theirs:
             try:
                 socket.send_fds(self._connected(), [b"\1"], [theirs.fileno()])
-            except OSError as error:  # it died: the next one takes the job
+            except OSError as error:  # the process died: a new one takes the job
                 if error.errno in LACKS:
                     raise
                 self.close()

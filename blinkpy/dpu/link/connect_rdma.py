@@ -1,20 +1,21 @@
-"""Queue memory on another machine, reached by one-sided RDMA: implements blinkpy.transport.contract.Transport.
+"""Queue memory on another machine, accessed by one-sided RDMA: implements
+blinkpy.transport.contract.Transport.
 
-The front end keeps a copy of its region, registered once. What it writes goes into the copy first, and from there to the same
-place of the engine's region: prompt, page hashes, entry and words of one submission in one batch of at most four writes, in
-this order, which a reliable connection keeps. What the copy holds of a submission stays until the engine has consumed it, so a
-write needs no other buffer; words are taken at the time of posting (inline), because they change.
+The front end has a copy of its region, registered once. Data is written to the copy, and from there to the
+same offset of the engine's region. A submission is one batch of at most four writes: prompt, page hashes,
+entry, words. A reliable connection keeps this order. The copy of a submission stays until the engine has
+consumed it, so a write needs no other buffer. Words are posted inline, because they change.
 
-Nothing waits for a round trip. A look for completions posts one read of the next words of the ring and waits READ_SPIN_NS for
-it, which is enough where the network is fast; otherwise the next look finds it. Its window grows while it comes back full of
-news and shrinks when it does not. Where a word has HAS_LOGPROBS, the records are read next, and the words are held back until
-they are there; so are the hit words, before the first word of a request goes out. Health and the engine's words of the pair are
-read when somebody looks at the engine's health, which happens several times a second, and before the submission ring or an arena
-may seem full.
+No call waits for a round trip. Reading completions posts one RDMA read of the ring's next words and waits
+READ_SPIN_NS for it, which suffices on a fast network; otherwise the next call finds it. The read's window
+grows while all its words are new, and shrinks otherwise. If a word has HAS_LOGPROBS, the records are read
+next, and the words are held back until they arrive. The same holds for the hit words, before the first word
+of a request is returned. The engine's health and its words of the pair are read by health checks, several
+times per second, and when the submission ring or an arena may be full.
 
-Each public call takes a lock: a second thread gives heartbeats and checks the engine, and the verbs of a queue pair are for
-one thread at a time. It is held for microseconds: for a batch of verbs, for what has been completed, or for READ_SPIN_NS.
-Whichever thread finds completions takes them.
+Each public call takes a lock: a second thread sends heartbeats and checks the engine, and only one thread at
+a time may use a queue pair's verbs. The lock is held for microseconds: for a batch of verbs, for finished
+reads, or for READ_SPIN_NS. Either thread may process finished reads.
 """
 
 import contextlib
@@ -51,33 +52,33 @@ from blinkpy.transport.link_key import LinkKey
 from blinkpy.transport.transport_kinds import End, WorkerIdentity
 from blinkpy.transport.verbs import Port, QueuePairEnd, RdmaOptions, constants
 
-READ_SPIN_NS = 20_000  # longest wait within a look for completions
-WINDOW_LEAST, WINDOW_MOST = 16, 256  # words of the completion ring in one read
-FRONT_WORDS = 4  # doorbell, completion head, heartbeat, claim: written together
+READ_SPIN_NS = 20_000  # maximum wait for a read of completions
+WINDOW_LEAST, WINDOW_MOST = 16, 256  # least and most words of the completion ring per read
+FRONT_WORDS = 4  # doorbell, completion head, heartbeat and claim are written together
 PAIR_READ_WORDS = 4
-ENGINE_READ_WORDS = BLOCK_WORDS + W.CONTROL_FAULT + 1  # the engine's block, and of the host's what lies up to the fault
-DEPTH = 4096  # work requests that may be outstanding: some 800 submissions that the other side has not acknowledged
+ENGINE_READ_WORDS = BLOCK_WORDS + W.CONTROL_FAULT + 1  # the engine's block, and the host's block up to the fault
+DEPTH = 4096  # outstanding work requests: about 800 unacknowledged submissions
 HANDSHAKE_S = 2.0
 FIRST_LOOK_S = 2.0
-CLOSE_S = 0.05  # for the last writes to get out
+CLOSE_S = 0.05  # time for the last writes
 
 WRITES, LOOK, RECORDS, HITS, PAIR, HEALTH = range(6)  # tags of batches
-NOTHING = (0, 0)  # instead of a look's position and words
+NOTHING = (0, 0)  # (position, words) without a read
 
 
 @dataclass(slots=True, eq=False)
 class CompletionRead:
-    """What one read of the completion ring brought: new words from a position on."""
+    """The result of a read of the completion ring: new words from `position`."""
 
     position: int
     words: list[int]
-    full: bool  # all words that it read were new, so there may be more
-    served: int = 0  # words that were handed out
+    full: bool  # all words of the read were new, so there may be more
+    served: int = 0  # words that were returned
     records: Records | None = None
 
 
 class RegisteredMemory:
-    """Page-aligned memory that pyverbs can register. address: of its first byte."""
+    """Page-aligned memory for pyverbs. address: of its first byte."""
 
     def __init__(self, length: int):
         self.buffer = mmap.mmap(-1, length)
@@ -85,7 +86,14 @@ class RegisteredMemory:
 
 
 class RdmaTransport:
-    """One queue pair of an engine on another machine; see the module. queue: counts the verbs that were posted."""
+    """One queue pair of an engine on another machine.
+
+    port: of the network card.
+    end: this side of the RDMA connection.
+    depth: maximum outstanding work requests.
+    welcome: the engine's answer to the handshake.
+    queue: counts the posted verbs.
+    """
 
     def __init__(self, port: Port, end: QueuePairEnd, depth: int, welcome: Welcome):
         self.layout, self.facts = read_header(welcome.header)
@@ -107,10 +115,10 @@ class RdmaTransport:
         self._prompt = np.ndarray((sizes.prompt_tokens,), np.int32, self._copy.buffer, layout.prompt)
         self._front_key = welcome.front.rkey
         self._all_words = self._piece(0, FRONT_WORDS * 8)
-        self._batch: list[WritePiece] = []  # of the submission that the next doorbell announces
+        self._batch: list[WritePiece] = []  # writes of the submission that the next doorbell announces
         self._copy_key = int(end.register(self._copy.address, layout.front_region_bytes, 0).lkey)
 
-        # Where reads arrive: one place for each kind, of which one is in flight at a time.
+        # Buffers for reads: one for each kind, of which at most one is in flight.
         window = min(WINDOW_MOST, sizes.cq_entries)
         parts = {LOOK: window * 8, RECORDS: window * RECORD_BYTES, HITS: sizes.slots * 8}
         parts |= {PAIR: PAIR_READ_WORDS * 8, HEALTH: ENGINE_READ_WORDS * 8}
@@ -127,13 +135,13 @@ class RdmaTransport:
 
         self._window = self._narrowest = min(WINDOW_LEAST, window)
         self._widest = window
-        self._asked = NOTHING  # position and words of the look in flight
-        self._pending: CompletionRead | None = None  # waits for what belongs to it
-        self._missing: set[int] = set()  # RECORDS and HITS that it waits for
-        self._silent: set[int] = set()  # slots whose requests had no word yet
+        self._asked = NOTHING  # position and words of the read in flight
+        self._pending: CompletionRead | None = None  # waits for its records and hits
+        self._missing: set[int] = set()  # RECORDS and HITS not yet read
+        self._silent: set[int] = set()  # slots whose requests have no completion yet
         self._hits = [0] * sizes.slots
         self._look: CompletionRead | None = None
-        self._records: CompletionRead | None = None  # the one whose words went out last
+        self._records: CompletionRead | None = None  # the read whose words were returned last
         self._in_flight = {PAIR: False, HEALTH: False}
         self._pair_before, self._pair_now, self._health = list[int](), list[int](), list[int]()  # until first_look()
         self._published_head = 0
@@ -183,11 +191,11 @@ class RdmaTransport:
             self._post_words()
 
     def _piece(self, offset: int, length: int) -> WritePiece:
-        """A piece of our region, from the copy to the engine."""
+        """A write of this side's region, from the copy to the engine."""
         return self._copy_at + offset, length, self._front_at + offset
 
     def _post_words(self) -> None:
-        """All that waits, and then our words."""
+        """Post the pending writes, then the words."""
         self._reap()
         batch = self._batch
         batch.append(self._all_words)
@@ -205,7 +213,7 @@ class RdmaTransport:
                 if look.served < len(look.words):
                     return self._serve(look, limit)
                 self._look = None
-                if look.full:  # more may be on its way when the caller looks again
+                if look.full:  # read ahead
                     self._ask(position)
                 return []
             self._look = None
@@ -229,7 +237,7 @@ class RdmaTransport:
         return words
 
     def _ask(self, position: int) -> None:
-        """Post a read of the ring's next words, unless one is on its way."""
+        """Post a read of the ring's next words, unless one is in progress."""
         if self._asked[1] or self._pending:
             return
         size = self.layout.sizes.cq_entries
@@ -239,13 +247,13 @@ class RdmaTransport:
         self._read(LOOK, self.layout.cq + index * CQ_ENTRY_BYTES, count * CQ_ENTRY_BYTES)
 
     def _read(self, tag: int, offset: int, length: int) -> None:
-        """Post a read of the engine's region of our pair."""
+        """Post a read of the pair's engine region."""
         back = self._welcome.back
         local = self._landing.address + self._place[tag]
         self.queue.read((local, length, back.address + offset), self._landing_key, back.rkey, tag)
 
     def _landed(self) -> None:
-        """Words of the ring have come: those that are new count."""
+        """Find the new words in a finished read of the ring."""
         (position, asked), self._asked = self._asked, NOTHING
         lap, new, flags = lap_of(position, self.layout.sizes.cq_entries), 0, 0
         words: list[int] = []
@@ -276,7 +284,7 @@ class RdmaTransport:
         self._pending, self._look = (look, None) if self._missing else (None, look)
 
     def _arrived(self, tag: int) -> None:
-        """Something that the pending words wait for has come."""
+        """Process a finished read of records or hits for the pending words."""
         look = self._pending
         if look is None:
             return
@@ -306,10 +314,10 @@ class RdmaTransport:
                 or 4 * self._used_tokens > sizes.prompt_tokens - self.facts.grammar_arena
                 or 4 * self._used_hashes > sizes.hash_entries
             )
-            # A claim that is not yet granted (or that was never written) has somebody waiting for these words.
+            # While a claim is not granted (or not written yet), a caller waits for these words.
             if short or now[W.PAIR_EPOCH] != self._words[W.FRONT_CLAIM] or before[W.PAIR_EPOCH] != now[W.PAIR_EPOCH]:
                 self._ask_pair()
-            # The epoch is from a read that was over when the others were read.
+            # The epoch is from a read that had ended before the read of the other words.
             return EngineWords(now[W.PAIR_SQ_HEAD], now[W.PAIR_CQ_TAIL], before[W.PAIR_EPOCH], now[W.PAIR_ATTACHED])
 
     def _ask_pair(self) -> None:
@@ -337,7 +345,7 @@ class RdmaTransport:
         return self._health[BLOCK_WORDS + W.CONTROL_FAULT]
 
     def _reap(self) -> None:
-        """Take what has been completed."""
+        """Process finished work requests."""
         for tag in self.queue.reap():
             if tag == LOOK:
                 self._landed()
@@ -351,7 +359,9 @@ class RdmaTransport:
                 self._health = self._health_words.tolist()
 
     def first_look(self, timeout_s: float) -> None:
-        """Read the engine's words until they are there: the one call that waits. Raises TransportError after timeout_s."""
+        """Read the engine's words, and wait for them: the only call that blocks. Raises TransportError after
+        timeout_s.
+        """
         deadline = time.monotonic() + timeout_s
         self.read_engine()
         while self._in_flight[HEALTH] or self._in_flight[PAIR]:
@@ -361,7 +371,7 @@ class RdmaTransport:
         self._pair_before = self._pair_now
 
     def lost(self) -> bool:
-        """False: a queue pair that fails raises at the next call, whichever it is."""
+        """Always False: a failed queue pair raises at the next call."""
         with self._lock:
             self._reap()
         return False
@@ -371,7 +381,7 @@ class RdmaTransport:
             return
         self._closed = True
         deadline = time.monotonic() + CLOSE_S
-        with contextlib.suppress(TransportError):  # what could not be written has nobody to read it
+        with contextlib.suppress(TransportError):  # no engine is left to read these writes
             while self.queue.done < self.queue.posted and time.monotonic() < deadline:
                 self._reap()
         self._end.close()
@@ -381,9 +391,11 @@ class RdmaTransport:
 def attach_rdma(
     host: str, port: int, owner: int, device: str = "", gid_index: int = -1, key: LinkKey | None = None
 ) -> RdmaTransport:
-    """Take a queue pair of the engine that listens at host and port. Raises TransportError and LayoutError.
+    """Attach a queue pair of the engine that listens at host and port. Raises TransportError and LayoutError.
 
-    owner: see blinkpy.transport.handshake.Hello. device, gid_index: see blinkpy.transport.verbs.Port. key: the engine's.
+    owner: see blinkpy.transport.handshake.Hello.
+    device, gid_index: see blinkpy.transport.verbs.Port.
+    key: of the engine.
     """
     with contextlib.ExitStack() as opened:
         rdma_port = opened.enter_context(contextlib.closing(Port(device, gid_index)))
@@ -398,7 +410,7 @@ def attach_rdma(
 
 
 def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
-    """Take a queue pair of the engine at --engine. As attach_rdma otherwise."""
+    """Attach a queue pair of the engine at --engine. Raises as attach_rdma."""
     options = config.extension(RdmaOptions)
     host, port = options.address("engine")
     key = options.link_key("engine")
@@ -406,7 +418,7 @@ def connect(config: Config, worker: WorkerIdentity) -> RdmaTransport:
 
 
 def check(config: Config, given: frozenset[str]) -> None:
-    """See blinkpy.transport.transport_kinds.End."""
+    """Check the options of this transport; see blinkpy.transport.transport_kinds.End."""
     config.extension(RdmaOptions).address("engine")
     if "name" in given:
         raise ConfigError("--name works only on the engine's machine; with --transport rdma, use --engine")

@@ -1,6 +1,7 @@
-"""A front end's queue pair in shared memory: loads and stores to a segment that an engine of this machine made.
+"""A front end's queue pair in shared memory: loads and stores in a segment that an engine of this machine
+created.
 
-The locks that tell who lives, and who has which pair, are explained in blinkpy.transport.segment.
+blinkpy.transport.segment explains the locks that show which process lives and which has a pair.
 """
 
 import contextlib
@@ -25,9 +26,10 @@ from blinkpy.transport.transport_kinds import End, WorkerIdentity
 
 
 class ShmTransport:
-    """Loads and stores to one queue pair of a mapped segment; implements blinkpy.transport.contract.Transport.
+    """Loads and stores in one queue pair of a mapped segment; implements
+    blinkpy.transport.contract.Transport.
 
-    fd, probe: two descriptions of the segment's file, open until close(); probe is for lost().
+    fd, probe: two open file descriptions of the segment, closed by close(). probe is for lost().
     """
 
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap, pair: int, probe: int = CLOSED):
@@ -38,8 +40,8 @@ class ShmTransport:
         layout, sizes = self.layout, self.layout.sizes
         front, back = layout.front_region(pair), layout.engine_region(pair)
         self._bytes = memoryview(mapping)
-        # Words that the other side polls are accessed through this view: CPython turns each access into one aligned
-        # 8-byte load or store, while a copy of many bytes may be made in pieces of any size.
+        # For words that the other side polls. CPython makes each access one aligned 8-byte load or store,
+        # while a copy of many bytes may be split anywhere.
         self._words = self._bytes.cast("q")
         self._front = front // 8
         self._cancel = (front + layout.cancel) // 8
@@ -64,7 +66,7 @@ class ShmTransport:
         self._bytes[start : start + len(entry)] = entry
 
     def ring_doorbell(self, doorbell: int) -> None:
-        self._fence()  # the doorbell comes after the entry: O1 of docs/verification.md
+        self._fence()  # store the doorbell after the entry: O1 of docs/verification.md
         self._words[self._front + W.FRONT_DOORBELL] = doorbell
 
     def write_cancel(self, slot: int, request_id: int) -> None:
@@ -83,7 +85,7 @@ class ShmTransport:
         index = position & self.layout.sizes.cq_entries - 1
         self._fence()  # after the loads of the words: O8 of docs/verification.md
         records = self._records[index : index + count].copy()
-        self._fence()  # and before the store of the head that gives the place back
+        self._fence()  # and before the store of the head, which frees the records
         return records
 
     def read_hits(self, slot: int) -> int:
@@ -92,7 +94,7 @@ class ShmTransport:
     def read_pair(self) -> EngineWords:
         words, base = self._words, self._pair_words
         epoch = words[base + W.PAIR_EPOCH]
-        self._fence()  # all else is read after the epoch: O5 of docs/verification.md
+        self._fence()  # load the other words after the epoch: O5 of docs/verification.md
         return EngineWords(words[base + W.PAIR_SQ_HEAD], words[base + W.PAIR_CQ_TAIL], epoch, words[base + W.PAIR_ATTACHED])
 
     def read_engine_state(self) -> int:
@@ -105,13 +107,13 @@ class ShmTransport:
         return self._words[self._fault]
 
     def lost(self) -> bool:
-        """True when the segment's name is gone or another's, or the engine's lock is free: it died."""
+        """Whether the engine died: its segment's name is gone or belongs to another, or its lock is free."""
         try:
             if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
                 return True
         except FileNotFoundError:
             return True
-        # By a second description, which is kept: a look needs no descriptor, of which there may be none left.
+        # The second description stays open, because the process may have no free descriptor.
         if not lock_file(self._probe, fcntl.LOCK_SH):
             return False
         fcntl.flock(self._probe, fcntl.LOCK_UN)
@@ -120,22 +122,23 @@ class ShmTransport:
     def close(self) -> None:
         if self._fd == CLOSED:
             return
-        os.close(self._fd)  # and with it the lock on the pair
+        os.close(self._fd)  # this also releases the lock on the pair
         if self._probe != CLOSED:
             os.close(self._probe)
         self._fd = CLOSED
         self._words.release()
         self._bytes.release()
         del self._prompt, self._hashes, self._records
-        with contextlib.suppress(BufferError):  # someone still looks at an array: unmapped when that goes
+        with contextlib.suppress(BufferError):  # an array still uses it: unmapped later
             self._mapping.close()
 
 
 def attach_segment(name: str, pair: int, timeout_s: float = 0.0, *, or_another: bool = False) -> ShmTransport:
-    """Take a queue pair of a running engine, waiting up to timeout_s for the engine and for the pair.
+    """Attach a queue pair of a running engine, waiting up to timeout_s for the engine and the pair.
 
-    or_another: where another front end has this pair, the next one that nobody has. Raises LayoutError, and TransportError when
-    there is no such engine or pair, when it is in use, or when the segment belongs to another user.
+    or_another: if another front end has this pair, take the next free one.
+    Raises LayoutError, and TransportError if the engine or pair does not exist, the pair is in use, or the
+    segment belongs to another user.
     """
     path = segment_path(name)
     deadline = time.monotonic() + timeout_s
@@ -157,7 +160,7 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
         opened.callback(os.close, fd)
         probe = open_file(path)
         opened.callback(os.close, probe)
-        if lock_file(fd, fcntl.LOCK_SH):  # until fd is closed, at once
+        if lock_file(fd, fcntl.LOCK_SH):  # held until fd is closed
             raise BlockingIOError(errno.EAGAIN, "it is dead")
         status = os.fstat(fd)
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -181,7 +184,7 @@ def _attach(path: Path, pair: int, or_another: bool) -> ShmTransport:
 
 
 def connect(config: Config, worker: WorkerIdentity) -> ShmTransport:
-    """Take the worker's queue pair of the engine --name, or another one that nobody has. As attach_segment otherwise."""
+    """Attach the worker's queue pair of the engine --name, or another free one. Raises as attach_segment."""
     return attach_segment(config.engine.name, worker.pair, or_another=True)
 
 

@@ -1,4 +1,4 @@
-"""The front end's ends of all transports, and what an EngineLink needs of them: an attached queue pair."""
+"""The front end's side of all transports: creates attached queue pairs for EngineLink."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,18 @@ GRANT_TIMEOUT_S = 1.0
 
 
 def connect(config: Config, worker: WorkerIdentity) -> Transport:
-    """A queue pair's memory, over the transport that the config names. Raises TransportError, LayoutError and ConfigError."""
+    """Connect to a queue pair's memory over the configured transport. Raises TransportError, LayoutError and
+    ConfigError.
+    """
     return chosen_end(ENDS, config).open(config, worker)
 
 
 def open_queue_pair(
     config: Config, worker: WorkerIdentity, check: Callable[[QueuePair], None] = lambda queue_pair: None
 ) -> QueuePair:
-    """An attached queue pair. check: sees it before it is claimed. Raises EngineLostError if the engine does
-    not grant it, and as connect() and check() do.
+    """Create an attached queue pair. check: called with it before the claim.
+
+    Raises EngineLostError if the engine does not grant the claim, and as connect() and check() do.
     """
     transport = connect(config, worker)
     try:

@@ -1,18 +1,22 @@
-"""Where automata and token rules lie for the engine: at the end of the prompt arena, each written once for
-all requests that have it. Plain bookkeeping, no shared memory.
+"""Places of automata and token rules at the end of the prompt arena. Each is written once for all requests
+that use it. This module uses no shared memory.
 
-A piece is in use until the engine has consumed the last entry that names it: from then on the engine has a
-separate copy. The others make room, the one that was used least recently first.
+A piece is in use until the engine has consumed the last entry that refers to it; the engine then has its own
+copy. Unused pieces are evicted when space is needed, the least recently used first.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-MOST_PIECES = 128  # a bound on the work of finding room
+MOST_PIECES = 128  # limits the work of finding space
 
 
 class Piece(NamedTuple):
-    """offset, words: into the prompt arena. after: the ring's position behind the last entry that names it."""
+    """A piece of the prompt arena.
+
+    offset, words: its place.
+    after: the ring's position after the last entry that refers to it.
+    """
 
     offset: int
     words: int
@@ -20,14 +24,19 @@ class Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one request needs, by names: `wanted`. pieces: all that there are then; missing: those that have to be written."""
+    """Places for one request's pieces, by name.
+
+    wanted: its pieces.
+    missing: the pieces to write.
+    pieces: all pieces of the arena after the plan.
+    """
 
     wanted: tuple[int, ...]
     missing: tuple[int, ...]
     pieces: dict[int, Piece]
 
     def offset(self, name: int) -> int:
-        """Where a piece is in the prompt arena."""
+        """Offset of a piece in the prompt arena."""
         return self.pieces[name].offset
 
 
@@ -35,34 +44,38 @@ NOTHING = Plan((), (), {})
 
 
 class GrammarArena:
-    """`size` words of the prompt arena, from word `first` on."""
+    """`size` words of the prompt arena, from word `first`."""
 
     def __init__(self, first: int, size: int):
         self.first, self.size = first, size
-        self._pieces: dict[int, Piece] = {}  # by name; the one that was used least recently comes first
+        self._pieces: dict[int, Piece] = {}  # by name, least recently used first
 
     def plan(self, wanted: Mapping[int, int], head: int) -> Plan | None:
-        """Places for a request's pieces: their words by name, `size` at most in all. head: entries before it are consumed.
-        None while what is in use leaves no room; it always is a plan where nothing is. Only `keep` changes the arena."""
+        """Plan places for a request's pieces. Returns None if the pieces in use leave too little space. Only
+        `keep` changes the arena.
+
+        wanted: the words of each piece, by name; at most `size` in total.
+        head: entries before this ring position are consumed.
+        """
         pieces, missing = self._pieces, tuple(name for name in wanted if name not in self._pieces)
         if missing:
             pieces = dict(pieces)
             if not self._make_room(pieces, wanted, head):
                 if any(piece.after > head for piece in self._pieces.values()):
                     return None
-                pieces, missing = {}, tuple(wanted)  # one of this request's own pieces lay in the way of the other
+                pieces, missing = {}, tuple(wanted)  # one of the request's pieces blocked the other
                 if not self._make_room(pieces, wanted, head):
                     raise ValueError(f"{sum(wanted.values())} words exceed the arena of {self.size}")
         return Plan(tuple(wanted), missing, pieces)
 
     def keep(self, plan: Plan, after: int) -> None:
-        """Carry out a plan, the last one that was made. after: the ring's position behind the request's entry."""
+        """Apply the last plan. after: the ring's position after the request's entry."""
         self._pieces = plan.pieces
         for name in plan.wanted:
             self._pieces[name] = self._pieces.pop(name)._replace(after=after)
 
     def _make_room(self, pieces: dict[int, Piece], wanted: Mapping[int, int], head: int) -> bool:
-        """Place those of the wanted ones that `pieces` lacks, and remove others from it. Returns whether there is room."""
+        """Place the wanted pieces that `pieces` lacks, and evict others from it. Returns whether they fit."""
         for name, words in wanted.items():
             if name in pieces:
                 continue
@@ -75,7 +88,7 @@ class GrammarArena:
         return True
 
     def _gap(self, pieces: Mapping[int, Piece], words: int) -> int | None:
-        """The first offset behind which no piece has any of these words, or None."""
+        """The first offset with `words` unused words, or None."""
         start = self.first
         for piece in sorted(pieces.values()):
             if piece.offset - start >= words:

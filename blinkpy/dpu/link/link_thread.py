@@ -1,15 +1,15 @@
-"""The link thread of a worker: heartbeats and checks of its engines, which no work of the event loop can delay.
+"""The link thread of a worker: heartbeats and checks of its engines, which no work of the event loop can
+delay.
 
 It splits "the worker lives" into two words:
+- *alive*: this thread runs. The engine's lease depends on it (FRONT_HEARTBEAT). A worker whose event loop is
+  blocked keeps its slots, and the completions of its requests wait in the ring.
+- *progress*: the event loop runs. /health and the supervisor use it. A loop blocked for longer than the stall
+  limit counts as dead: the heartbeats end, the lease expires, and the supervisor replaces the worker.
 
-- *alive*: this thread runs. The engine takes the lease by it (FRONT_HEARTBEAT). A blocked event loop keeps its slots, and the
-  completions of its requests wait in the ring.
-- *progress*: the event loop runs. /health and the supervisor go by it. A loop that is blocked for longer than the stall limit
-  counts as dead: the heartbeats end, then the lease, and the supervisor replaces the worker.
-
-The thread sleeps between two rounds and does nothing else, so it gets the GIL within a switch interval. A single call that
-holds the GIL delays it by the length of the call; three quarters of a lease are left for this. benchmarks/parts/beat_gap.py
-measures such calls.
+The thread only sleeps between its rounds, so it gets the GIL within a switch interval. A single call that
+holds the GIL delays it by the call's duration; the margin is three quarters of a lease.
+benchmarks/parts/beat_gap.py measures such calls.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from blinkpy.dpu.link.queue_pair import EngineLostError, QueuePair
 from blinkpy.kept_process import BeatWatch
 from blinkpy.transport.contract import TransportError
 
-CHECK_S = 0.1  # between two rounds, at most; a quarter of the shortest lease if that is less
-STALL_SHOWN_S = 5.0  # after which the log shows the stack of a blocked event loop
+CHECK_S = 0.1  # maximum time between two rounds; or a quarter of the shortest lease
+STALL_SHOWN_S = 5.0  # time after which the stack of a blocked event loop is logged
 STALL_LIMIT_S = 120  # the default of --worker-hang-s
-ALIVE, PROGRESS = range(2)  # words of a worker, int64: rounds of the thread, rounds of the event loop
+ALIVE, PROGRESS = range(2)  # int64 words of a worker: counts of the thread's and the event loop's rounds
 WORDS_BYTES = 16
 
 logger = logging.getLogger("blinkpy.frontend")
@@ -38,18 +38,18 @@ OnLoss = Callable[[QueuePair, Exception], None]
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One queue pair. on_loss: called in the link thread, once, with the reason."""
+    """One queue pair. on_loss: called once, in the link thread, with the reason."""
 
     pair: QueuePair
     on_loss: OnLoss
-    checked: float  # when the engine was last found alive, s of the monotonic clock
+    checked: float  # last time the engine was alive, s of the monotonic clock
 
 
 class LinkThread:
-    """Give heartbeats for queue pairs and check their engines, in a separate thread.
+    """Sends heartbeats for queue pairs and checks their engines, in a separate thread.
 
     words: WORDS_BYTES of shared memory, for the supervisor; None without a supervisor.
-    stall_limit_s: for which the event loop may be blocked before its leases end, in seconds; 0: no limit.
+    stall_limit_s: maximum time for which the event loop may be blocked before the leases end; 0: no limit.
     on_failure: called in the link thread with an exception that ended it.
     """
 
@@ -62,19 +62,19 @@ class LinkThread:
         self._words = (words if words is not None else memoryview(bytearray(WORDS_BYTES))).cast("B").cast("q")
         self._stall_limit_s, self.on_failure = stall_limit_s, on_failure
         self._pairs = dict[int, _Watched]()  # by id(pair)
-        self._lock = threading.Lock()  # of _pairs; held for one queue pair's heartbeat and check at a time
+        self._lock = threading.Lock()  # for _pairs; held during one queue pair's heartbeat and check
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.progressed = time.monotonic()  # when the event loop last said that it runs, s
-        self._loop_thread = 0  # its identity
+        self.progressed = time.monotonic()  # last progress of the event loop, s
+        self._loop_thread = 0  # its thread id
         self._stall = BeatWatch(stall_limit_s)
-        self._stalled = False  # the log has shown the loop's stack
+        self._stalled = False  # the loop's stack was logged
 
     # ---- from the event loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; in the event loop's thread. A second call does nothing."""
+        """Start the thread; to be called in the event loop's thread. A second call has no effect."""
         if self._thread is None:
             self._loop_thread = threading.get_ident()
             self.progress()
@@ -82,41 +82,43 @@ class LinkThread:
             self._thread.start()
 
     def progress(self) -> None:
-        """The event loop runs. To be called several times a second."""
+        """Report that the event loop runs; to be called several times per second."""
         self.progressed = time.monotonic()
         self._words[PROGRESS] += 1
 
     async def report_progress(self) -> None:
-        """Say on an event loop that it runs, until cancelled."""
+        """Report progress of the running event loop until cancelled."""
         while True:
             self.progress()
             await asyncio.sleep(CHECK_S)
 
     def add(self, pair: QueuePair, on_loss: OnLoss) -> None:
-        """Give heartbeats for a queue pair that was just attached, until its loss or remove()."""
+        """Send heartbeats for a newly attached queue pair until its loss or remove()."""
         with self._lock:
             self._pairs[id(pair)] = _Watched(pair, on_loss, time.monotonic())
         self._wake.set()
 
     def remove(self, pair: QueuePair) -> None:
-        """No call of this thread uses the queue pair any more on return."""
+        """Stop using a queue pair. On return, no call of this thread uses it."""
         with self._lock:
             self._pairs.pop(id(pair), None)
 
     def checked(self, pair: QueuePair) -> float:
-        """When its engine was last found alive, s of the monotonic clock; 0 once it is lost."""
+        """The last time its engine was alive, s of the monotonic clock; 0 after its loss."""
         watched = self._pairs.get(id(pair))
         return 0.0 if watched is None else watched.checked
 
     def problem_of(self, pair: QueuePair) -> str | None:
-        """A sentence, if a queue pair had no heartbeat, or the event loop did not run, for half a lease."""
+        """A sentence if, for half a lease, the queue pair had no heartbeat or the event loop did not run;
+        else None.
+        """
         oldest = time.monotonic() - pair.facts.lease_ms / 2000
         if self.checked(pair) < oldest:
             return "The queue pair has had no heartbeat for half its lease."
         return "The event loop has not run for half a lease." if self.progressed < oldest else None
 
     def close(self) -> None:
-        """End the thread. All queue pairs have been removed."""
+        """End the thread. All queue pairs must be removed before."""
         self._closed = True
         self._wake.set()
         if self._thread is not None:
@@ -137,7 +139,9 @@ class LinkThread:
         return min([CHECK_S, *(one.pair.facts.lease_ms / 4000 for one in list(self._pairs.values()))])
 
     def round(self) -> None:
-        """One heartbeat and one check of each queue pair; nothing once the event loop counts as dead."""
+        """Send one heartbeat and check the engine of each queue pair, unless the event loop counts as
+        dead.
+        """
         self._words[ALIVE] += 1
         if self._loop_is_dead():
             return
@@ -160,7 +164,7 @@ class LinkThread:
             one.on_loss(one.pair, error)
 
     def _loop_is_dead(self) -> bool:
-        """Whether the event loop is blocked for longer than the limit. Logs its stack before."""
+        """Whether the event loop is blocked for longer than the limit. Logs its stack earlier."""
         dead = self._stall.is_over(self._words[PROGRESS], time.monotonic())
         still_s = self._stall.still_s
         if self._stalled and still_s < STALL_SHOWN_S:
@@ -177,6 +181,6 @@ class LinkThread:
 
 
 def _stack_of(thread: int) -> str:
-    """The stack of a thread of this process."""
+    """The stack of a thread, as text."""
     frame = sys._current_frames().get(thread)
     return "".join(traceback.format_stack(frame)).rstrip() if frame is not None else "  a thread that has ended"

@@ -1,10 +1,10 @@
-"""The client of one queue pair: submit, poll, cancel, and notice when the engine is gone. Synchronous, for one thread; beat() and
-check() may run in a second one.
+"""The client of one queue pair: submit, poll, cancel, and detect the engine's loss. It is synchronous, for
+one thread; beat() and check() may run in a second one.
 
-Space is taken when a request is submitted and comes back on two paths: ring entries and arenas when the engine has
-consumed the entry (PAIR_SQ_HEAD), the slot when the request's final completion was read. A completion is matched to
-the request that owns the slot at that moment; since the slot is given out again only after the final completion, that
-is the right one. Automata and token rules are written once, and stay for later requests (grammar_arena).
+Ring entries and arena space are allocated at submission, and freed when the engine has consumed the entry
+(PAIR_SQ_HEAD). The slot is freed when the request's final completion was read. A completion belongs to the
+request that has its slot; this is always right, because a slot is reused only after the final completion.
+Automata and token rules are written once, and stay for later requests (grammar_arena).
 """
 
 import contextlib
@@ -38,29 +38,36 @@ from blinkpy.queues.words import (
 )
 from blinkpy.transport.contract import Transport, TransportError
 
-FIRST_WINDOW, WINDOW = 16, 256  # completions read at once: by a look for news, and after it found some
+FIRST_WINDOW, WINDOW = 16, 256  # completions per read: of the first read, and of reads after it found some
 CLAIM_POLL_S = 0.0005
-REQUEST_LIMIT = 0xFFFFFFFE  # requests of one epoch: ids never repeat
+REQUEST_LIMIT = 0xFFFFFFFE  # requests per epoch, because ids must not repeat
 
 
 class NoRoomError(Exception):
-    """No slot, ring entry or arena space now; try again later."""
+    """No slot, ring entry or arena space is free now; try again later."""
 
 
 class EngineUnavailableError(Exception):
-    """The engine takes no requests now: it is starting or draining."""
+    """The engine accepts no requests now: it is starting or draining."""
 
 
 class EngineLostError(Exception):
-    """The queue pair is lost; every request in flight has failed. The message says why."""
+    """The queue pair is lost, and every request in flight has failed. The message gives the reason."""
 
 
 class InFlightRequest:
-    """One submitted request. owner: whatever the caller passed in. after: the ring's position after its entry. names: of its
-    grammar and its token rules; written: bytes of those that the engine's memory did not have yet. records: of its completions
-    with HAS_LOGPROBS, in their order; who takes such a completion takes one from the left. cached_tokens: of the prompt, found in
-    the prefix cache; waited_ns: in the engine, until it began to run, -1 if unknown. Both are known from the first completion on,
-    when it is no longer `silent`."""
+    """One submitted request.
+
+    owner: from the caller.
+    after: the ring's position after its entry.
+    names: of its grammar and its token rules.
+    written: bytes of each of them that had to be written to the engine's memory.
+    records: of its completions with HAS_LOGPROBS, in order; the reader of such a completion removes one from
+        the left.
+    cached_tokens: prompt tokens found in the prefix cache; known after the first completion, when it is no
+        longer `silent`.
+    waited_ns: time in the engine until it began to run, -1 if unknown; known at the same time.
+    """
 
     __slots__ = (
         *("after", "cached_tokens", "cancelled", "names", "owner", "records", "request_id", "silent", "slot"),
@@ -74,13 +81,17 @@ class InFlightRequest:
         self.records: deque[list[tuple[int, float]]] = deque()  # (token, log probability), as in LOGPROB_ENTRY
 
 
-# One completion: the request, a token id (of a rejected request: completion.REJECT_*), and FINISH_* with
-# HAS_TOKEN and HAS_LOGPROBS. A plain tuple, since there is one for every token.
+# One completion: the request; a token id, or REJECT_* of a refused request; FINISH_*, HAS_TOKEN and
+# HAS_LOGPROBS.
+# A plain tuple, because there is one for every token.
 CompletionEvent = tuple[InFlightRequest, int, int]
 
 
 class QueuePair:
-    """engine_timeout_s: an engine whose heartbeat and progress stand still for so long counts as lost."""
+    """One queue pair of an engine.
+
+    engine_timeout_s: an engine whose heartbeat and progress don't change for this time counts as lost.
+    """
 
     def __init__(self, transport: Transport, engine_timeout_s: float = 2.0):
         self.transport, self.facts = transport, transport.facts
@@ -88,9 +99,9 @@ class QueuePair:
         facts = self.facts
         self._hasher = PageHasher(facts.page_size, (facts.hash_multiplier_1, facts.hash_multiplier_2), facts.vocab_size)
         self.epoch = 0
-        self.stray_completions = 0  # for slots without a request: the engine broke the protocol
-        self.stopped_early = False  # the last poll, at one of its limits: more may have come
-        # Tokens of a prompt that fits into the arenas at all.
+        self.stray_completions = 0  # completions for slots without a request: the engine broke the protocol
+        self.stopped_early = False  # the last poll reached a limit, so more completions may be available
+        # Maximum prompt tokens that fit into the arena.
         self._arena_prompts = self.sizes.prompt_tokens - facts.grammar_arena
         self.longest_prompt = min(self._arena_prompts, (self.sizes.hash_entries + 1) * self.facts.page_size - 1)
         self._beat = 0
@@ -102,7 +113,7 @@ class QueuePair:
     def _reset(self, sq_tail: int = 0, cq_position: int = 0) -> None:
         sizes = self.sizes
         self._live: list[InFlightRequest | None] = [None] * sizes.slots
-        self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out: the same few slots stay warm
+        self._free = list(range(sizes.slots - 1, -1, -1))  # last in, first out, so that few slots stay in the caches
         self._prompts, self._hashes = Arena(self._arena_prompts), Arena(sizes.hash_entries)
         self._grammars = GrammarArena(self._arena_prompts, self.facts.grammar_arena)
         self._unconsumed: deque[tuple[int, int, int]] = deque()  # ring position after the entry, arena tails
@@ -113,7 +124,7 @@ class QueuePair:
     # ---- ownership ---------------------------------------------------------------------------------------------------
 
     def attach(self, timeout_s: float) -> None:
-        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError if it does not come in time."""
+        """Claim the next epoch and wait for the engine's grant. Raises EngineLostError after timeout_s."""
         self._attached = False
         granted = self.transport.read_pair().epoch
         if granted >= W.EPOCH_LIMIT:
@@ -139,18 +150,22 @@ class QueuePair:
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Say that this front end lives, and refresh(): for a front end of one thread, at least once in half a lease."""
+        """beat() and refresh(), for a front end with one thread; at least once in half a lease."""
         self.beat()
         self.refresh()
 
     def beat(self) -> None:
-        """Say that this front end lives. A second thread may do so, and check(), between the attachment and the end."""
+        """Write the next heartbeat. A second thread may call this, and check(), between attach() and
+        close().
+        """
         self._beat += 1
         self.transport.write_word(W.FRONT_HEARTBEAT, self._beat)
 
     def refresh(self) -> None:
-        """Store doorbell and head again: a late write of an earlier owner may have covered them (O6 of docs/verification.md).
-        In the thread that submits and polls, or the doorbell could go back."""
+        """Store doorbell and head again, because a late write of an earlier owner may have overwritten them
+        (O6 of docs/verification.md). Only in the thread that submits and polls; otherwise the doorbell could
+        decrease.
+        """
         if self._attached:
             self._ring()
             self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(self._cq_position))
@@ -162,8 +177,8 @@ class QueuePair:
         self.transport.ring_doorbell(self._stamp(self._sq_tail))
 
     def check(self) -> None:
-        """Raise EngineLostError if the engine is silent, stopped, faulted or replaced, or when this epoch was
-        revoked. To be called a few times a second.
+        """Raise EngineLostError if the engine is silent, stopped, faulted or replaced, or this epoch was
+        revoked. To be called a few times per second.
         """
         transport = self.transport
         words = transport.read_engine()
@@ -191,19 +206,19 @@ class QueuePair:
         return W.STATE_NAMES[state] if 0 <= state < len(W.STATE_NAMES) else f"in the unknown state {state}"
 
     def live(self) -> list[InFlightRequest]:
-        """Requests in flight, in order of their slots."""
+        """The requests in flight, ordered by slot."""
         return [request for request in self._live if request is not None]
 
     def abandon(self) -> list[InFlightRequest]:
-        """Forget all requests in flight and return them; for when the engine or the lease is lost."""
+        """Drop all requests in flight and return them, after the loss of the engine or lease."""
         lost = self.live()
         self._attached = False
         self._reset()
         return lost
 
     def close(self) -> None:
-        """Cancel what is in flight and give the pair up."""
-        with contextlib.suppress(TransportError):  # nobody is left to read it
+        """Cancel all requests in flight and release the pair."""
+        with contextlib.suppress(TransportError):  # no engine is left
             for request in self.abandon():
                 self.transport.write_cancel(request.slot, request.request_id)
         self.transport.close()
@@ -220,7 +235,9 @@ class QueuePair:
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence that the engine can hold: its max_model_len, or all pages if that is less."""
+        """Maximum tokens of a sequence: the engine's max_model_len, or the tokens of all pages if that is
+        less.
+        """
         return min(self.facts.max_model_len, self.facts.num_pages * self.facts.page_size)
 
     def submit(
@@ -231,16 +248,21 @@ class QueuePair:
         grammar: ByteAutomaton | None = None,
         rules: TokenRules | None = None,
     ) -> InFlightRequest:
-        """Hand a request to the engine. prompt: int32 [n], n >= 1. grammar: of the strings that its output may be.
-        rules: of its tokens. Raises NoRoomError if there is no room now, EngineUnavailableError, EngineLostError,
-        TransportError, and ValueError for what can never fit; then it is not in flight.
+        """Submit a request to the engine.
+
+        prompt: int32 [n], n >= 1.
+        owner: kept in the request.
+        grammar: the permitted outputs.
+        rules: token rules.
+        Raises NoRoomError if there is no space now, EngineUnavailableError, EngineLostError, TransportError,
+        and ValueError for a request that can never fit. The request is then not in flight.
         """
         if not self._attached:
             raise EngineLostError("no queue pair is attached")
         state = self.transport.read_engine_state()
         if state != W.STATE_READY:
             if state == W.STATE_DRAINING:
-                raise EngineUnavailableError("the engine is drainingand accepts no new requests")
+                raise EngineUnavailableError("the engine is draining and accepts no new requests")
             raise EngineUnavailableError(f"the engine is {self.state_name()}")
         self.require_room(grammar, rules)
         length, count = len(prompt), len(prompt) // self.facts.page_size
@@ -253,7 +275,8 @@ class QueuePair:
         parts = {part_name(part): part.words() for part in (grammar, rules) if part is not None}
         if parts and not self._has_place(parts.keys()):
             raise NoRoomError("the requests in flight use all grammar slots of this front end")
-        # A free slot means room in the ring: it has as many entries as there are slots, and that of an ended request is free.
+        # A free slot implies a free ring entry: the ring has an entry for each slot, and an ended request's
+        # is free.
         self._consume()
         before = self._prompts.tail, self._hashes.tail
         slot = self._free[-1]
@@ -289,14 +312,14 @@ class QueuePair:
         self._unconsumed.append((self._sq_tail, self._prompts.tail, self._hashes.tail))
         try:
             self._ring()
-        except TransportError:  # whoever hears of it still has the request: abandon() must not tell of it, too
+        except TransportError:  # the caller still has the request, so abandon() must not return it
             self._live[slot] = None
             self._free.append(slot)
             raise
         return request
 
     def require_room(self, grammar: ByteAutomaton | None, rules: TokenRules | None = None) -> None:
-        """Raise ValueError for a grammar, or token rules, that the engine never takes."""
+        """Raise ValueError for a grammar or token rules that the engine can never take."""
         most, share = min(self.facts.grammar_words, self._grammars.size), self.facts.grammar_share
         if share == 0 and (grammar is not None or rules is not None):
             raise ValueError(f"the engine does not support {'grammars' if rules is None else 'token rules'}")
@@ -314,17 +337,18 @@ class QueuePair:
                 raise ValueError(f"the grammar and the token rules take {words * 4} bytes, but the engine's limit is {room}")
 
     def _has_place(self, names: Iterable[int]) -> bool:
-        """Whether the engine has places for one more request with this grammar and these rules in this queue pair's share."""
+        """Whether this pair's share has space for a further request's grammar and token rules."""
         return len(self.names_in_flight().union(names)) <= self.facts.grammar_share
 
     def names_in_flight(self) -> set[int]:
-        """part_name of each grammar and each token rules of the requests in flight."""
+        """part_name of each grammar and token rules of the requests in flight."""
         return {name for request in self._live if request is not None for name in request.names}
 
     def _consume(self) -> None:
-        """Take back arena and ring space of entries that the engine has consumed. It does so in order: that of a request that
-        has ended, and those before it, are consumed, even where a transport does not know yet."""
-        # Relies on O2 of docs/verification.md: what lies before the head was read, so it may be written over.
+        """Free the arena and ring space of consumed entries. The engine consumes in order, so an ended
+        request's entry and earlier ones are consumed, even if the transport has not read this yet.
+        """
+        # Relies on O2 of docs/verification.md: entries before the head were read, so they may be overwritten.
         head = max(self.transport.read_pair().sq_head, self._ended)
         if not self._sq_head <= head <= self._sq_tail:
             raise EngineLostError(f"the engine has consumed {head} entries, not {self._sq_head} to {self._sq_tail}")
@@ -335,15 +359,21 @@ class QueuePair:
             self._hashes.give_back(hash_tail)
 
     def cancel(self, request: InFlightRequest) -> None:
-        """Ask the engine to drop a request. Its final completion still comes; after that one, this does nothing."""
+        """Ask the engine to drop a request. Its final completion still follows; after that, this has no
+        effect.
+        """
         if self._live[request.slot] is request and not request.cancelled:
-            # Keeps O7 of docs/verification.md: the word names the request, whose id is used once.
+            # Keeps O7 of docs/verification.md: the word names the request, and ids are not reused.
             request.cancelled = True
             self.transport.write_cancel(request.slot, request.request_id)
 
     def poll(self, most: int = W.POSITION_MASK, most_final: int = W.POSITION_MASK) -> list[CompletionEvent]:
-        """Completions that have come, in order, at most a ring full, and at most these numbers of all and of final ones; sets
-        `stopped_early`. Slots of finished requests are free on return."""
+        """Read new completions in order, at most one ring. Sets `stopped_early`. On return, slots of finished
+        requests are free.
+
+        most: maximum completions.
+        most_final: maximum final completions.
+        """
         events: list[CompletionEvent] = []
         self.stopped_early = False
         if not self._attached:
@@ -357,7 +387,7 @@ class QueuePair:
             window = WINDOW
             lap = lap_of(position, size)
             count = 0
-            asked: list[tuple[InFlightRequest, int]] = []  # requests with records, and where in this window
+            asked: list[tuple[InFlightRequest, int]] = []  # requests with records, and their index in this window
             for word in words:
                 if word >> LAP_SHIFT != lap or final == most_final:
                     break  # relies on O3 of docs/verification.md: an older word has an older lap
@@ -373,7 +403,7 @@ class QueuePair:
                     request.cached_tokens = hits_of(hit_word, request.request_id) * self.facts.page_size
                     request.waited_ns = wait_of(hit_word, request.request_id)
                 flags = word >> FLAG_SHIFT & FLAG_MASK
-                if flags != HAS_TOKEN:  # few of them
+                if flags != HAS_TOKEN:  # rare
                     if flags & FINISH_MASK:
                         final += 1
                         live[slot] = None
@@ -390,13 +420,13 @@ class QueuePair:
                 break
         self.stopped_early = position == end or final == most_final
         if position != start:
-            # Keeps O4 of docs/verification.md: the head follows from the words that were read.
+            # Keeps O4 of docs/verification.md: the head is stored after the words were read.
             self._cq_position = position
             self.transport.write_word(W.FRONT_CQ_HEAD, self._stamp(position))
         return events
 
     def _take_records(self, position: int, asked: list[tuple[InFlightRequest, int]]) -> None:
-        """Read the records of a window of completions, which begins at a position, in one piece."""
+        """Read the records of a window of completions, which begins at `position`."""
         first, last = asked[0][1], asked[-1][1]
         records = self.transport.read_logprobs(position + first, last - first + 1)
         for request, at in asked:
@@ -404,10 +434,10 @@ class QueuePair:
 
 
 def part_name(packed: ByteAutomaton | TokenRules) -> int:
-    """By which a grammar or token rules are known: their content, and which of the two they are."""
+    """The name of a grammar or of token rules: from their content and kind."""
     return packed.digest << 1 | isinstance(packed, TokenRules)
 
 
 def _place(packed: ByteAutomaton | TokenRules | None, plan: Plan) -> ArenaPlace:
-    """Where the words of a grammar or of token rules are in the prompt arena."""
+    """The place of a grammar's or token rules' words in the prompt arena."""
     return NOWHERE if packed is None else ArenaPlace(packed.digest, plan.offset(part_name(packed)), len(packed.words()))

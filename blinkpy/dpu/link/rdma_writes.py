@@ -1,18 +1,18 @@
-"""Posting RDMA writes and reads, and taking their completions, without making an object for each.
+"""Posting RDMA writes and reads, and taking their completions, without allocating an object for each.
 
-Work requests are posted in batches, of which the last one is signalled: a reliable connection works them off in order, so its
-completion says that all before it are done. Nothing waits. After the first failure the queue pair is in its error state for
-good, and every call raises TransportError with the first reason.
+Work requests are posted in batches, and only the last one of a batch is signalled. A reliable connection
+executes them in order, so its completion implies those of all earlier ones. No call waits. After the first
+failure the queue pair stays in its error state, and every call raises TransportError with the first reason.
 """
 
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.verbs import QueuePairEnd, constants, module
 
-TAG_BITS = 4  # of a work request's id; above it stands how many had been posted with it
+TAG_BITS = 4  # of a work request's id; the higher bits count the posted work requests
 TAG_MASK = (1 << TAG_BITS) - 1
-AT_ONCE = 16  # completions taken by one call
+AT_ONCE = 16  # completions per poll
 REASONS = {
-    "IBV_WC_REM_ACCESS_ERR": "the engine's memory is not (any more) ours to reach",
+    "IBV_WC_REM_ACCESS_ERR": "the engine's memory is not, or no longer, accessible to this front end",
     "IBV_WC_RETRY_EXC_ERR": "the engine's machine or its queue pair does not answer",
     "IBV_WC_WR_FLUSH_ERR": "the queue pair is in its error state",
     "IBV_WC_REM_OP_ERR": "the engine's network card could not reach its memory",
@@ -20,13 +20,17 @@ REASONS = {
 }
 
 
-# One write or read: address in registered memory (of a short write, which is taken at once: any memory), length in bytes, and
-# address at the engine. A plain tuple, since there are four for every request.
+# One write or read: address in registered memory (any memory for a short inline write), length in bytes, and
+# address at the engine. A plain tuple, because there are four for every request.
 WritePiece = tuple[int, int, int]
 
 
 class SendQueue:
-    """depth: work requests that may be outstanding. posted, reads, batches: since the start, for counting."""
+    """Posts work requests and reaps their completions.
+
+    depth: maximum outstanding work requests.
+    posted, reads, batches: counts since the start.
+    """
 
     def __init__(self, end: QueuePairEnd, depth: int):
         e = constants()
@@ -39,7 +43,9 @@ class SendQueue:
         self.failure: TransportError | None = None
 
     def write(self, pieces: list[WritePiece], lkey: int, rkey: int, tag: int) -> None:
-        """Post writes, in order; reap() returns the tag when all of them are done. lkey, rkey: of the regions here and there."""
+        """Post writes, in order. reap() returns the tag when all of them are done. lkey, rkey: of the local
+        and the remote region.
+        """
         qp, sge, inline, inlined = self._qp, self._sge, self._inline_bytes, self._inlined
         left = len(pieces)
         self._begin(left, tag)
@@ -58,7 +64,7 @@ class SendQueue:
         self._end()
 
     def read(self, piece: WritePiece, lkey: int, rkey: int, tag: int) -> None:
-        """Post one read; otherwise as write()."""
+        """Post one read; otherwise like write()."""
         qp, sge = self._qp, self._sge
         local, length, remote = piece
         self._begin(1, tag)
@@ -70,7 +76,7 @@ class SendQueue:
         self._end()
 
     def _begin(self, count: int, tag: int) -> None:
-        """Open a batch. All of it has the id of its last work request, the one whose completion counts."""
+        """Begin a batch. All its work requests have the id of the last one, whose completion counts."""
         if self.failure is not None:
             raise self.failure
         self.posted += count
@@ -87,7 +93,7 @@ class SendQueue:
         self.batches += 1
 
     def reap(self) -> list[int]:
-        """Tags of the batches that were completed since the last call, in order."""
+        """Tags of the batches completed since the last call, in order."""
         if self.failure is not None:
             raise self.failure
         tags: list[int] = []

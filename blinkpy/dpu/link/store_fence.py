@@ -1,22 +1,23 @@
 """The barrier between a submission and its doorbell, on machines that reorder stores.
 
-A front end stores prompt, hashes and entry, and then the doorbell. Whoever sees the doorbell must see all of them.
+A front end stores prompt, hashes and entry, then the doorbell. A reader that sees the doorbell must see all
+of them.
+- x86 makes stores visible in program order, and CPython performs each 8-byte word with one store, so no
+  barrier is needed.
+- Other machines, such as Arm, call membarrier(2) with MEMBARRIER_CMD_GLOBAL_EXPEDITED in between. The kernel
+  runs a full barrier (smp_mb, on arm64 `dmb ish`) on the calling CPU at the start and end of that call, with
+  or without registered receivers. With one online CPU it skips them, which has no visible effect. The engine
+  reads the doorbell with an acquire load. Python has no cheaper store barrier. The call takes about a
+  microsecond per submission, and needs no privilege.
 
-- x86 makes stores visible in program order, and CPython performs each 8-byte word with one store: nothing is to be
-  done.
-- Everywhere else (Arm first of all) membarrier(2) with MEMBARRIER_CMD_GLOBAL_EXPEDITED is issued in between. The kernel
-  runs a full barrier (smp_mb, on arm64 `dmb ish`) on the calling CPU at the start and at the end of that call,
-  registered receivers or not; with one CPU online it skips them, and nobody could see a difference. The engine reads the
-  doorbell with an acquire load. Python has no cheaper store barrier; the call takes about a microsecond, once for each
-  submission, and needs no privilege.
+This is O1 of docs/verification.md. tests/verified/memory_model/queue_protocol.py finds the protocol without
+this fence wrong on Arm, and only there.
 
-(O1 of docs/verification.md; tests/verified/memory_model/queue_protocol.py finds a front end without this fence wrong on Arm, and
-only there.)
-
-The return leg needs no barrier. A completion is one word. The positions that a front end publishes (its completion
-head, the reuse of ring and arena space) depend on words that it loaded, and every machine keeps a store behind the loads
-that it depends on (O4 there). Two loads in a row are not kept in order: a fence stands between a grant and the positions
-(O5), and on both sides of reading a record of log probabilities, on which no position depends (O8).
+The opposite direction needs no barrier. A completion is one word. A front end publishes positions (its
+completion head, the reuse of ring and arena space) that depend on loaded words. No machine moves a store
+before a load on which it depends (O4). Consecutive loads may be reordered. So there is a fence
+between a grant and the positions (O5), and on both sides of reading a record of log probabilities, on which
+no position depends (O8).
 """
 
 import ctypes
@@ -32,7 +33,7 @@ MEMBARRIER_CMD_GLOBAL_EXPEDITED = 2
 
 
 class FenceError(OSError):
-    """This machine needs a store barrier, and its kernel offers none to us."""
+    """This machine needs a store barrier, but its kernel offers none."""
 
 
 @cache
@@ -53,7 +54,9 @@ def _membarrier(command: int) -> int:
 
 
 def membarrier() -> None:
-    """A full memory barrier on the calling thread, by system call. Raises FenceError if the kernel has none."""
+    """Execute a full memory barrier on the calling thread, by a system call. Raises FenceError if the kernel
+    does not support it.
+    """
     _membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED)
 
 

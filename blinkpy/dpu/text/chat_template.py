@@ -1,10 +1,13 @@
-"""Chat templates: from messages to the prompt's text, in a sandbox, with Hugging Face's conventions.
+"""Chat templates render messages to the prompt's text, in a sandbox, with Hugging Face's conventions.
 
-A template is the model's own or the operator's; requests can't bring one. It still sees text from clients, so it runs
-in Jinja's immutable sandbox (no attributes that lead out, `range` bounded), and its output is bounded. The
-conventions that templates rely on: `messages`, `add_generation_prompt`, `bos_token`, `eos_token` and the other
-special tokens, `tools`, `documents` (none), `raise_exception(text)`, `strftime_now(format)`, `tojson` without HTML
-escapes, loop controls, trimmed blocks, and `{% generation %}` marks, which matter to training alone.
+A template comes from the model or the operator, never from a request. It still reads clients' text, so it
+runs in Jinja's immutable sandbox (no unsafe attributes, bounded `range`), and its output is bounded.
+
+Templates rely on these conventions:
+- variables: `messages`, `add_generation_prompt`, `tools`, `documents` (always none), `bos_token`, `eos_token`
+  and the other special tokens
+- functions: `raise_exception(text)`, `strftime_now(format)`, and `tojson` without HTML escapes
+- loop controls, trimmed blocks, and `{% generation %}` marks, which only matter for training
 """
 
 import json
@@ -26,17 +29,17 @@ from blinkpy.dpu.text.tokenizer import SpecialTokens, special_token
 from blinkpy.model_files import TEMPLATE_BYTES, has_file, read_json, read_own_template, read_text
 
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-PLAIN, WITH_TOOLS = "default", "tool_use"  # names of a model's templates; it may have others, which nothing asks for
-ADDITIONAL = "additional_chat_templates"  # folder of those that have a name but PLAIN
+PLAIN, WITH_TOOLS = "default", "tool_use"  # names of a model's templates; others are ignored
+ADDITIONAL = "additional_chat_templates"  # folder of the named templates
 TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 class ChatError(ValueError):
-    """The messages can't be put into the template; the message is for the client."""
+    """The template can't render the messages. The error's text is for the client."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} stands for what is inside."""
+    """{% generation %} ... {% endgeneration %} renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own spelling)
 
@@ -56,8 +59,13 @@ def _tojson(
 
 
 class ChatTemplate:
-    """A compiled template. max_characters bounds the text that it may make. variables: what it reads beside what every template
-    is given. with_tools: the template of chats with tools, this one where the model has no other."""
+    """A compiled template.
+
+    tokens: text of each special token, by its name, such as bos_token.
+    max_characters: maximum length of the rendered text.
+    with_tools: the template for chats with tools; by default this one.
+    variables: names of further variables that the template reads.
+    """
 
     def __init__(self, source: str, tokens: Mapping[str, str], max_characters: int, with_tools: "ChatTemplate | None" = None):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -82,8 +90,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The prompt's text, ending where the assistant's answer starts if add_generation_prompt is set. variables: values of
-        more of the template's variables. Raises ChatError."""
+        """Render a conversation to the prompt's text.
+
+        add_generation_prompt: end with the start of the assistant's answer.
+        variables: values for `variables`.
+        Raises ChatError.
+        """
         parts: list[str] = []
         length = 0
         try:
@@ -101,15 +113,18 @@ class ChatTemplate:
                 parts.append(part)
         except ChatError:
             raise
-        except Exception as error:  # a template may fail in any way that an expression can
+        except Exception as error:  # a template may raise any exception
             raise ChatError(f"the chat template rejects these messages: {error}") from error
         return "".join(parts)
 
 
 def find_templates(folder: Path, tokenizer_config: Mapping[str, Any], override: str = "") -> dict[str, str]:
-    """Sources of the templates by name: the operator's file; else chat_template.jinja and the one in ADDITIONAL; else those of
-    tokenizer_config.json, or of chat_template.json (of models with images, Mistral Small 3.1). A single one is PLAIN. Raises
-    ConfigError."""
+    """Find the sources of the templates, by name; a single template is PLAIN.
+
+    They come from the operator's file; else from chat_template.jinja and ADDITIONAL; else from
+    tokenizer_config.json or chat_template.json (of models with images, such as Mistral Small 3.1).
+    Raises ConfigError.
+    """
     if override:
         return {PLAIN: read_own_template(Path(override).expanduser())}
     files = {PLAIN: "chat_template.jinja", WITH_TOOLS: f"{ADDITIONAL}/{WITH_TOOLS}.jinja"}
@@ -126,7 +141,7 @@ def find_templates(folder: Path, tokenizer_config: Mapping[str, Any], override: 
 
 
 def load_template(folder: Path, tokenizer_config: dict[str, Any], override: str, max_characters: int) -> ChatTemplate | None:
-    """The model's chat template, or None when it has none. Raises ConfigError for one that can't be used."""
+    """The model's chat template, or None if it has no template. Raises ConfigError for an invalid one."""
     sources = find_templates(folder, tokenizer_config, override)
     tokens = {name: text for name in TOKENS if (text := special_token(tokenizer_config, name)) is not None}
     with_tools = ChatTemplate(sources[WITH_TOOLS], tokens, max_characters) if WITH_TOOLS in sources else None
@@ -142,9 +157,13 @@ def chat_text(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """The text of a prompt, with marks where clients' texts are spelled like special tokens: Tokenizer.encode with parse_special
-    takes them out. continue_final_message: it ends with the last message's text, as that is. tools, variables: as of
-    ChatTemplate.render. Raises ChatError."""
+    """Render a conversation, and mark clients' texts that are spelled like special tokens. Tokenizer.encode
+    with parse_special removes the marks.
+
+    continue_final_message: the text ends with the last message's content, unfinished.
+    tools, variables: as of ChatTemplate.render.
+    Raises ChatError.
+    """
     marked = specials.mark([dict(message) for message in messages])
     if continue_final_message:
         last, key = marked[-1], "content"
@@ -177,14 +196,16 @@ _BEFORE: dict[str, list[dict[str, Any]]] = {"assistant": [_QUESTION], "tool": [_
 
 
 class TemplateProbe:
-    """takes_tools, takes_calls, takes_results: whether it writes them; a template that refuses a probe may take
-    other conversations.
+    """Finds by trial which conversations a template supports. If the template refuses a probe, support is
+    assumed.
+
+    takes_tools, takes_calls, takes_results: whether it renders tools, tool calls, and their results.
     """
 
     def __init__(self, template: ChatTemplate | None):
         self._template = template
         silent = self._render([_QUESTION, _ANSWER | {"content": None}, _RESULT]) or ""
-        self._no_content = None if CALL in silent and "None" not in silent else ""  # beside calls
+        self._no_content = None if CALL in silent and "None" not in silent else ""  # content of a message with calls only
         self.takes_tools = self._writes(TOOL, [_QUESTION])
         self.takes_calls = self._no_content is None or self._writes(CALL, [_QUESTION, _ANSWER, _RESULT])
         self.takes_results = self._writes(RESULT, [_QUESTION, _ANSWER, _RESULT])
@@ -193,9 +214,11 @@ class TemplateProbe:
         self._takes_calls_together = self._writes(SECOND, [_QUESTION, _ANSWER | {"tool_calls": [_CALL, second]}, _RESULT])
         self._wants_descriptions = self._render([_QUESTION], [{"type": "function", "function": _FUNCTION}]) is None
         thinking = [_QUESTION, _ANSWER | {"thinking": THOUGHT}, _RESULT]
-        self._thinking = THOUGHT in (self._render(thinking) or "")  # it knows reasoning by this name
+        self._thinking = THOUGHT in (self._render(thinking) or "")  # its name for reasoning is `thinking`
         thinking[1] = thinking[1] | {"content": "x"}
-        self._thinking_alone = self._thinking and self._render(thinking) is None  # or content, beside calls
+        self._thinking_alone = (
+            self._thinking and self._render(thinking) is None
+        )  # with calls, it takes either reasoning or content
         late = {"role": "system", "content": LATE}
         self._takes_several = self._writes(LATE, [late | {"content": "x"}, late, _QUESTION])
         self._takes_late = self._writes(LATE, [_QUESTION, {"role": "assistant", "content": "x"}, late, _QUESTION])
@@ -203,33 +226,40 @@ class TemplateProbe:
         self._takes_developers = self._render([late, _QUESTION]) is None if developers is None else LATE in developers
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = _TOOLS) -> str | None:
-        """What the template makes of a conversation; None if it refuses it."""
+        """The rendered conversation, or None if the template refuses it."""
         try:
             return "" if self._template is None else self._template.render(messages, tools=tools)
         except ChatError:
             return None
 
     def _writes(self, name: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the template writes what has this name, or refuses the conversation."""
+        """Whether the template renders `name`, or refuses the conversation."""
         text = self._render(messages)
         return text is None or name in text
 
     def _reads_parts(self, role: str) -> bool:
-        """Whether the template goes through the parts of such a message, and does not write them as a list."""
+        """Whether the template renders the parts of a role's message one by one, instead of printing the
+        list.
+        """
         after = [] if role in _BEFORE else [_QUESTION] * (role != "user")
         text = self._render([*_BEFORE.get(role, ()), {"role": role, "content": _PARTS, "tool_call_id": CALL_ID}, *after]) or ""
         return text.count(PART) == len(_PARTS) and "'text'" not in text and '"text"' not in text
 
     def described(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Tools as the template takes them: with a description, where it insists on one."""
+        """Tools with an empty description added if the template requires one."""
         if not self._wants_descriptions:
             return list(tools)
         return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
 
     def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A conversation as the template takes it: content in one text unless it reads parts, none beside calls as it likes it;
-        one call a message, and one message of instructions, where it writes only the first; a developer's messages as system's
-        where it leaves them out, or refuses them alone. Raises ChatError for what it would leave out."""
+        """Adapt a conversation to the template.
+
+        Content parts are joined unless the template reads parts, and empty content next to calls gets the
+        form that it needs. Messages with several calls are split, and several leading instructions are
+        joined, if it renders only the first. Developer messages become system messages if it drops or refuses
+        them.
+        Raises ChatError for messages that it would drop.
+        """
         fitted = [self._message(message) for message in messages]
         leading = next((i for i, message in enumerate(fitted) if message["role"] not in INSTRUCTIONS), len(fitted))
         if not self._takes_late and any(message["role"] in INSTRUCTIONS for message in fitted[leading:]):
@@ -248,13 +278,13 @@ class TemplateProbe:
             message["role"] = "system"
         if self._thinking and "reasoning_content" in message:
             message["thinking"] = message.pop("reasoning_content")
-            if self._thinking_alone and message["content"] and "tool_calls" in message:  # it writes either as reasoning
+            if self._thinking_alone and message["content"] and "tool_calls" in message:  # the template renders one of them
                 message["thinking"] += f"\n{_text(content)}"
                 message["content"] = self._no_content
         return message
 
     def _one_by_one(self, messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Messages with several calls as messages with one each, each before its own results."""
+        """Split each message with several calls into messages with one call, each followed by its results."""
         at = 0
         while at < len(messages):
             message, at = messages[at], at + 1
@@ -275,5 +305,5 @@ class TemplateProbe:
 
 
 def _text(content: str | list[dict[str, str]] | None) -> str:
-    """Content in one text."""
+    """Content as one text."""
     return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""

@@ -1,16 +1,16 @@
-"""From token ids to text, token by token: no character is broken when several tokens hold its bytes.
+"""Converts token ids to text incrementally, without breaking characters whose bytes span several tokens.
 
-Most tokenizers spell a token as bytes that don't depend on its neighbours: byte-level BPE (GPT-2, Llama 3, Qwen,
-Phi-4), and SentencePiece style with a space mark and byte fallback (Llama 2, Mistral, Phi-3). For those a table of
-every token's bytes is made once, and a token costs a look-up; only bytes that are no whole character yet pass through
-a UTF-8 decoder. Any other decoder is asked for the text of the last few tokens with and without the new one, which
-costs a few microseconds a token but never more.
+In most tokenizers, a token's bytes don't depend on its neighbors. Examples are byte-level BPE (GPT-2, Llama
+3, Qwen, Phi-4), and SentencePiece style with a space mark and byte fallback (Llama 2, Mistral, Phi-3). For
+these, a table of every token's bytes is computed once, and a token costs a look-up. Only the bytes of
+incomplete characters pass through a UTF-8 decoder. Any other decoder decodes the last few tokens with and
+without the new one, which costs a few microseconds per token.
 
-The text is what decoding prompt and output together adds to decoding the prompt alone: a leading space that a decoder
-strips from the start of a text stays, since the prompt comes before it. Special tokens that are not shown have no text. Bytes
-that are no UTF-8 become U+FFFD each time one is certain; within a run of byte-fallback tokens the number of U+FFFD
-may differ from `Tokenizer.decode`, which looks at the whole run. A character that is still incomplete at the end is
-dropped unless `finish` is asked for it.
+The text is the difference between decoding prompt and output together and decoding the prompt alone. So a
+leading space, which a decoder strips from the start of a text, is kept. Hidden special tokens have no text.
+Each invalid UTF-8 sequence becomes U+FFFD as soon as it is certain. Within a run of byte-fallback tokens, the
+number of U+FFFD may differ from `Tokenizer.decode`, which sees the whole run. A character that is incomplete
+at the end is dropped, unless `finish` is called.
 """
 
 import codecs
@@ -24,15 +24,16 @@ from typing import Any, Self
 from tokenizers import Tokenizer as Encoder
 
 REPLACEMENT = "\ufffd"
-WINDOW_LIMIT = 16  # tokens that a decoder without a table may hold back; a character has at most 4 bytes
+WINDOW_LIMIT = 16  # tokens that a decoder without a table may delay; a character has at most 4 bytes
 CHARACTER_BYTES = 4  # at most
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _INCREMENTAL = codecs.getincrementaldecoder("utf-8")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level BPE writes bytes as (GPT-2's table): printable ones as themselves, the rest from
-    U+0100."""
+    """The characters by which byte-level BPE (GPT-2's table) writes bytes: printable ones unchanged, the
+    others from U+0100.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -41,22 +42,23 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _stages(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """A decoder's description, flattened: nested sequences become one list of stages."""
+    """The stages of a decoder's description; nested sequences are flattened."""
     return [stage for inner in node["decoders"] for stage in _stages(inner)] if node["type"] == "Sequence" else [node]
 
 
 class TokenTexts:
-    """What every token stands for, unless the decoder has no such table; made once for a tokenizer and shared by its
-    detokenizers. Ids past the end stand for nothing, as in `Tokenizer.decode`."""
+    """The text of every token, unless the decoder depends on neighbors. Computed once for a tokenizer, and
+    shared by its detokenizers. Unknown ids have no text, as in `Tokenizer.decode`.
+    """
 
     def __init__(self, encoder: Encoder):
         self.encoder = encoder
         self.skip_special_tokens = True
         self.pieces: list[bytes] | None = None  # bytes of each token
-        self.texts: list[str | None] | None = None  # its text, or None when its bytes alone are no text
-        self.marks: dict[int, str] = {}  # what stands for a token that is no text
+        self.texts: list[str | None] | None = None  # its text, or None if its bytes are not complete characters
+        self.marks: dict[int, str] = {}  # marks that replace a token's text
         added = encoder.get_added_tokens_decoder()
-        self.hidden = frozenset(token for token, content in added.items() if content.special)  # they have no text
+        self.hidden = frozenset(token for token, content in added.items() if content.special)  # special tokens without text
         state = {"type": None} if encoder.decoder is None else json.loads(encoder.decoder.__getstate__())
         spell = self._speller(_stages(state))
         if spell is None:
@@ -67,9 +69,10 @@ class TokenTexts:
         self.texts = [_whole(piece) for piece in self.pieces]
 
     def showing(self, names: Iterable[str], marks: Mapping[str, str] = MappingProxyType({})) -> Self:
-        """The same with the texts of these special tokens. names: their texts; those of other tokens change
-        nothing.
-        marks: what stands for a token instead of its text, by this; a surrogate, which no other token can write.
+        """A copy in which some special tokens have text.
+
+        names: texts of these special tokens; other names have no effect.
+        marks: text to use instead of a token's name: a surrogate, which no other token can produce.
         """
         other, ids = copy(self), {name: self.encoder.token_to_id(name) for name in (*names, *marks)}
         shown = {token: name for name, token in ids.items() if token in self.hidden and name not in marks}
@@ -84,8 +87,9 @@ class TokenTexts:
         return other
 
     def spell(self, token: int) -> tuple[str, bytes]:
-        """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN, and an
-        id that stands for nothing as token_id:ID, without bytes."""
+        r"""Text and bytes of a single token, including special tokens. Bytes that are not text are written as
+        \\xNN, and an unknown id as token_id:ID without bytes.
+        """
         piece = self.pieces[token] if self.pieces is not None and token < len(self.pieces) else b""
         if not piece:
             known = str(self.encoder.decode([token], skip_special_tokens=False))
@@ -95,7 +99,7 @@ class TokenTexts:
 
     @staticmethod
     def _speller(stages: list[dict[str, Any]]) -> Callable[[str], bytes] | None:
-        """The function from a token's spelling to its bytes, or None when neighbours matter."""
+        """The function from a token's spelling to its bytes, or None if the decoder depends on neighbors."""
         kinds = [stage["type"] for stage in stages]
         if kinds == ["ByteLevel"]:
             alphabet = byte_alphabet()
@@ -103,14 +107,14 @@ class TokenTexts:
             def byte_level(word: str) -> bytes:
                 try:
                     return bytes([alphabet[character] for character in word])
-                except KeyError:  # an added token, spelled as it is
+                except KeyError:  # an added token, spelled literally
                     return word.encode()
 
             return byte_level
         if kinds == ["Metaspace"]:
             mark = stages[0]["replacement"]
             return lambda word: word.replace(mark, " ").encode()
-        # Strip removes spaces at the very start of a text, where a prompt stands.
+        # Strip removes spaces only at the start of a text, which belongs to the prompt.
         strips = [stage for stage in stages if stage["type"] == "Strip"]
         others = [kind for kind in kinds if kind != "Strip"]
         if others not in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback"], ["ByteFallback", "Fuse"]):
@@ -137,8 +141,9 @@ def _whole(piece: bytes) -> str | None:
 
 
 class Detokenizer:
-    """Text of one request's tokens. prompt_tail: the last tokens of the prompt, for decoders that look at
-    neighbours."""
+    """Detokenizes one request's output. prompt_tail: the prompt's last tokens, for decoders that depend on
+    neighbors.
+    """
 
     __slots__ = ("_bytes", "_encoder", "_hidden", "_marks", "_pieces", "_shown", "_texts", "_window")
 
@@ -150,14 +155,14 @@ class Detokenizer:
         self._shown = ""
         if table.texts is None:
             tail = (prompt_tail or [])[-WINDOW_LIMIT // 2 :]
-            for start in range(min(CHARACTER_BYTES, len(tail) + 1)):  # no character may begin before it
+            for start in range(min(CHARACTER_BYTES, len(tail) + 1)):  # start at a character's first byte
                 self._window = tail[start:]
                 self._shown = self._decode()
                 if not self._shown.startswith(REPLACEMENT):
                     break
 
     def push(self, token: int) -> str:
-        """The text that is certain now that `token` follows; often all of the token's, sometimes none."""
+        """Add a token, and return the text that is now certain."""
         texts = self._texts
         if texts is None:
             return self._push_slowly(token)
@@ -177,7 +182,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """U+FFFD if a character is still incomplete, as a full decode shows it; nothing otherwise."""
+        """U+FFFD if the last character is incomplete, as in a full decode; otherwise ""."""
         if self._texts is None:
             rest = self._decode()[len(self._shown) :]
             self._window, self._shown = [], ""
@@ -199,10 +204,10 @@ class Detokenizer:
         if text.endswith(REPLACEMENT) and len(self._window) < WINDOW_LIMIT:
             return ""  # perhaps the start of a character
         new = text[len(self._shown) :] if text.startswith(self._shown) else ""
-        # Keep a few tokens, so that the next one is decoded in its surroundings.
+        # Keep a few tokens as context for the next one.
         if len(self._window) >= WINDOW_LIMIT // 2:
             whole = self._window
-            for kept in range(WINDOW_LIMIT // 4, WINDOW_LIMIT // 4 + CHARACTER_BYTES):  # a character is not cut
+            for kept in range(WINDOW_LIMIT // 4, WINDOW_LIMIT // 4 + CHARACTER_BYTES):  # don't cut a character
                 self._window = whole[-kept:]
                 self._shown = self._decode()
                 if text.endswith(self._shown):

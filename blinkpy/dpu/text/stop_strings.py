@@ -1,8 +1,8 @@
-"""Stop strings: text is held back while it could be the start of one, so that no part of a stop string is ever sent unasked.
+"""Stop strings: text that could be the start of a stop string is held back until that is decided.
 
-A request ends at the first stop string that is complete; of several that end at the same character, at the longest.
-This depends on the text alone and not on how it was cut into tokens. Each stop string is matched by Knuth, Morris and
-Pratt's automaton, so a character costs the same however long the strings are.
+A request ends at the first complete stop string; of several that end at the same character, the longest
+counts. The result depends only on the text, not on its division into tokens. Each stop string is matched by
+Knuth, Morris and Pratt's automaton, so the cost per character does not depend on its length.
 """
 
 import re
@@ -32,7 +32,11 @@ def _starts(stops: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class StopStrings:
-    """Filter over one request's text. stops: not empty, and none of them empty. include: the stop string is sent, too."""
+    """Filters one request's text.
+
+    stops: non-empty strings, at least one.
+    include: also send the stop string.
+    """
 
     __slots__ = ("_failures", "_held", "_include", "_matched", "_starts", "_stops", "stopped")
 
@@ -45,8 +49,10 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str, may_stop: bool = True) -> str:
-        """Text that may be sent now. Sets `stopped` at a stop string; what follows it is dropped. may_stop: false
-        where the output must continue, and a stop string that ends here is text like any other.
+        """Add text, and return the text that may be sent now. At a stop string, `stopped` is set, and the
+        rest is dropped.
+
+        may_stop: False treats stop strings that end here as ordinary text, because the output must continue.
         """
         if self.stopped:
             return ""
@@ -75,6 +81,6 @@ class StopStrings:
         return whole[: len(whole) - keep]
 
     def finish(self) -> str:
-        """The text that was held back and turned out to be no stop string."""
+        """The text still held back at the end of the output."""
         held, self._held = self._held, ""
         return held

@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder: encoding as Hugging Face does it, end-of-sequence ids, detokenizers.
+"""The tokenizer of a model's folder: encoding by Hugging Face's library, end-of-sequence ids, detokenizers.
 
-Encoding long texts releases the GIL, so it can run in a thread beside an event loop.
+Encoding a long text releases the GIL, so it can run in a thread next to an event loop.
 """
 
 import json
@@ -27,9 +27,11 @@ from blinkpy.queues.words import Int32
 
 
 def token_pieces(encoder: Encoder, pieces: Sequence[bytes]) -> list[bytes]:
-    """Of each token. pieces: what they stand for in a text. Special tokens have the bytes of
-    compile_grammar.token_bytes. Other tokens with the first byte of these, which no text contains, have no
-    bytes.
+    """The bytes of each token for grammars.
+
+    pieces: bytes of each token in a text.
+    Special tokens get the bytes of compile_grammar.token_bytes. Other tokens whose bytes contain TOKEN_BYTE,
+    which no text contains, get no bytes.
     """
     added = encoder.get_added_tokens_decoder().items()
     special = {token: token_bytes(one.content) for token, one in added if one.special and one.content}
@@ -37,18 +39,19 @@ def token_pieces(encoder: Encoder, pieces: Sequence[bytes]) -> list[bytes]:
     return [special.get(token, piece) for token, piece in enumerate(plain)]
 
 
-COMPOSED = 4  # characters that NFC makes one of, at most (Unicode: longest canonical decomposition)
+COMPOSED = 4  # maximum characters that NFC composes to one (Unicode: longest canonical decomposition)
 
 
 def most_characters(encoder: Encoder, pieces: Sequence[bytes] | None) -> int:
-    """Characters of a text that one token can stand for, at most. 0: unknown, for encoders that may drop text,
-    or make one token of any number of unknown characters. pieces: bytes of each token, None if they depend on
-    neighbours.
+    """Maximum characters of text per token, or 0 if there is no known bound: the encoder may drop text, or
+    make one token of many unknown characters.
+
+    pieces: bytes of each token, or None if they depend on neighbors.
     """
     if pieces is None or not isinstance(encoder.model, models.BPE) or not _covers_bytes(encoder):
         return 0
     if any(token.lstrip or token.rstrip for token in encoder.get_added_tokens_decoder().values()):
-        return 0  # it takes the spaces beside it
+        return 0  # such a token absorbs adjacent spaces
     factor = 1
     for stage in _stages(encoder.normalizer, "normalizers"):
         pattern = stage.get("pattern", {}).get("String", "")
@@ -73,7 +76,7 @@ def _covers_bytes(encoder: Encoder) -> bool:
 
 
 def _stages(part: Any, inner: str) -> list[dict[str, Any]]:
-    """Descriptions of a normalizer or pre-tokenizer, and of those that it is a sequence of."""
+    """Descriptions of a normalizer or pre-tokenizer; sequences are flattened."""
 
     def flat(node: dict[str, Any]) -> list[dict[str, Any]]:
         return [stage for one in node[inner] for stage in flat(one)] if node["type"] == "Sequence" else [node]
@@ -81,18 +84,21 @@ def _stages(part: Any, inner: str) -> list[dict[str, Any]]:
     return [] if part is None else flat(json.loads(part.__getstate__()))
 
 
-# Their values are words of the API. Templates make special tokens of some, '<|' + role + '|>', and compare with others.
+# Keys whose values are words of the API. Templates build special tokens from them, such as '<|' + role +
+# '|>'.
 WORD_KEYS = frozenset({"role", "type"})
-LONGEST, MOST_CHARACTERS = 256, 1 << 21  # of special tokens: their beginnings and ends are listed, each
+LONGEST, MOST_CHARACTERS = 256, 1 << 21  # limits on special tokens, because all their prefixes and suffixes are stored
 
 
 class SpecialTokens:
-    """Takes over an encoder: adds the aliases to it, and from now on it takes no text for a special token."""
+    """Distinguishes special tokens from text that is spelled like them. It adds aliases to the encoder, which
+    afterwards encodes such text as ordinary text.
+    """
 
     def __init__(self, encoder: Encoder):
         added = encoder.get_added_tokens_decoder()
         special = {token.content: (number, token) for number, token in added.items() if token.special and token.content}
-        names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one counts
+        names = sorted(special, key=len, reverse=True)  # the longest match wins
         if len(names[0] if names else "") > LONGEST or sum(map(len, names)) > MOST_CHARACTERS:
             limits = f"{LONGEST} characters each and {MOST_CHARACTERS:,} together"
             raise ConfigError(f"the tokenizer's special tokens are too long (limits: {limits})")
@@ -104,36 +110,38 @@ class SpecialTokens:
         aliases = []
         for name in names:
             _, token = special[name]
-            # Found before a normalizer changes the text: one that puts spaces in front would hide all but the first.
+            # normalized=False: a normalizer that adds leading spaces would hide all but the first.
             how = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
             aliases.append(AddedToken(self._aliases[name], special=False, **how))
-        encoder.add_tokens(aliases)  # in one call: each rebuilds the automaton over all added tokens
+        encoder.add_tokens(aliases)  # in one call, because each call rebuilds the automaton over all added tokens
         for name in names:
             meant[int(encoder.token_to_id(self._aliases[name]) or 0)] = special[name][0]
         if taken & meant.keys():
             raise ConfigError(f"the tokenizer's ids have gaps: {sorted(taken & meant.keys())[:3]} would be assigned twice")
         self._first_alias = min(meant, default=INT32_MAX)
-        self._ids = np.array([meant[alias] for alias in sorted(meant)], np.int32)  # those of aliases follow each other
+        self._ids = np.array([meant[alias] for alias in sorted(meant)], np.int32)  # aliases have consecutive ids
         patterns = [rf"(?<!\w){re.escape(n)}(?!\w)" if special[n][1].single_word else re.escape(n) for n in names]
-        self.names = re.compile("|".join(patterns) or r"(?!)")  # finds what is spelled like one
+        self.names = re.compile("|".join(patterns) or r"(?!)")  # matches text spelled like a special token
         self._heads = {name[:end] for name in names for end in range(1, len(name))}
         self._tails = {name[start:] for name in names for start in range(1, len(name))}
         self._all_names = "\0".join(names)
         self._longest = max(map(len, names), default=1)
-        # Letters and digits alone, which the filters of templates leave as they are, except capitals.
+        # Lower-case letters and digits only, which templates' filters don't change.
         self._marks = {name: f"xq{nonce}m{i}x" for i, name in enumerate(names)}
         self._border, self.end_mark = f"xq{nonce}bx", f"xq{nonce}ex"
         self._any_mark = re.compile(f"xq{nonce}(?:m([0-9]+)|b)x", re.IGNORECASE)
         self._listed = names
 
     def mark(self, value: Any) -> Any:
-        """A JSON value for a chat template, with marks in its texts. What needs none is returned as it is."""
+        """Add marks to the texts of a JSON value for a chat template. Unaffected values are returned
+        unchanged.
+        """
         if isinstance(value, str):
             return self._mark_text(value)
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         if isinstance(value, dict):
-            # Templates look for keys by name: one that is no special token stays unchanged.
+            # Templates look up keys by name, so only special tokens in keys are marked.
             return {self._mark_names(key): self._mark_value(key, item) for key, item in value.items()}
         return value
 
@@ -162,15 +170,15 @@ class SpecialTokens:
         return marked
 
     def unmark(self, text: str) -> str:
-        """The text without marks, as people read it."""
+        """Remove the marks from a text."""
         return self._any_mark.sub(lambda found: self._listed[int(found[1])] if found[1] else "", text)
 
     def aliased(self, text: str) -> str:
-        """A text whose special tokens are meant, except marked ones, as it is encoded."""
+        """Replace the special tokens of a text by their aliases, and remove the marks, for encoding."""
         return self.unmark(self.names.sub(lambda found: self._aliases[found[0]], text))
 
     def resolved(self, ids: Int32) -> Int32:
-        """Token ids with those of special tokens in the places of their aliases. ids: int32 [n], changed in place."""
+        """Replace the ids of aliases by those of their special tokens. ids: int32 [n], changed in place."""
         if not ids.size or np.maximum.reduce(ids) < self._first_alias:
             return ids
         aliases = ids >= self._first_alias
@@ -178,18 +186,18 @@ class SpecialTokens:
         return ids
 
 
-# One text is one task: the library's threads would compete with the other workers for cores.
+# The library's threads would compete with the other workers for cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Classes that go by add_bos_token and add_eos_token; for the others the post-processor of tokenizer.json decides.
+# Tokenizer classes that use add_bos_token and add_eos_token; others use the post-processor of tokenizer.json.
 CLASSES_WITH_BOS_KEYS = ("", "Llama", "CodeLlama", "Gemma", "Cohere")
-MOST_ADDED = 1 << 16  # tokens beside the vocabulary; published models have a few thousand
+MOST_ADDED = 1 << 16  # added tokens; published models have a few thousand
 MOST_ENDS = 1 << 10  # ids in an eos_token_id
 logger = logging.getLogger("blinkpy.frontend")
 
 
 def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """A special token's text from tokenizer_config.json, where it is a string or an object with its content."""
+    """A special token's text from tokenizer_config.json, which has a string or an object with `content`."""
     value = tokenizer_config.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -197,8 +205,9 @@ def special_token(tokenizer_config: dict[str, Any], name: str) -> str | None:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json. Where it lists no added tokens, as older ones, special tokens of special_tokens_map.json count more
-    than its own: transformers reads them so. Raises ConfigError."""
+    """Read tokenizer_config.json. If it lists no added tokens, as older ones, special tokens of
+    special_tokens_map.json override its own, as in transformers. Raises ConfigError.
+    """
     config = read_json(folder, "tokenizer_config.json", optional=True)
     if "added_tokens_decoder" in config:
         return config
@@ -207,14 +216,14 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_encoder(folder: Path) -> Encoder:
-    """The encoder of tokenizer.json, as it is written there. Raises ConfigError."""
+    """Read the encoder from tokenizer.json. Raises ConfigError."""
     path = folder / "tokenizer.json"
     if not has_file(folder, path.name):
         raise ConfigError(f"{folder} has no {path.name}")
     content = read_bytes(folder, path.name)
     try:
         encoder = Encoder.from_buffer(content)
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the library raises Exception itself
         raise ConfigError(f"can't read {path}: {error}") from error
     added = len(encoder.get_added_tokens_decoder())
     if added > MOST_ADDED:
@@ -223,7 +232,7 @@ def read_encoder(folder: Path) -> Encoder:
 
 
 class Shown(NamedTuple):
-    """Special tokens that have text all the same. marks: (name, what stands for it instead of its name)."""
+    """Special tokens that have text nevertheless. marks: (name, text to use instead)."""
 
     names: tuple[str, ...] = ()
     marks: tuple[tuple[str, str], ...] = ()
@@ -233,15 +242,22 @@ NOTHING = Shown()
 
 
 class Tokenizer:
-    """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json of a folder.
-    config: as of read_tokenizer_config. Raises ConfigError."""
+    """The tokenizer of a model's folder.
+
+    Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, generation_config.json and
+    config.json. Raises ConfigError.
+    config: the result of read_tokenizer_config.
+    vocab_size: with added tokens; the model's may be larger.
+    bos_id: token at the start of a text, or None.
+    eos_ids: at most STOP_IDS; each ends a text.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.config = read_tokenizer_config(folder)
         self.generation_config = read_json(folder, "generation_config.json", optional=True)
         self.encoder = read_encoder(folder)
-        # A tokenizer may come with the truncation that its model was trained with: a prompt is never cut silently.
+        # tokenizer.json may contain the truncation used in training, which would cut prompts silently.
         self.encoder.no_truncation()
         self.encoder.no_padding()
         self.vocab_size = self.encoder.get_vocab_size(with_added_tokens=True)  # the model's may be larger
@@ -271,7 +287,7 @@ class Tokenizer:
             if len(ids) > MOST_ENDS or not all(type(token) is int and 0 <= token <= INT32_MAX for token in ids):
                 raise ConfigError(f"{self.folder}: eos_token_id must be a token id or a list of them, not {value!r:.200}")
             found.update(dict.fromkeys(ids))
-        ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # its own is never left out
+        ids = [*([] if self._eos_id is None else [self._eos_id]), *found]  # the tokenizer's own id has priority
         ids = list(dict.fromkeys(ids))
         if len(ids) > STOP_IDS:
             logger.warning(
@@ -280,22 +296,24 @@ class Tokenizer:
         return tuple(ids[:STOP_IDS])
 
     def request_defaults(self) -> RequestParameters:
-        """What requests that do not say otherwise get, of generation_config.json. Raises ConfigError."""
+        """Default parameters of requests, from generation_config.json. Raises ConfigError."""
         try:
             return RequestParameters.of_model(self.generation_config)
         except ValueError as error:
             raise ConfigError(f"{self.folder}: {error}") from error
 
     def end_with(self, names: Iterable[str]) -> None:
-        """These tokens end a text, too, whatever the model's folder says: the first ones, should there be too many."""
+        """Add tokens that end a text. They have priority if there are too many."""
         own = [token for name in names if (token := self._id(name)) is not None]
         self.eos_ids = tuple(dict.fromkeys((*own, *self.eos_ids)))[:STOP_IDS]
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> Int32:
-        """Token ids of a text, int32 [n]. add_special_tokens: with the BOS token (and others) that the model
-        expects; text made by a chat template has its BOS already. parse_special: what is spelled like a special
-        token is one, as in text made by a chat template, except what `specials` has marked. The GIL is released
-        meanwhile.
+        """Encode a text. Returns token ids, int32 [n]. Releases the GIL.
+
+        add_special_tokens: add the BOS token (and others) that the model expects; a chat template's text
+            already has BOS.
+        parse_special: encode text spelled like a special token as that token, except where `specials` marked
+            it; for text made by a chat template.
         """
         explicit = add_special_tokens and isinstance(self._add_bos, bool)
         if parse_special:
@@ -309,12 +327,15 @@ class Tokenizer:
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """A text has at least this number of tokens, found without encoding it; 0 where nothing is known."""
+        """A lower bound of the text's number of tokens, found without encoding it; 0 if there is no bound."""
         return -(-len(self.specials.unmark(text)) // self._most_characters) if self._most_characters else 0
 
     def detokenizer(self, prompt: Int32 | None = None, skip_special_tokens: bool = True, showing: Shown = NOTHING) -> Detokenizer:
-        """A detokenizer for a request's output. prompt: its prompt, which a few kinds of tokenizers need. showing: tokens that
-        have text though they are special; a table is kept for each, so there must be few."""
+        """Create a detokenizer for a request's output.
+
+        prompt: its prompt, which few kinds of tokenizers need.
+        showing: special tokens that have text. A table is kept for each value, so there must be few.
+        """
         if showing is NOTHING:
             texts = self._texts if skip_special_tokens else self._all_texts
         elif (key := (showing, skip_special_tokens)) in self._texts_showing:
@@ -327,15 +348,17 @@ class Tokenizer:
 
     @cached_property
     def pieces_in_grammars(self) -> list[bytes] | None:
-        """The bytes of each token as grammars see them; None if they depend on other tokens."""
+        """The bytes of each token for grammars, or None if they depend on other tokens."""
         pieces = self._texts.pieces
         return None if pieces is None else token_pieces(self.encoder, pieces)
 
     def spell(self, token: int) -> tuple[str, bytes]:
-        """Text and bytes of one token by itself, special ones included. Bytes that are no text are written as \\xNN."""
+        r"""Text and bytes of a single token, including special tokens. Bytes that are not text are written as
+        \\xNN.
+        """
         return self._texts.spell(token)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of an output as a whole; ids that stand for nothing have none."""
+        """The text of a whole output. Unknown ids have no text."""
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.push(token) for token in ids]) + detokenizer.finish()

@@ -1,4 +1,6 @@
-"""One line, a few metrics and, if asked for, a trace of each HTTP request, once it has ended: no token waits for any of them."""
+"""After the end of each HTTP request: one log line, metrics, and optionally a trace. No token waits for
+them.
+"""
 
 import json
 import logging
@@ -15,14 +17,16 @@ from blinkpy.dpu.watch.log_output import ACCESS, FIELDS
 from blinkpy.queues.words import EPOCH_SHIFT, POSITION_MASK
 
 HEADER = b"x-request-id"
-# Nothing that could end a line, a quoted text or a header: ids go into logs as they are.
+# Ids are logged unescaped: no character may end a line, a quoted text or a header.
 ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
-# Ids are unique, not secret: a system call for each would cost more than the rest of a small answer.
+# Ids are unique, not secret. A system call for each would cost more than the rest of a small answer.
 _IDS = random.Random(secrets.token_bytes(32))
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
-    """The id, and whether it is the client's: one that is not ACCEPTED is replaced."""
+    """The request's id, and whether it comes from the client. An id that does not match ACCEPTED is
+    replaced.
+    """
     for name, value in headers:
         if name == HEADER and ACCEPTED.fullmatch(value):
             return value.decode(), True
@@ -30,9 +34,12 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> tuple[str, bool]:
 
 
 class RequestPhases(NamedTuple):
-    """Seconds; None for phases that were not reached or are unknown. front_end: until the engine had the
-    request, without its wait for a slot; queue: that wait, and until it ran; prefill: until the first token;
-    decode: until the last.
+    """Durations in seconds; None for phases that were not reached or are unknown.
+
+    front_end: until the engine had the request, without its wait for a slot.
+    queue: that wait, and the wait in the engine until it ran.
+    prefill: until the first token.
+    decode: until the last token.
     """
 
     front_end: float | None = None
@@ -53,7 +60,7 @@ def phases_of(generation: Generation) -> RequestPhases:
     if waited < 0:
         return RequestPhases(front_end, decode=decode)
     in_engine = generation.first_event - generation.submitted
-    queue = min(waited / 1e9, in_engine)  # two clocks, and one of a millisecond's ticks
+    queue = min(waited / 1e9, in_engine)  # the clocks differ, and one has a resolution of 1 ms
     return RequestPhases(front_end, generation.waited + queue, in_engine - queue, decode)
 
 
@@ -69,8 +76,12 @@ logger = logging.getLogger(ACCESS)
 
 
 class EndedRequest(Protocol):
-    """What an HTTP request was, and what became of it. tenant: whose key it had; status: 0 if there was no answer; generations:
-    its choices."""
+    """An HTTP request that has ended.
+
+    tenant: of its API key.
+    status: of the response; 0 without a response.
+    generations: its choices.
+    """
 
     method: str
     path: str
@@ -84,20 +95,24 @@ class EndedRequest(Protocol):
 
 
 class Tracer(Protocol):
-    """Where spans go: blinkpy.dpu.watch.traces."""
+    """Receives ended requests, to send spans (blinkpy.dpu.watch.traces)."""
 
     def request(self, request: EndedRequest, ended: float) -> None: ...
 
 
 class AccessLog:
-    """enabled: whether there are lines; those of a GET that went well are for the level debug."""
+    """Logs and measures ended requests. enabled: write access lines. Lines of successful GET requests have
+    level debug.
+    """
 
     def __init__(self, metrics: Metrics, enabled: bool, tracer: Tracer | None = None):
         self._metrics, self._enabled, self._tracer = metrics, enabled, tracer
-        self._span = (0.0, 0)  # since when lines for strangers are counted, s, and how many there were
+        self._span = (0.0, 0)  # start of the period, s, and lines for strangers in it
 
     def ended(self, request: EndedRequest, stranger: bool = False) -> None:
-        """Note a request that has just ended. stranger: it had no key, and was refused."""
+        """Log and measure a request that has just ended. stranger: it was refused because it had no valid
+        key.
+        """
         now = time.monotonic()
         phases = [phases_of(generation) for generation in request.generations]
         for generation, spent in zip(request.generations, phases, strict=True):
@@ -118,7 +133,9 @@ class AccessLog:
             logger.log(level, "%s %s", request.method, path, extra={FIELDS: fields})
 
     def _is_too_much(self, now: float) -> bool:
-        """Count a line for a stranger; whether there were MOST_STRANGERS already. The log says how many were left out."""
+        """Count a line for a stranger. Returns whether the period already has MOST_STRANGERS; the next period
+        logs the number of omitted lines.
+        """
         since, lines = self._span
         if now - since >= SPAN_S:
             if lines > MOST_STRANGERS:
@@ -142,7 +159,7 @@ class AccessLog:
 
 
 def _tokens(generations: list[Generation], phases: list[RequestPhases]) -> dict[str, object]:
-    """Fields of a request that generated. Times are those of its first choice."""
+    """Log fields of a request with generations. Times are those of its first choice."""
     if not generations:
         return {}
     first = generations[0]
@@ -160,6 +177,6 @@ def _tokens(generations: list[Generation], phases: list[RequestPhases]) -> dict[
 
 
 def _engine_id(generation: Generation) -> str:
-    """As recordings show it: epoch and number of a request, in the queue pair that the process is named after."""
+    """The request's id in recordings: epoch and number within the worker's queue pair."""
     request_id = 0 if generation.request is None else generation.request.request_id
     return f"{request_id >> EPOCH_SHIFT}:{request_id & POSITION_MASK}"

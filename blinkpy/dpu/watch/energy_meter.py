@@ -1,4 +1,4 @@
-"""The GPU's energy and power, read by NVML on a thread of the first worker: no token waits for it. None without a GPU."""
+"""The GPU's energy and power, read through NVML by a thread of the first worker. Disabled without a GPU."""
 
 import logging
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from blinkpy.dpu.metrics import METERS, Metrics
 
 PERIOD_S = 1.0
-READINGS = 60  # of which the energy of a token is the mean
+READINGS = 60  # the energy per token is averaged over these
 
 logger = logging.getLogger("blinkpy.frontend")
 
 
 def start_energy_meter(metrics: Metrics) -> "EnergyMeter | None":
-    """Begin to read, if nvidia-ml-py is installed and finds a GPU that has a counter of energy."""
+    """Start a meter if nvidia-ml-py is installed and finds a GPU with an energy counter."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
         meter = EnergyMeter(nvml, chosen_gpu(nvml, os.environ.get("CUDA_VISIBLE_DEVICES", "")), metrics)
         meter.read()
-    except Exception as error:  # NVML's own, and whatever else keeps a machine from telling
+    except Exception as error:  # NVML raises several kinds; metrics are optional
         logger.info("energy metrics are disabled: %s", error)
         return None
     meter.start()
@@ -30,7 +30,7 @@ def start_energy_meter(metrics: Metrics) -> "EnergyMeter | None":
 
 
 def chosen_gpu(nvml: Any, visible: str) -> Any:
-    """NVML's handle of the GPU that the engine takes: the first that CUDA_VISIBLE_DEVICES names, by number or UUID."""
+    """NVML's handle of the engine's GPU: the first in CUDA_VISIBLE_DEVICES, by number or UUID."""
     first = visible.partition(",")[0].strip()
     if first and not first.isdigit():
         return nvml.nvmlDeviceGetHandleByUUID(first)
@@ -38,7 +38,7 @@ def chosen_gpu(nvml: Any, visible: str) -> Any:
 
 
 class EnergyMeter(threading.Thread):
-    """Reads once in PERIOD_S until stop()."""
+    """Reads the meters every PERIOD_S until stop()."""
 
     def __init__(self, nvml: Any, gpu: Any, metrics: Metrics):
         super().__init__(daemon=True, name="energy")
@@ -52,7 +52,7 @@ class EnergyMeter(threading.Thread):
         self._metrics.gauge("gpu_energy_joules_total", energy)
         self._metrics.gauge("gpu_power_watts", self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3)
         generated = self._metrics.gauge_of_all("generated_tokens")
-        if self._readings and generated < self._readings[-1][1]:  # a worker began again
+        if self._readings and generated < self._readings[-1][1]:  # a worker restarted
             self._readings.clear()
         self._readings.append((energy, generated))
         joules, tokens = (last - first for first, last in zip(self._readings[0], self._readings[-1], strict=True))
@@ -62,7 +62,7 @@ class EnergyMeter(threading.Thread):
         try:
             while not self._ended.wait(PERIOD_S):
                 self.read()
-        except Exception:  # the GPU is gone: the counter stays away rather than stand still
+        except Exception:  # the GPU is gone: remove the metrics instead of repeating the last value
             logger.exception("reading the GPU's energy failed")
             for name in METERS:
                 self._metrics.gauge(name, 0)

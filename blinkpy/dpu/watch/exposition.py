@@ -1,6 +1,7 @@
-"""What /metrics answers: the front end's metrics, and the engine's from shared memory at no cost to it, as Prometheus text.
+"""The text of /metrics for Prometheus: the front end's metrics, and the engine's from shared memory, at no
+cost to it.
 
-vLLM's names stand beside ours where a value means the same: NAMES_OF_VLLM and `_of_vllm` have all of them.
+Values with the same meaning in vLLM also appear under vLLM's names, which NAMES_OF_VLLM and `_of_vllm` list.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from blinkpy.dpu.admission.tenant_table import GAUGES as TENANT_GAUGES
 from blinkpy.dpu.metrics import COUNTERS, ENDINGS, GAUGES, HISTOGRAMS, METERS, STATUSES, Metrics
 from blinkpy.queues.words import COUNTER, ENGINE_HEARTBEAT, ENGINE_STATE, ENGINE_STEPS, GAUGE, STATE_NAMES
 
-# Of histograms, by our attribute.
+# Names of histograms, by attribute of Metrics.
 NAMES_OF_VLLM = {
     "time_to_first_token": "time_to_first_token_seconds",
     "inter_token_latency": "inter_token_latency_seconds",
@@ -28,7 +29,12 @@ NAMES_OF_VLLM = {
 
 
 class Exposition:
-    """The text about all workers. model: its served name; vllm: whether vLLM's names are there, too; admission: who has keys."""
+    """Renders the metrics of all workers.
+
+    model: its served name.
+    vllm: also write vLLM's names.
+    admission: the tenants, for their metrics.
+    """
 
     def __init__(self, metrics: Metrics, model: str = "", vllm: bool = False, admission: Admission | None = None):
         self._metrics, self._vllm, self._admission = metrics, vllm, admission
@@ -38,11 +44,15 @@ class Exposition:
     def render(
         self, engine: list[int] | None, restarts: int | None = None, engines: Sequence[tuple[str, list[int] | None]] = ()
     ) -> bytes:
-        """The exposition. engine: the words of the engine's block, or the sums of several, None while there is no engine;
-        restarts: of the engine, None where nobody here starts it; engines: of several, labels and words."""
+        """Render the exposition.
+
+        engine: the words of the engine's block, or the sums over several engines; None without an engine.
+        restarts: of the engine; None if another process starts it.
+        engines: (label, words) of each of several engines.
+        """
         lines = [*self._of_engine(engine), *_of_engines(engines), *self._of_workers(), *self._of_tenants(), *self._of_gpu()]
         if restarts is not None:
-            lines += _family("blinkpy_engine_restarts_total", "counter", "Starts of the engine after one that died")
+            lines += _family("blinkpy_engine_restarts_total", "counter", "Restarts of the engine")
             lines.append(f"blinkpy_engine_restarts_total {restarts}")
         if self._vllm:
             lines += self._of_vllm(engine)
@@ -105,7 +115,7 @@ class Exposition:
                 yield f"blinkpy_{name} {value:.3f}"
 
     def _of_vllm(self, engine: list[int] | None) -> Iterable[str]:
-        """vLLM's names; what has no true value here is left out."""
+        """Metrics under vLLM's names, except those without a true value here."""
         metrics, labels = self._metrics, self._of_model
         values: dict[str, tuple[str, float]] = {}
         if engine is not None:
@@ -124,22 +134,22 @@ class Exposition:
         values["prompt_tokens_total"] = "counter", sum(metrics.values("prompt_tokens"))
         values["generation_tokens_total"] = "counter", sum(metrics.values("generated_tokens"))
         for name, (kind, value) in values.items():
-            yield from _family(f"vllm:{name}", kind, "As vLLM names it")
+            yield from _family(f"vllm:{name}", kind, "vLLM's name of this server's value")
             yield f"vllm:{name}{{{labels}}} {value:.9g}"
-        yield from _family("vllm:request_success_total", "counter", "As vLLM names it")
+        yield from _family("vllm:request_success_total", "counter", "vLLM's name of this server's value")
         for reason in ENDINGS:
             yield f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {sum(metrics.values(reason)):.0f}'
         for which, shape in enumerate(HISTOGRAMS):
             if shape.attribute in NAMES_OF_VLLM:
                 name = f"vllm:{NAMES_OF_VLLM[shape.attribute]}"
-                yield from _family(name, "histogram", "As vLLM names it")
+                yield from _family(name, "histogram", "vLLM's name of this server's value")
                 blocks = metrics.histogram(which)
                 counts = [sum(column) for column in zip(*(counts for counts, _ in blocks), strict=True)]
                 yield from _histogram(name, labels, shape.bounds, counts, sum(total for _, total in blocks))
 
 
 def _of_engines(engines: Sequence[tuple[str, list[int] | None]]) -> Iterable[str]:
-    """What tells one of several engines from the others; their sums are the families without a label."""
+    """Metrics of each engine, with a label; their sums are the families without a label."""
     if not engines:
         return
     yield from _family("blinkpy_each_engine_up", "gauge", "1 while this worker has a queue pair of this engine")
@@ -160,7 +170,7 @@ def _family(name: str, kind: str, help: str) -> Iterable[str]:
 
 
 def _histogram(name: str, labels: str, bounds: Sequence[float], counts: Sequence[float], total: float) -> Iterable[str]:
-    """counts: of each bucket and of the one above all, not added up."""
+    """Lines of a histogram. counts: of each bucket and of the values above all bounds, not cumulative."""
     added = list(accumulate(counts))
     for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], added, strict=True):
         yield f'{name}_bucket{{{labels},le="{bound}"}} {count:.0f}'

@@ -1,5 +1,6 @@
-"""How log lines of all processes look, and how they leave these: by a thread, so that a reader who stops reading stops no stream,
-no watch and no engine."""
+"""Format and output of all processes' log lines. A thread writes them, so that a blocked reader of the log
+blocks no stream, watcher or engine.
+"""
 
 import json
 import logging
@@ -14,21 +15,21 @@ from typing import NoReturn
 from blinkpy.config import ConfigError
 from blinkpy.process_exit import exit_process
 
-WAITING_LINES = 4096  # lines that wait for their reader; more are dropped, and counted in the next one that gets through
-END_S = 1.0  # for the last lines to go out
-MOST_LINES, SPAN_S = 60, 60.0  # that one statement writes within a time
+WAITING_LINES = 4096  # lines that wait for their reader; further ones are dropped, and counted in the next line
+END_S = 1.0  # time limit for writing the last lines
+MOST_LINES, SPAN_S = 60, 60.0  # limit of lines per log statement and period
 
-ACCESS = "blinkpy.access"  # the logger of the lines that an operator asked for: one for each request
+ACCESS = "blinkpy.access"  # logger of the access log
 
-OWN = "blinkpy"  # of our loggers' names
-FIELDS = "fields"  # the attribute of a record with a table of values, for programs
+OWN = "blinkpy"  # prefix of this package's loggers
+FIELDS = "fields"  # attribute of a record with values for JSON lines
 
 
 class TextLines(logging.Formatter):
-    """Lines for people. who: the process."""
+    """Formats lines for people, with the name of the process."""
 
-    def __init__(self, who: str):
-        super().__init__(f"%(asctime)s {who} %(levelname)s %(message)s")
+    def __init__(self, process: str):
+        super().__init__(f"%(asctime)s {process} %(levelname)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, FIELDS, {})
@@ -36,11 +37,11 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object a line. who: the process."""
+    """Formats each line as a JSON object, with the name of the process."""
 
-    def __init__(self, who: str):
+    def __init__(self, process: str):
         super().__init__()
-        self._who = who
+        self._who = process
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -61,13 +62,18 @@ FORMATS = {"text": TextLines, "json": JsonLines}
 
 
 class LineBound(logging.Filter):
-    """Lets MOST_LINES of each log statement through within SPAN_S, libraries' too: strangers who cause lines fill no disk.
-    The last of them says that others are left out, the first one afterwards how many. The access log has no bound. clock: s."""
+    """Limits each log statement, also of libraries, to MOST_LINES per SPAN_S, so that clients can't fill the
+    disk.
+
+    The last permitted line says that others are omitted, and the first line of the next period says how many.
+    The access log has no limit.
+    clock: returns s.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         super().__init__()
         self._clock, self._lock = clock, threading.Lock()
-        self._spans: dict[tuple[str, int], tuple[float, int]] = {}  # of each statement: since when, and lines since then
+        self._spans: dict[tuple[str, int], tuple[float, int]] = {}  # by statement: start of its period, and lines in it
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == ACCESS:
@@ -79,15 +85,15 @@ class LineBound(logging.Filter):
                 since, lines, left_out = now, 0, max(0, lines - MOST_LINES)
             self._spans[place] = since, lines + 1
         if left_out:
-            record.msg, record.args = f"[{left_out} lines like this one were left out] {record.getMessage()}", ()
+            record.msg, record.args = f"[{left_out} lines of this kind were omitted] {record.getMessage()}", ()
         if lines + 1 == MOST_LINES:
-            text = f"{record.getMessage()} [lines like this one are left out for {since + SPAN_S - now:.0f} s]"
+            text = f"{record.getMessage()} [further lines of this kind are omitted for {since + SPAN_S - now:.0f} s]"
             record.msg, record.args = text, ()
         return lines < MOST_LINES
 
 
 class LogThread(logging.Handler):
-    """Hands records to a thread that writes them by another handler."""
+    """Passes records to a thread that writes them with another handler."""
 
     def __init__(self, target: logging.Handler):
         super().__init__()
@@ -110,7 +116,7 @@ class LogThread(logging.Handler):
             self._target.handle(record)
 
     def close(self) -> None:
-        """Write what waits, for END_S at most."""
+        """Write the waiting records, for at most END_S."""
         try:
             self._queue.put(None, timeout=END_S)
             self._thread.join(END_S)
@@ -119,12 +125,19 @@ class LogThread(logging.Handler):
         super().close()
 
 
-def start_logging(who: str, level: str, log_format: str) -> None:
-    """Log to standard error, with Python's warnings, and what ends a thread or the process by an exception. Libraries' notes on
-    what goes well are left out. who: the process; level, log_format: of the options. The process ends by end_process: at the
-    interpreter's end, a thread whose line nobody reads would make it a crash."""
+def start_logging(process: str, level: str, log_format: str) -> None:
+    """Log to standard error: log records, Python's warnings, and uncaught exceptions of threads and of the
+    process. Libraries only log warnings and errors.
+
+        level, log_format: from the options.
+    process: name of the process.
+    level, log_format: from the options.
+    level, log_format: from the options.
+    The process must end through end_process: otherwise a line without a reader would block the interpreter's
+    end.
+    """
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FORMATS[log_format](who))
+    handler.setFormatter(FORMATS[log_format](process))
     own = logging.getLogger(OWN)
     own.setLevel(level.upper())
     output = LogThread(handler)
@@ -141,8 +154,11 @@ def start_logging(who: str, level: str, log_format: str) -> None:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """Do what a process does, and end it with its exit code, once its last lines have gone out, or after a time. An exception is
-    logged. Raises ConfigError, which the caller says."""
+    """Run a process's main function, write the last log lines within a time limit, and exit with its exit
+    code.
+
+    An exception is logged. Raises ConfigError, which the caller must print.
+    """
     code = 1
     try:
         code = run()
@@ -155,7 +171,7 @@ def end_process(run: Callable[[], int]) -> NoReturn:
 
 
 def end_logging() -> None:
-    """Let the last lines go out, for a time, in a process that skips the interpreter's end."""
+    """Write the last log lines, within a time limit, in a process that skips the interpreter's shutdown."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogThread):
             handler.close()

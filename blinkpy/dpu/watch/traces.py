@@ -1,8 +1,9 @@
-"""Traces by OpenTelemetry: a span for each request that generates, and below it one for each phase of its first choice.
+"""OpenTelemetry traces: a span for each request with generations, with a child span for each phase of its
+first choice.
 
-Spans are made when the request has ended, from the times that were noted anyway, and sent by a thread of OpenTelemetry's, which
-drops what its queue has no room for. The client's `traceparent` is their parent. Names of attributes follow OpenTelemetry's
-conventions for generative AI.
+Spans are made after the request has ended, from times that were recorded anyway. A thread of OpenTelemetry
+sends them, and drops spans if its queue is full. The client's `traceparent` is the parent. Attribute names
+follow OpenTelemetry's conventions for generative AI.
 """
 
 import time
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 PARENT_HEADERS = (b"traceparent", b"tracestate")
-EXPORT_S = 5  # longest try to send a batch of spans
+EXPORT_S = 5  # time limit for sending a batch of spans
 
 
 def make_tracer(options: WatchOptions, model: str) -> "RequestTracer | None":
-    """What sends traces to the endpoint of the options; None without one."""
+    """A tracer for the endpoint of the options, or None without an endpoint."""
     if not options.otlp_traces_endpoint:
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -30,7 +31,7 @@ def make_tracer(options: WatchOptions, model: str) -> "RequestTracer | None":
 
 
 class RequestTracer:
-    """processor: OpenTelemetry's, which takes the spans that have ended."""
+    """Makes the spans of ended requests. processor: OpenTelemetry's, which sends ended spans."""
 
     def __init__(self, processor: "SpanProcessor", model: str):
         from opentelemetry.propagate import extract
@@ -48,7 +49,7 @@ class RequestTracer:
         self._tracer, self._model = self._provider.get_tracer("blinkpy", __version__), model
 
     def request(self, request: EndedRequest, ended: float) -> None:
-        """Spans of a request with generations. ended: when it did, s of the monotonic clock."""
+        """Make the spans of a request with generations. ended: its end, s of the monotonic clock."""
         offset = time.time_ns() - time.monotonic_ns()  # between the two clocks
 
         def at(seconds: float) -> int:
@@ -96,6 +97,6 @@ class RequestTracer:
         return attributes
 
     def close(self) -> None:
-        """Send what waits, within about EXPORT_S."""
+        """Send the waiting spans, within about EXPORT_S."""
         self._provider.force_flush(EXPORT_S * 1000)
         self._provider.shutdown()

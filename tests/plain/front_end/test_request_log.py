@@ -240,9 +240,9 @@ def test_strangers_fill_no_log(server, monkeypatch, rng) -> None:
         library.removeHandler(handler)
     assert {line.split(" WARNING ")[1].split(" [")[0] for line in first} == {"Invalid HTTP request received."}
     assert len(first) == MOST_LINES
-    assert sum(f"are left out for {SPAN_S:.0f} s]" in line for line in first) == 1
+    assert sum(f"are omitted for {SPAN_S:.0f} s]" in line for line in first) == 1
     last = out.getvalue().splitlines()[-1]
-    assert last.endswith(f"[{sent - MOST_LINES} lines like this one were left out] Invalid HTTP request received.")
+    assert last.endswith(f"[{sent - MOST_LINES} lines of this kind were omitted] Invalid HTTP request received.")
 
 
 def test_each_statement_has_a_bound_of_its_own_and_the_access_log_has_none(rng) -> None:
