@@ -1,8 +1,7 @@
-"""Keeps a fleet according to its plan: places actors, restarts dead ones, and adapts the number of engines to
-the load.
+"""Keeps a fleet as planned: places actors, restarts dead ones, and adapts the number of engines to the load.
 
-It waits for calls of actors' methods, so that it notices a death immediately: `start` returns once the
-actor's process serves, `wait_end` once it has stopped serving, and both fail when the actor itself is gone.
+It waits for calls of actors' methods, so it notices a death immediately. `start` returns when the actor's
+process serves, `wait_end` when it has stopped serving. Both fail if the actor is lost.
 """
 
 import logging
@@ -23,13 +22,13 @@ from blinkpy.serving.engine_process import ENGINE_STOP_S
 from blinkpy.serving.kept_engine import PAUSES_S
 from blinkpy.top.server_sample import ServerSample
 
-WAIT_S = 0.25  # longest wait for calls: signals are looked at in between
-PLACE_S = 30.0  # after which the log says that an actor has no place yet
-START_S = 1800.0  # longest start, with the wait for a node that an autoscaler of Ray's brings
-END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # beyond shutdown_s, before an actor that should end is killed
+WAIT_S = 0.25  # maximum wait for calls, between two checks for signals
+PLACE_S = 30.0  # time after which an actor without a node is logged
+START_S = 1800.0  # maximum duration of a start, including the wait for Ray's autoscaler
+END_S = 3 * END_GRACE_S + ENGINE_STOP_S  # in addition to shutdown_s, before an actor that should end is killed
 HURRY_S = 3.0  # the same after a second signal
-SILENT_S = 5.0  # of all front ends, and three samples: earlier samples are discarded then
-LOST = 16  # segments of lost engines that are kept in mind
+SILENT_S = 5.0  # without an answer from any front end for this time and three samples, earlier samples are discarded
+LOST = 16  # recorded segments of lost engines
 
 STARTING, SERVING, ENDING, PAUSING = "starting", "serving", "ending", "pausing"
 
@@ -56,7 +55,7 @@ class Member:
     address, segment: as in Started.
     starts: number of starts; pause_s: pause before the last one.
     due: time of the next start, s.
-    told: the log has reported that it has no node.
+    logged: the log has reported that it has no node.
     """
 
     is_engine: bool
@@ -70,7 +69,7 @@ class Member:
     starts: int = 0
     pause_s: float = 0.0
     due: float = 0.0
-    told: bool = False
+    logged: bool = False
     look: Any = None  # a call, of a front end
 
     def __str__(self) -> str:
@@ -79,16 +78,20 @@ class Member:
 
 @dataclass
 class Looks:
-    """The last answers of front ends' look(), by their numbers; and those before."""
+    """The last metrics of each front end, by number, and the previous ones."""
 
     now: dict[int, ServerSample] = field(default_factory=dict)
     before: dict[int, ServerSample] = field(default_factory=dict)
-    problems: dict[int, str] = field(default_factory=dict)  # as the log knows them
+    problems: dict[int, str] = field(default_factory=dict)  # as logged
 
 
 class FleetKeeper:
-    """on_ready: called once with the front ends' URLs, when all of them and the least number of engines serve. clock: s.
-    restarts: starts after a death, so far."""
+    """Starts, watches and scales a fleet.
+
+    on_ready: called once with the front ends' URLs, when all of them and the minimum number of engines serve.
+    clock: returns s.
+    restarts: number of starts after a death.
+    """
 
     def __init__(
         self,
@@ -113,16 +116,16 @@ class FleetKeeper:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the engines that serve."""
+        """The addresses of the serving engines."""
         return [engine.address for engine in self.engines if engine.phase == SERVING]
 
     @property
     def size(self) -> int:
-        """Number of engines, without those that are ending."""
+        """Number of engines that are not ending."""
         return sum(engine.phase != ENDING for engine in self.engines)
 
     def turn(self) -> None:
-        """Wait briefly for events, and react. Raises ConfigError if something can't start at all."""
+        """Wait briefly for events, and react. Raises ConfigError if a member can never start."""
         now = self._clock()
         for member in self._members():
             if member.phase == PAUSING and now >= member.due:
@@ -141,7 +144,9 @@ class FleetKeeper:
             on_ready([front_end.address for front_end in self.front_ends])
 
     def end(self, hurry: Callable[[], bool]) -> None:
-        """End all: front ends finish their requests, then engines end. hurry: whether they get only HURRY_S."""
+        """End all members: front ends finish their requests, then engines end. hurry: returns whether they
+        get only HURRY_S.
+        """
         self._on_ready = None  # after this, a failed start no longer ends the fleet
         for members in (self.front_ends.copy(), self.engines.copy()):
             for member in members:
@@ -186,7 +191,7 @@ class FleetKeeper:
                 self._looks.now[looks[call].number] = sample
             else:
                 self._telling.remove(call)
-                if problem:  # the call that waits for its end reports it, too
+                if problem:  # wait_end() also reports its end
                     logger.warning("a front end rejected its list of engines: %s", problem)
 
     def _ended(self, member: Member, result: Any, problem: str) -> None:
@@ -207,7 +212,7 @@ class FleetKeeper:
         member.actor = place(member.number, member.starts)
         self._enter(member, STARTING)
         member.starts += 1
-        member.told = False
+        member.logged = False
         member.call = self._cluster.call(member.actor, "start", list(self._lost) if member.is_engine else self.addresses)
 
     def _started(self, member: Member, started: Started) -> None:
@@ -227,7 +232,7 @@ class FleetKeeper:
             self._tell_one(member)
 
     def _died(self, member: Member, how: str) -> None:
-        """Start it again, after a pause."""
+        """Schedule a restart after a pause."""
         now = self._clock()
         served_s = now - member.since if member.phase == SERVING else 0.0
         self._cluster.kill(member.actor)
@@ -243,7 +248,7 @@ class FleetKeeper:
             self._tell()
 
     def _end(self, member: Member) -> None:
-        """Ask it to end in order."""
+        """Ask a member to shut down."""
         listed = member.is_engine and member.phase == SERVING
         self._enter(member, ENDING)
         if listed:
@@ -251,7 +256,7 @@ class FleetKeeper:
         member.call = self._cluster.call(member.actor, "end")
 
     def _forget(self, member: Member) -> None:
-        """It is over."""
+        """Remove a member that has ended."""
         if member.actor is not None:
             self._cluster.kill(member.actor)
         self._enter(member, PAUSING)
@@ -266,8 +271,8 @@ class FleetKeeper:
         """Report or end a member whose phase takes too long."""
         spent = now - member.since
         if member.phase == STARTING:
-            if spent > PLACE_S and not member.told:
-                member.told = True
+            if spent > PLACE_S and not member.logged:
+                member.logged = True
                 logger.warning(
                     "%s has been starting for %.0f s: it is loading, or no node has the resources (see `ray status`)",
                     member,
@@ -280,7 +285,7 @@ class FleetKeeper:
             self._forget(member)
 
     def _tell(self) -> None:
-        """Let front ends know the engines."""
+        """Send the list of engines to all front ends."""
         for front_end in self.front_ends:
             self._tell_one(front_end)
 
@@ -296,7 +301,7 @@ class FleetKeeper:
                 front_end.look = self._cluster.call(front_end.actor, "look")
 
     def _scale(self, now: float) -> None:
-        """Have as many engines as the last looks ask for."""
+        """Adapt the number of engines to the last metrics."""
         looks = self._looks
         for number, sample in looks.now.items():
             if sample.problem != looks.problems.get(number, ""):

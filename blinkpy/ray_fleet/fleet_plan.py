@@ -41,10 +41,10 @@ from blinkpy.transport.verbs import RdmaOptions
 
 MOST_FRONT_ENDS = 64
 NO_GPU = ("cpu", "null")  # devices
-MOST_LOOKS = 10_000  # that a decision to have fewer engines looks back on
+MOST_LOOKS = 10_000  # maximum samples in the history of a decision to remove engines
 # Options that this file replaces, with the replacement.
 OWN_OPTIONS = {
-    "name": "engines get names of their own",
+    "name": "engines get generated names",
     "engine": "front ends get all engines",
     "engines_file": "front ends get all engines",
     "listen": "engines listen on the addresses of their nodes",
@@ -58,25 +58,27 @@ OWN_OPTIONS = {
 class EnginesPlan:
     """The number of engines, and the resources of each."""
 
-    least: int = option(1, "engines at least", low=1, high=MOST_ENGINES)
-    most: int = option(0, "engines at most (0: as many as least)", low=0, high=MOST_ENGINES)
-    gpus: float = option(1.0, "GPUs of an engine; a share of one, or 1 (0 with the CPU's and the null engine)", low=0, high=1)
-    cpus: float = option(0.0, "cores that Ray keeps for an engine", low=0, high=1024)
-    resource: str = option("", "a resource of Ray's that an engine's node must have")
+    least: int = option(1, "minimum number of engines", low=1, high=MOST_ENGINES)
+    most: int = option(0, "maximum number of engines (0: equal to least)", low=0, high=MOST_ENGINES)
+    gpus: float = option(1.0, "GPUs of an engine: 1, or a fraction (0 with --device cpu or null)", low=0, high=1)
+    cpus: float = option(0.0, "cores that Ray reserves for an engine", low=0, high=1024)
+    resource: str = option("", "a Ray resource that an engine's node must have")
 
 
 @dataclass(frozen=True)
 class FrontEndsPlan:
-    """How many front ends; the first one listens on `port`, each further one on the next port."""
+    """The number of front ends, and the resources of each. The first one listens on `port`, each further one
+    on the next port.
+    """
 
-    number: int = option(1, "front ends", low=1, high=MOST_FRONT_ENDS)
-    cpus: float = option(0.0, "cores that Ray keeps for a front end", low=0, high=1024)
-    resource: str = option("", "a resource of Ray's that a front end's node must have, such as a DPU")
+    number: int = option(1, "number of front ends", low=1, high=MOST_FRONT_ENDS)
+    cpus: float = option(0.0, "cores that Ray reserves for a front end", low=0, high=1024)
+    resource: str = option("", "a Ray resource that a front end's node must have, such as a DPU")
 
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """config: of all front ends, and, except what engine_config() says, of all engines."""
+    """The plan of a fleet. config: options of all front ends and engines, apart from engine_config()."""
 
     config: Config
     engines: EnginesPlan = field(default_factory=EnginesPlan)
@@ -85,29 +87,31 @@ class FleetPlan:
 
     @property
     def most(self) -> int:
-        """Engines at most."""
+        """The maximum number of engines."""
         return self.engines.most or self.engines.least
 
     @property
     def engine_gpus(self) -> float:
-        """GPUs of an engine."""
+        """The GPUs of an engine."""
         return 0.0 if self.config.engine.device in NO_GPU else self.engines.gpus
 
     @property
     def crosses_machines(self) -> bool:
-        """Whether front ends reach engines on other nodes; otherwise all are on one."""
+        """Whether engines and front ends may be on different nodes; otherwise all are on one."""
         return chosen_end(ENDS, self.config).crosses_machines
 
     def engine_config(self) -> Config:
-        """Of each engine, except its name or address: every worker of every front end has a queue pair."""
+        """The config of each engine, without its name and address. Every worker of every front end has a
+        queue pair.
+        """
         return self.config.with_options({"workers": self.config.frontend.workers * self.front_ends.number})
 
     def front_end_config(self, number: int) -> Config:
-        """Of a front end, from 0."""
+        """The config of a front end. number: from 0."""
         return self.config.with_options({"port": self.port(number)})
 
     def port(self, number: int) -> int:
-        """Of a front end, from 0."""
+        """The port of a front end. number: from 0."""
         return self.config.frontend.port + number
 
 
@@ -115,13 +119,13 @@ TABLES: dict[str, type] = {"engines": EnginesPlan, "front_ends": FrontEndsPlan, 
 
 
 def read_plan(path: str) -> FleetPlan:
-    """The plan of a file. Raises ConfigError for a file that can't be read, and for unknown or inconsistent
+    """Read a plan. Raises ConfigError for a file that can't be read, and for unknown or inconsistent
     options.
     """
     load_choices()
     content = read_toml(path)
     tables = {name: content.pop(name) for name in TABLES if name in content}
-    for name in content:  # before its entries are taken for options
+    for name in content:  # report misspelled tables before their entries
         if isinstance(content[name], dict) and meant(name, TABLES) and name not in {section for section, _ in options()}:
             raise ConfigError(f"{path}: unknown table {name!r}{meant(name, TABLES)}")
     values = option_values(content, path)

@@ -17,16 +17,16 @@ from blinkpy.ray_fleet.actors import EngineActor, FrontEndActor
 from blinkpy.ray_fleet.fleet_plan import FleetPlan
 
 LOOPBACK = "127.0.0.1"
-AUTO = "auto"  # the address of the cluster that this machine is in
-REACH_S = 5.0  # for a connection; Ray itself would try for minutes
-LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # on Linux, too: Ray has no option for it
-OBJECT_STORE_BYTES = 80 << 20  # of a cluster of our own, about the least that Ray takes: nothing large passes through it
-CONCURRENT_CALLS = 8  # of one actor at a time: each waits in a thread
-TEXT = 300  # characters of Ray's messages that the log gets
+AUTO = "auto"  # selects the cluster that contains this machine
+REACH_S = 5.0  # time limit for a connection; Ray's own is minutes
+LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # also used on Linux, because Ray has no option for it
+OBJECT_STORE_BYTES = 80 << 20  # of a cluster started here: about Ray's minimum
+CONCURRENT_CALLS = 8  # concurrent calls of one actor; each waits in a thread
+TEXT = 300  # maximum characters of Ray's messages in the log
 
 
 class ActorLostError(Exception):
-    """An actor is gone, or its method raised an unexpected exception. The message states the reason."""
+    """An actor is lost, or its method raised an unexpected exception. The message gives the reason."""
 
 
 class RayCluster:
@@ -38,10 +38,10 @@ class RayCluster:
 
     def __init__(self, plan: FleetPlan, address: str = ""):
         require_packages("ray up", "ray", extra="ray")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent to Ray's makers unless enabled
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable Ray's usage statistics by default
         os.environ.setdefault("RAY_DEDUP_LOGS", "0")
         if not address or _is_loopback(address):
-            os.environ[LOOPBACK_ALONE] = "0"  # Ray listens on 127.0.0.1 then, and nowhere else; it is read by the import
+            os.environ[LOOPBACK_ALONE] = "0"  # Ray then listens only on 127.0.0.1; read at Ray's import
         import ray
 
         self._ray, self._plan, self.own = ray, plan, not address
@@ -64,32 +64,32 @@ class RayCluster:
             raise
 
     def place_engine(self, number: int, start: int) -> Any:
-        """An actor for an engine. start: how often there was one of this number before."""
+        """Create an actor for an engine. start: number of previous actors for this engine."""
         plan = self._plan
         needs = {"num_gpus": plan.engine_gpus, "num_cpus": plan.engines.cpus, "resource": plan.engines.resource}
         table, crosses = dict(as_table(plan.engine_config())), plan.crosses_machines
         return self._place(EngineActor, f"engine-{number}-{start}", needs, table, number, crosses)
 
     def place_front_end(self, number: int, start: int) -> Any:
-        """An actor for a front end; the same."""
+        """Create an actor for a front end. start: number of previous actors for this front end."""
         plan = self._plan
         needs = {"num_gpus": 0, "num_cpus": plan.front_ends.cpus, "resource": plan.front_ends.resource}
         table, crosses = dict(as_table(plan.front_end_config(number))), plan.crosses_machines
         return self._place(FrontEndActor, f"front-end-{number}-{start}", needs, table, number, crosses)
 
     def call(self, actor: Any, method: str, *arguments: Any) -> Any:
-        """Begin a call; returns a reference to its result."""
+        """Start a call. Returns a reference to its result."""
         return getattr(actor, method).remote(*arguments)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Calls that have ended, one at least unless the time is over."""
+        """Wait until at least one call has ended, for at most timeout_s. Returns the ended calls."""
         ended, open_calls = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
         if ended and open_calls:
             ended += self._ray.wait(open_calls, num_returns=len(open_calls), timeout=0)[0]
         return list(ended)
 
     def result(self, call: Any) -> Any:
-        """Of a call that has ended. Raises ActorLostError."""
+        """The result of an ended call. Raises ActorLostError."""
         try:
             return self._ray.get(call, timeout=1)
         except self._ray.exceptions.RayError as error:
@@ -101,7 +101,7 @@ class RayCluster:
             self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
-        """Leave the cluster: actors end. One of our own ends with them."""
+        """Leave the cluster: its actors end. A cluster started here ends, too."""
         self._ray.shutdown()
 
     def _place(self, kind: type, name: str, needs: Mapping[str, Any], *arguments: Any) -> Any:
@@ -120,9 +120,11 @@ class RayCluster:
 
 
 def home_node(nodes: Sequence[Mapping[str, Any]], plan: FleetPlan) -> str:
-    """The node of all engines and front ends that share memory: the node with most GPUs among those with the
-    required resources. nodes: from ray.nodes(). Raises ConfigError if no node has enough for the minimum number
-    of engines.
+    """The node for all engines and front ends that share memory: the node with most GPUs that has the
+    required resources.
+
+    nodes: from ray.nodes().
+    Raises ConfigError if no node has enough resources for the minimum number of engines.
     """
     wanted = {"GPU": plan.engine_gpus * plan.engines.least, "CPU": plan.engines.cpus * plan.engines.least}
     wanted["CPU"] += plan.front_ends.cpus * plan.front_ends.number
@@ -152,11 +154,11 @@ def _check_reachable(address: str) -> None:
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(split_address(address, "address")[0]).is_loopback
-    except ValueError:  # a name, or auto
+    except ValueError:  # a host name, or auto
         return False
 
 
 def brief(error: BaseException) -> str:
-    """The first words of an error of Ray's, in a line."""
+    """The start of a Ray error's text, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:TEXT] or type(error).__name__

@@ -11,7 +11,7 @@ from blinkpy.ray_fleet.ray_options import RayOptions
 
 
 def run_ray(options: RayOptions) -> int:
-    """Run until a signal; the exit code. Raises ConfigError."""
+    """Run the fleet until a signal. Returns the exit code. Raises ConfigError."""
     plan = read_plan(options.path)
     start_logging("ray", plan.config.frontend.log_level, plan.config.watch.log_format)
     name = plan.config.model.served_model_name or plan.config.model.model

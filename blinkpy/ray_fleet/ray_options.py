@@ -27,5 +27,5 @@ class RayOptions:
 
     @property
     def path(self) -> str:
-        """The config file."""
+        """The path of the plan."""
         return self.action.partition(" ")[2]

@@ -1,10 +1,10 @@
-"""How many engines a fleet should have: a pure function of the gauges of front ends. It does not depend on
+"""The number of engines that a fleet should have: a pure function of the front ends' gauges, independent of
 Ray.
 
 Each target gives the number of engines that the load needs; the highest number counts. The fleet grows as
-soon as necessary, at the earliest `up_s` after the last change. It shrinks once the load has allowed it for
-`down_s` without a break, to the number that the peak of that time needs. So no load, however it changes,
-makes the number go down within `down_s` of any change, nor up within `up_s`.
+soon as necessary, but at least `up_s` after the last change. It shrinks when the load has permitted it for
+`down_s` without interruption, to the number that the peak of that time needs. So no load reduces the number
+within `down_s` of any change, or raises it within `up_s`.
 """
 
 import math
@@ -16,20 +16,20 @@ from blinkpy.config import option
 from blinkpy.top.server_sample import ServerSample
 
 NEVER = -math.inf
-TTFT_HOLD = 0.5  # of the target: above it, no engine goes
+TTFT_HOLD = 0.5  # share of the target above which no engine is removed
 
 
 @dataclass(frozen=True)
 class ScaleTargets:
-    """When there are more or fewer engines. A target of 0 counts for nothing."""
+    """Targets that decide when engines are added or removed. 0 disables a target."""
 
-    requests: int = option(64, "requests that run or wait, for each engine", low=0, high=1 << 20)
-    waiting_tokens: int = option(0, "tokens of prompts that wait, for each engine", low=0, high=1 << 30)
-    free_pages: float = option(0.1, "share of the pages that is free or cached, at least", low=0, high=0.9)
-    ttft_ms: int = option(0, "time to first token, P90, at most", low=0, high=3_600_000)
-    interval_s: float = option(2.0, "seconds from look to look", low=0.1, high=600)
-    up_s: float = option(15.0, "seconds from a change to the next engines, at least", low=0, high=86_400)
-    down_s: float = option(300.0, "seconds of less load before an engine goes", low=1, high=86_400)
+    requests: int = option(64, "running and waiting requests per engine", low=0, high=1 << 20)
+    waiting_tokens: int = option(0, "waiting prompt tokens per engine", low=0, high=1 << 30)
+    free_pages: float = option(0.1, "minimum share of pages that are free or cached", low=0, high=0.9)
+    ttft_ms: int = option(0, "maximum P90 of the time to first token, in ms", low=0, high=3_600_000)
+    interval_s: float = option(2.0, "time between two samples of the load, in seconds", low=0.1, high=600)
+    up_s: float = option(15.0, "minimum time from a change to adding engines, in seconds", low=0, high=86_400)
+    down_s: float = option(300.0, "time of lower load before an engine is removed, in seconds", low=1, high=86_400)
 
     @property
     def has_target(self) -> bool:
@@ -37,8 +37,14 @@ class ScaleTargets:
 
 
 class FleetGauges(NamedTuple):
-    """A look at a fleet. engines: that serve. running, waiting: requests; waiting_tokens: of their prompts. free_pages: share of
-    all pages, in [0, 1]. ttft_s: P90 since the last look, None where nothing began."""
+    """A sample of a fleet's load.
+
+    engines: serving engines.
+    running, waiting: requests.
+    waiting_tokens: prompt tokens of waiting requests.
+    free_pages: share of all pages, in [0, 1].
+    ttft_s: P90 since the last sample; None without new requests.
+    """
 
     engines: int
     running: float
@@ -54,7 +60,8 @@ class ScaleHistory:
 
     size: engines that exist or are being started.
     changed_at: time of its last change, s.
-    seen: (s, required engines) of earlier samples, the oldest first: those of the last down_s, and one before.
+    seen: (s, required engines) of earlier samples, the oldest first: all samples of the last down_s, and one
+        older sample.
     """
 
     size: int
@@ -62,19 +69,19 @@ class ScaleHistory:
     seen: tuple[tuple[float, int], ...] = ()
 
     def after(self, gauges: FleetGauges, now: float, wanted: int, targets: ScaleTargets) -> "ScaleHistory":
-        """With this look, and the size that followed from it."""
+        """The history with this sample, and the size that followed from it."""
         seen = (*self.seen, (now, needed_engines(gauges, targets)))
         first = max((index for index, (at, _) in enumerate(seen) if at <= now - targets.down_s), default=0)
         changed_at = now if wanted != self.size else self.changed_at
         return replace(self, size=wanted, changed_at=changed_at, seen=seen[first:])
 
     def interrupted(self) -> "ScaleHistory":
-        """Nothing was seen for a while."""
+        """The history after a time without samples."""
         return replace(self, seen=())
 
 
 def needed_engines(gauges: FleetGauges, targets: ScaleTargets) -> int:
-    """Engines that the load needs by the targets; it may be any number from 0 on."""
+    """Engines that the load needs by the targets: any number from 0."""
     needed = 0
     if targets.requests:
         needed = math.ceil((gauges.running + gauges.waiting) / targets.requests)
@@ -90,7 +97,7 @@ def needed_engines(gauges: FleetGauges, targets: ScaleTargets) -> int:
 
 
 def wanted_engines(gauges: FleetGauges, now: float, history: ScaleHistory, targets: ScaleTargets, bounds: tuple[int, int]) -> int:
-    """Engines that there should be from now on, within bounds (least, most). now: s, of history's clock."""
+    """The number of engines to run, within bounds (least, most). now: s, of the history's clock."""
     least, most = bounds
     size = min(max(history.size, least), most)
     needed = min(max(needed_engines(gauges, targets), least), most)
@@ -108,9 +115,9 @@ TTFT, QUANTILE = "time_to_first_token_seconds", 0.9
 
 
 def fleet_gauges(now: Mapping[int, ServerSample], before: Mapping[int, ServerSample]) -> FleetGauges | None:
-    """The gauges of the front ends' samples, by number, and of earlier samples. None without any answer.
+    """The gauges from front ends' samples, by number, and earlier samples. None if no front end answered.
 
-    Every front end reports all engines, so the highest value counts; each front end has its own queue and
+    Every front end reports all engines, so the highest value counts. Each front end has its own queue and
     histograms.
     """
     answered = {number: sample for number, sample in now.items() if not sample.problem}
@@ -123,7 +130,7 @@ def fleet_gauges(now: Mapping[int, ServerSample], before: Mapping[int, ServerSam
 
     queued = sum(sample.get("waiting_requests") for sample in samples)
     waiting = most("engine_requests_waiting") + queued
-    prompt = most("engine_prompt_tokens_total") / max(1.0, most("engine_requests_accepted_total"))  # as long as the others were
+    prompt = most("engine_prompt_tokens_total") / max(1.0, most("engine_requests_accepted_total"))  # assumes average prompts
     return FleetGauges(
         engines=round(most("each_engine_up")),
         running=most("engine_requests_running"),

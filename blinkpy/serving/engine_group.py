@@ -12,12 +12,12 @@ from blinkpy.processes import REPORT_S, ChildError, Tick, no_progress
 from blinkpy.progress import ProgressCallback
 from blinkpy.serving.kept_engine import KeptEngine
 
-GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each
+GPUS = Path("/proc/driver/nvidia/gpus")  # one folder per GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_of(config: Config, engines: int) -> list[str]:
-    """A GPU for each engine, as CUDA_VISIBLE_DEVICES names it; empty for engines without. Raises ConfigError if
+    """A GPU for each engine, for CUDA_VISIBLE_DEVICES; empty for engines without a GPU. Raises ConfigError if
     there are too few.
     """
     if config.engine.device not in ("auto", "cuda"):
@@ -37,9 +37,8 @@ class EngineGroup:
 
     config: of the server; data_parallel_size is the number of engines.
     starts_fd: of EngineStarts, one for each engine.
-    hurry: whether a second signal came.
+    hurry: returns whether a second signal arrived.
     front_config: the config for front ends.
-
     Raises ConfigError.
     """
 
@@ -49,7 +48,7 @@ class EngineGroup:
         self.front_config = config
         if number > 1:
             gpus = gpus_of(config, number)
-            if not gpus and not config.engine.threads:  # they share the cores
+            if not gpus and not config.engine.threads:  # divide the cores
                 config = config.with_options({"threads": max(1, len(os.sched_getaffinity(0)) // number)})
             names, called = [f"{name}-{i}" for i in range(number)], [f"engine {i}" for i in range(number)]
             self.front_config = config.with_options({"engine": ",".join(names)})
@@ -63,8 +62,8 @@ class EngineGroup:
         self.lost = ""  # which engine has died and is not restarted, and how
 
     def start(self, on_progress: ProgressCallback, on_tick: Tick) -> None:
-        """Start all concurrently, and wait until they serve; reports the first one's progress. Raises ChildError,
-        and exceptions of on_tick.
+        """Start all engines concurrently, and wait until they serve. Reports the first engine's progress.
+        Raises ChildError, and exceptions of on_tick.
         """
         for engine in self._engines:
             engine.start()

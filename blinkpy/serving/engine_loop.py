@@ -1,4 +1,4 @@
-"""An engine for callers without an event loop: the link of the server, on an event loop in a separate thread."""
+"""An engine for callers without an event loop: the server's link, on an event loop in a separate thread."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from blinkpy.dpu.link.queue_pair import QueuePair
 from blinkpy.dpu.metrics import Metrics
 
 SHOW_S = 0.1  # between two calls of on_tick
-END_S = 5.0  # for the loop to close
+END_S = 5.0  # time limit for closing the loop
 
 T = TypeVar("T")
 
@@ -29,11 +29,13 @@ class Work(Protocol):
 
     @property
     def may_start(self) -> bool:
-        """Whether it should be submitted now; it is submitted after all requests before it."""
+        """Whether to submit it now; it is submitted after all requests before it."""
 
 
 class EngineLoop:
-    """Runs batches of requests on one engine. connect: as of EngineEntry. The loop has no requests between two calls."""
+    """Runs batches of requests on one engine. Between two calls of run(), it has no requests. connect: as of
+    EngineEntry.
+    """
 
     def __init__(self, connect: Callable[[], QueuePair]):
         self.engines = Engines([EngineEntry("", connect)], Metrics(), several=False, records_output=True, most_moves=0)
@@ -43,16 +45,16 @@ class EngineLoop:
         self._call(self._start())
 
     def connected(self, timeout_s: float) -> bool:
-        """Wait until the engine has granted the queue pair. False if it did not within timeout_s seconds."""
+        """Wait until the engine has granted the queue pair. Returns False after timeout_s seconds."""
         return self._call(self.engines.connected(timeout_s))
 
     def run(self, works: Iterable[Work], on_tick: Callable[[int], None]) -> None:
-        """Submit requests in order, as many at a time as the engine has slots, until all have ended.
+        """Submit requests in order, as many at a time as the engine has slots, and wait for all.
 
-        on_tick: called several times a second, in the caller's thread, with the number of requests that have ended.
-
-        Raises ApiError for a request that failed, or that the engine does not accept, and ValueError for one that can never
-        fit. The others are cancelled then, and also if on_tick raises or the caller is interrupted.
+        on_tick: called several times per second, in the caller's thread, with the number of ended requests.
+        Raises ApiError if a request fails or the engine refuses it, and ValueError if it can never fit. All
+        other requests are then cancelled, and also if on_tick raises or the caller is
+        interrupted.
         """
         batch = _Batch(self.engines, works)
         future = asyncio.run_coroutine_threadsafe(batch.run(), self._loop)
@@ -68,8 +70,10 @@ class EngineLoop:
                 future.cancel()
 
     def close(self) -> None:
-        """Give the queue pair up and end the thread. A second call does nothing."""
-        if self._loop.is_closed() or threading.current_thread() is self._thread:  # a garbage collection in the loop
+        """Release the queue pair and end the thread. A second call has no effect."""
+        if (
+            self._loop.is_closed() or threading.current_thread() is self._thread
+        ):  # called by the garbage collector in the loop's thread
             return
         with contextlib.suppress(TimeoutError):
             self._call(self._end(), END_S)
@@ -93,7 +97,7 @@ class EngineLoop:
 
 
 class _Batch:
-    """One call of EngineLoop.run. ended: requests so far."""
+    """One call of EngineLoop.run. ended: number of ended requests."""
 
     def __init__(self, engines: Engines, works: Iterable[Work]):
         self._engines, self._waiting, self._running = engines, deque(works), list[Work]()
@@ -122,7 +126,7 @@ class _Batch:
                     engines.cancel(generation)
 
     def _collect(self) -> None:
-        """Count the requests that have ended. Raises ApiError for one that failed."""
+        """Count the requests that have ended. Raises the ApiError of a failed request."""
         running = list[Work]()
         for work in self._running:
             generation = work.submission[0]

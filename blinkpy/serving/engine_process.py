@@ -16,17 +16,18 @@ from blinkpy.progress import Progress, ProgressCallback
 from blinkpy.transport.contract import TransportError
 from blinkpy.transport.transport_kinds import check_end
 
-START_SILENCE_S = 600.0  # longest silence of an engine that starts; it reports every phase and every shard of weights
-ENGINE_STOP_S = 10.0  # longest time for an orderly end
-LONGEST_END_S = 30.0  # beyond --shutdown-s: then the kernel ends an engine, whatever keeps it
+START_SILENCE_S = 600.0  # time limit between two progress reports of a start; each phase and each shard of weights is reported
+ENGINE_STOP_S = 10.0  # time limit for an orderly end
+LONGEST_END_S = 30.0  # in addition to --shutdown-s; then the kernel ends the engine
 OPENMP_SPINS = 2000
-ENGINE = "engine"  # in the log
+ENGINE = "engine"  # name in the log
 
 
 def engine_alone(config: Config, given: frozenset[str]) -> int:
-    """`blinkpy engine`: an engine in this process; front ends attach to its segment by name, or over RDMA.
+    """Run `blinkpy engine`: an engine in this process. Front ends attach to its segment by name, or over
+    RDMA.
 
-    given: names of the options that somebody set.
+    given: names of the options that the user set.
     """
     check_end(ENDS, config, given)
     start_logging(ENGINE, config.frontend.log_level, config.watch.log_format)
@@ -51,22 +52,23 @@ def engine_alone(config: Config, given: frozenset[str]) -> int:
 
 
 def engine_child(config: Config, reporter: Reporter) -> int:
-    """The engine as a child of `serve` or `LLM`."""
+    """Run the engine as a child of `serve` or `LLM`."""
     start_logging(ENGINE, config.frontend.log_level, config.watch.log_format)
     try:
         return run_engine(config, reporter, lambda flags: reporter.ready(flags=flags))
     except CudaError as error:
-        reporter.error(f"the GPU failed: {error}")  # one line from the parent, and no traceback
+        reporter.error(f"the GPU failed: {error}")  # the parent prints one line, without a traceback
         end_logging()
         exit_process(1)
 
 
 def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str], None]) -> int:
-    """Run an engine in this process until a signal. The first one drains for --shutdown-s at most, the second
-    one stops.
+    """Run an engine in this process until a signal. The first signal drains for at most --shutdown-s, the
+    second one stops.
 
-    on_ready gets the flags with which front ends reach this engine. Raises ConfigError for errors that the user
-    can correct, including missing packages, and CudaError if the GPU fails.
+    on_ready: called with the flags by which front ends reach this engine.
+    Raises ConfigError for errors that the user can correct, including missing packages, and CudaError if the
+    GPU fails.
     """
     spare_cores()
     try:
@@ -104,18 +106,18 @@ def run_engine(config: Config, report: ProgressCallback, on_ready: Callable[[str
         finally:
             timer.cancel()
             if timer.is_alive():
-                timer.join(1)  # a thread that the interpreter's end meets half way takes the process down with it
+                timer.join(1)  # a thread that still runs at the interpreter's end would crash the process
             listener.close()
             engine.close()
     return 0
 
 
 def spare_cores() -> None:
-    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. Before torch is
-    imported.
+    """Let OpenMP's threads sleep soon after a parallel region, unless the user chose otherwise. To be called
+    before torch is imported.
 
-    By default GNU's threads spin 300,000 times, on busy cores even for a thread that is not scheduled. With
-    this count, a token took a fifth of the time on two busy cores, and the same time on two idle ones.
+    By default GNU's threads spin 300,000 times, even on busy cores for a thread that is not scheduled. With
+    OPENMP_SPINS, a token took a fifth of the time on two busy cores, and the same time on two idle cores.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(OPENMP_SPINS)

@@ -1,4 +1,4 @@
-"""Front ends below this process: as `blinkpy frontend`, or as a child of `serve`."""
+"""Front ends started by this process: as `blinkpy frontend`, or as a child of `serve`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +15,17 @@ from blinkpy.progress import Progress
 from blinkpy.serving.addresses import check_access, print_ready
 
 FRONTEND_START_S = 60.0
-FRONTEND_HURRY_S = 3.0  # for its workers' last words after a second signal
-SPARE_S = 3.0  # from when the last worker must be gone to when the kernel ends the front end
+FRONTEND_HURRY_S = 3.0  # time for workers to answer their clients after a second signal
+SPARE_S = 3.0  # after the time limit of the last worker, before the kernel ends the front end
 PACKAGES = ("httptools", "jinja2", "msgspec", "orjson", "tokenizers", "uvloop")
 
 
 def frontend_alone(config: Config, given: frozenset[str]) -> int:
-    """`blinkpy frontend`: front ends that attach to an engine, and wait for it if need be.
+    """Run `blinkpy frontend`: front ends that attach to an engine, waiting for it if necessary.
 
-    given: names of the options that somebody set.
+    given: names of the options that the user set.
     """
-    require_packages("a front end", *PACKAGES)  # before each of its workers trips over them
+    require_packages("a front end", *PACKAGES)  # report them once, before any worker starts
     check_engines(config, given)
     inherited = inherit(config)
     check_access(config, inherited is not None)
@@ -35,8 +35,8 @@ def frontend_alone(config: Config, given: frozenset[str]) -> int:
 
 
 def frontend_child(config: Config, reporter: Reporter, starts_fd: int = -1) -> int:
-    """The front ends as a child of `serve`. starts_fd: of EngineStarts, or -1 if this server does not start the
-    engine.
+    """Run the front ends as a child of `serve`. starts_fd: of EngineStarts, or -1 if this server does not
+    start the engine.
     """
     return run_front(config, lambda host, port: reporter.ready(host=host, port=port), quiet=True, starts_fd=starts_fd)
 
@@ -48,9 +48,10 @@ def run_front(
     starts_fd: int = -1,
     inherited: Inheritance | None = None,
 ) -> int:
-    """Run front ends until SIGTERM or SIGINT, in the main thread; the model must be a local folder.
+    """Run front ends until SIGTERM or SIGINT, in the main thread. The model must be a local folder.
 
     quiet: the parent reports a second signal.
+    starts_fd: as for frontend_child.
     inherited: sockets from the previous front end.
     """
     from blinkpy.dpu.supervisor import Supervisor, longest_end_s

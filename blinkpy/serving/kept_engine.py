@@ -1,12 +1,12 @@
-"""The engine of `blinkpy serve`: its process, and with --restart a new one after each death.
+"""The engine of `blinkpy serve`: its process, and with --restart a new process after each death.
 
 After a death, the recording is saved and the segment removed before the next start. An engine without a
-heartbeat for engine_hang_s is killed first. The heartbeat is its loop's, not the process's: with the loop
-on a GPU, a stopped process serves on.
+heartbeat for engine_hang_s is killed first. The heartbeat comes from its loop, not from the process: if the
+loop is on a GPU, it still serves while the process is stopped.
 
 The pause before a start doubles up to PAUSES_S, and is reset after an engine that served for a while.
-EngineStarts publishes the time of the next start to front ends; they notice the death and attach to the new
-engine by themselves.
+EngineStarts publishes the time of the next start to front ends, which detect the death and attach to the new
+engine themselves.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from blinkpy.serving.engine_process import ENGINE_STOP_S, START_SILENCE_S
 from blinkpy.transport.engine_life import EngineLife
 from blinkpy.transport.segment import unlink_stale
 
-PAUSES_S = (0.5, 60.0)  # the first, and the longest
+PAUSES_S = (0.5, 60.0)  # first and maximum pause
 FAULT_EXIT_S = 30.0  # from a fault to the end of the process, which saves its recording and frees its resources
 START_STOP_S = 1.0  # longest time for the end of an engine that starts: it has nothing to lose
 
@@ -34,9 +34,9 @@ logger = logging.getLogger("blinkpy.serve")
 
 
 class KeptEngine:
-    """The engine's processes, one after another, share the config's segment.
+    """The engine's processes, one after another, with the config's segment.
 
-    hurry: whether a second signal arrived.
+    hurry: returns whether a second signal arrived.
     called: its name in the log.
     environment: variables of its processes, in addition to this one's.
     """

@@ -1,4 +1,4 @@
-"""`blinkpy check-model`: one page about a model, before any of its weights is read."""
+"""`blinkpy check-model`: a report about a model, without reading its weights."""
 
 import shlex
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ SERVER_OPTIONS = ("dtype", "quantization", "max_model_len", "gpu_memory_utilizat
 
 
 def run_check_model(options: CheckModelOptions) -> int:
-    """Print the report, or JSON. Returns 1 if the model can't be served. Raises ConfigError if it does not
-    exist.
+    """Print the report, as text or JSON. Returns 1 if the model can't be served, else 0. Raises ConfigError
+    if it does not exist.
     """
     folder = resolve_model(options.model, weights=False, tokenizer=False)
     local = options.model == "demo" or Path(options.model).expanduser().exists()

@@ -28,7 +28,7 @@ from blinkpy.models.weights.checkpoint import open_checkpoint
 from blinkpy.models.weights.weight_parts import Part, layer_parts, outer_parts
 from blinkpy.serving.tried_widths import Tried, tried
 
-GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # bytes that they have, about
+GPUS = {"H100, 80 GB": 79 << 30, "H200, 141 GB": 139 << 30}  # approximate memory, bytes
 ATTENTION = ("qkv", "qkv_bias", "o", "o_bias", "q_norm", "k_norm", "sinks")
 PROBE_CHARACTERS = 1 << 16  # of a chat template's text
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class GpuFit(NamedTuple):
     """How a model fits on a GPU.
 
     context: tokens of the longest sequence.
-    cached: tokens of all sequences together.
+    cached: total tokens of all sequences.
     problem: why it does not fit, or "".
     """
 
@@ -51,7 +51,11 @@ class GpuFit(NamedTuple):
 
 @dataclass
 class ModelFacts:
-    """problems: why it can't be served, in the words of the refusal. Bytes are those of the dtype that serves."""
+    """Facts of a model. Bytes are for the serving dtype.
+
+    problems: why it can't be served, as in the error messages.
+    notes: logged warnings.
+    """
 
     model_class: str = "?"
     quantization: str = "none"
@@ -60,10 +64,10 @@ class ModelFacts:
     shape: dict[str, Any] = field(default_factory=dict)
     context: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)  # by part
-    active_parameters: int = 0  # that one token uses
+    active_parameters: int = 0  # used by one token
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by part
     cache_dtype: str = "?"
-    cache_bytes_per_token: int = 0  # of the layers that keep all tokens
+    cache_bytes_per_token: int = 0  # of layers without a window ring
     ring_bytes_per_slot: int = 0
     gpus: list[GpuFit] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)  # runs on GPUs of models with these widths
@@ -72,8 +76,10 @@ class ModelFacts:
 
 
 def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, int]) -> ModelFacts:
-    """The facts of a model's folder. local: its weights should be there. gpus: bytes of memory by name. Raises
-    ConfigError if config.json can't be read.
+    """The facts of a model's folder. Raises ConfigError if config.json can't be read.
+
+    local: the weights should be in the folder.
+    gpus: bytes of memory by name.
     """
     facts = ModelFacts()
     raw = read_json(folder, "config.json")
@@ -97,12 +103,12 @@ def model_facts(folder: Path, config: Config, *, local: bool, gpus: dict[str, in
 
 
 def itemsize_of(model: DecoderDescription, config: Config) -> int:
-    """Bytes of a weight on a GPU; its kernels have no float16, which is widened to bfloat16's size."""
+    """Bytes of a weight on a GPU. float16 is converted to bfloat16."""
     return 4 if "float32" in (config.model.dtype, model.dtype if config.model.dtype == "auto" else "") else 2
 
 
 def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuFit:
-    """How a model fits on a GPU of `total` bytes, all free: the arithmetic of an engine's start."""
+    """How a model fits on a GPU with `total` free bytes, by the arithmetic of an engine's start."""
     itemsize, asked, page_size = itemsize_of(model, config), config.model.max_model_len, config.cache.page_size
     try:
         require_kernels(model)
@@ -117,7 +123,7 @@ def fit(model: DecoderDescription, config: Config, gpu: str, total: int) -> GpuF
 
 
 def by_part(model: DecoderDescription, number: Callable[[Part], int]) -> dict[str, int]:
-    """Sums of a number per weight, for each part of the decoder."""
+    """For each part of the decoder, the sum of `number` over its weights."""
     found: Counter[str] = Counter()
     for part in outer_parts(model):
         found[{"final_norm": "norms", "lm_head": "output"}.get(part.field, part.field)] += number(part)
@@ -191,7 +197,7 @@ def _add_text(facts: ModelFacts, tokenizer: Tokenizer, model: DecoderDescription
         "ends a text": [tokenizer.spell(token)[0] for token in tokenizer.eos_ids],
     }
     if not tokenizer.eos_ids:
-        facts.notes.append("no end-of-sequence id is named: every answer goes on to its limit")
+        facts.notes.append("no end-of-sequence id is defined: every response ends at its token limit")
     if model is not None and tokenizer.vocab_size > model.vocab_size:
         facts.notes.append(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {model.vocab_size}: the rest is refused")
     facts.chat = {
@@ -213,7 +219,7 @@ def _tried(facts: ModelFacts, make: Callable[[], T]) -> T | None:
 
 @contextmanager
 def _collected(notes: list[str]) -> Iterator[None]:
-    """Warnings that are logged meanwhile become notes."""
+    """Append warnings that are logged meanwhile to `notes`."""
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

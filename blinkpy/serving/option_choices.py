@@ -1,10 +1,10 @@
-"""The options that modules add to blinkpy.config, and the choices that they fill."""
+"""Registers the options and choices that modules add to blinkpy.config."""
 
 from importlib import import_module
 
 
 def load_choices() -> None:
-    """Make the options of admission and of all transports known to Config, and the names of all parsers."""
+    """Register the options of admission and transports, and the names of all parsers."""
     import_module("blinkpy.dpu.tools.reasoning")
     import_module("blinkpy.dpu.tools.call_format").call_formats()
     import_module("blinkpy.dpu.admission.admission_options")

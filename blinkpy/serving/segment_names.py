@@ -1,4 +1,4 @@
-"""Names of queue segments of `serve` and `LLM`, which the user does not choose."""
+"""Generated names for the queue segments of `serve` and `LLM`."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ SERVE_PREFIX = "serve-"  # prefix of generated segment names
 
 
 def private_name() -> str:
-    """A name for the segment of this process, never used before."""
+    """A new unique segment name for this process."""
     return f"{SERVE_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def remove_leftovers() -> None:
-    """Remove segments of earlier `serve` and `LLM` whose engines were killed together with whatever watched them."""
+    """Remove segments of earlier `serve` and `LLM` processes that were killed with their engines."""
     for path in FOLDER.glob(f"blinkpy.{SERVE_PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's
             unlink_stale(path.name.removeprefix("blinkpy."))

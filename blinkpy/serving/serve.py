@@ -1,13 +1,11 @@
-"""`blinkpy serve`: an engine and front ends as processes, watched by this one.
+"""`blinkpy serve`: an engine and front ends as processes, watched by this process.
 
 Order of a start: find the model, start the engine, wait until it is ready, start the front ends, print the
-address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the
-engine stops, then the segment is removed. An engine that dies before that is restarted
-(blinkpy.serving.engine_group).
+address. Order of an end: front ends stop accepting and finish their requests (--shutdown-s), then the engine
+stops, then the segment is removed. An engine that dies earlier is restarted (blinkpy.serving.engine_group).
 
-No death prevents the next start: children end when this process does (see blinkpy.processes), a segment
-without a living engine is removed (see blinkpy.transport.segment), and segments of `serve` have their own
-names.
+No death prevents the next start: children end with this process (blinkpy.processes), a segment without a
+living engine is removed (blinkpy.transport.segment), and segments of `serve` have unique names.
 """
 
 import contextlib
@@ -32,12 +30,14 @@ from blinkpy.serving.frontend_process import FRONTEND_HURRY_S, FRONTEND_START_S,
 from blinkpy.serving.segment_names import private_name, remove_leftovers
 from blinkpy.transport.transport_kinds import chosen_end
 
-LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # beyond --shutdown-s: then the kernel ends this process, whatever keeps it
-FAULT_GRACE_S = 5.0  # how long front ends continue answering errors after the engine died
+LONGEST_END_S = 2 * ENGINE_STOP_S + 20.0  # in addition to --shutdown-s; then the kernel ends this process
+FAULT_GRACE_S = 5.0  # time for which front ends answer with errors after the engine's death
 
 
 def serve(config: Config, given: frozenset[str]) -> int:
-    """Serve until a signal or a failure, and end this process. given: names of options that somebody set. Raises ConfigError."""
+    """Serve until a signal or a failure, then end this process. given: names of options that the user set.
+    Raises ConfigError.
+    """
     if chosen_end(ENDS, config).crosses_machines:
         way = f"--transport {config.transport.transport}"
         raise ConfigError(f"serve runs on one machine only; for {way}, start `blinkpy engine` and `blinkpy frontend`")
@@ -53,9 +53,9 @@ def serve(config: Config, given: frozenset[str]) -> int:
 
 
 def _run(config: Config) -> int:
-    """Serve until a signal or a failure; the exit code."""
+    """Serve until a signal or a failure. Returns the exit code."""
     progress = Progress()
-    told, hang_ups = list[Child](), list[None]()  # processes that receive SIGHUP: the front end, once it is ready
+    told, hang_ups = list[Child](), list[None]()  # ready front ends, which receive SIGHUP
 
     def hang_up() -> None:
         hang_ups.append(None)
@@ -92,7 +92,7 @@ def _run(config: Config) -> int:
 
             facts = frontend.wait_ready(FRONTEND_START_S, on_tick=look)
             told.append(frontend)
-            if hang_ups:  # it may have read its files before
+            if hang_ups:  # it may have read its files before the signal
                 frontend.hang_up()
             print_ready(config, int(facts["port"]), progress.close())
 

@@ -1,6 +1,8 @@
-"""Which forms of a model were run on a GPU: two layers at its widths, compared with transformers. No torch.
+"""The forms of a model that ran on a GPU: two layers with its widths, compared with transformers. Needs no
+torch.
 
-`tried_widths.json` is made from benchmarks/results/published_widths.json by tools/write_tried_widths.py (`make docs`).
+tools/write_tried_widths.py generates `tried_widths.json` from benchmarks/results/published_widths.json (`make
+docs`).
 """
 
 import json
@@ -20,21 +22,23 @@ class Tried(NamedTuple):
     form: str  # "bfloat16", "fp8" (a scale for each row), "fp8_blocks" or "mxfp4"
     kv_cache: str  # value of --kv-cache-dtype
     gpu: str
-    agrees: bool  # log probabilities, within the test's limit
+    agrees: bool  # log probabilities are within the test's limit
     largest_error: float | None  # of a log probability
     date: str
     commit: str
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The result as text."""
         cache = "" if self.kv_cache == "auto" else f" with a cache of {self.kv_cache}"
         error = "" if self.largest_error is None else f", largest error {self.largest_error:.2g}"
         return f"{self.form}{cache} {'agrees' if self.agrees else 'differs'}{error} ({self.gpu}, {self.date[:10]})"
 
 
 def widths_of(model: DecoderDescription) -> str:
-    """The sizes that decide which kernels a model's layers run; models with equal ones share results."""
+    """The sizes on which the choice of kernels for a model's layers depends. Models with equal sizes share
+    results.
+    """
     mlps = []
     for mlp in dict.fromkeys(layer.mlp for layer in model.layers):
         if isinstance(mlp, Experts):

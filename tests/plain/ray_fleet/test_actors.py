@@ -63,7 +63,7 @@ def test_what_can_not_start_is_told(temporary: Path) -> None:
 def test_who_is_told_to_end_does_not_start(temporary: Path) -> None:
     for actor in (EngineActor(table(), 0, False), FrontEndActor(table(), 0)):
         actor.end()
-        assert actor.start([]) == Started(problem="it was told to end")
+        assert actor.start([]) == Started(problem="it was asked to end")
     assert not list(temporary.iterdir())
 
 
@@ -77,7 +77,7 @@ def test_who_waits_for_a_lost_engine_can_be_told_to_end() -> None:
         with pytest.raises(TimeoutError):
             start.result(0.3)
         actor.end()
-        assert start.result(60) == Started(problem="it was told to end")
+        assert start.result(60) == Started(problem="it was asked to end")
     path.unlink()
 
 
@@ -97,7 +97,7 @@ def test_an_end_beside_a_start_leaves_nothing(temporary: Path, monkeypatch: pyte
         start = pool.submit(actor.start, [])
         assert writes.wait(60)
         actor.end()
-        assert start.result(60) == Started(problem="it was told to end")
+        assert start.result(60) == Started(problem="it was asked to end")
     assert not list(temporary.iterdir())
 
 

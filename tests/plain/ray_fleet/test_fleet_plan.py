@@ -80,7 +80,7 @@ interval_s = 1
         ("port = 0", "port must be 1 to 65535 with 1 front ends, not 0"),
         ("port = 65535\n[front_ends]\nnumber = 2", "port must be 1 to 65534 with 2 front ends"),
         ("port = 70000", "port must be 0 to 65535"),
-        ("name = 'x'", "remove name: engines get names of their own"),
+        ("name = 'x'", "remove name: engines get generated names"),
         ("engine = 'a,b'", "remove engine: front ends get all engines"),
         ("engines_file = 'x'", "remove engines_file"),
         ("data_parallel_size = 2", "remove data_parallel_size"),
