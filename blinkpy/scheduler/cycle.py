@@ -1,15 +1,18 @@
 """The turn: from a step's tokens to the next batch, on one screen.
 
-`make_phases(policy)` gives the device functions overlap, schedule and publish, which the loop on the GPU
-runs as kernels (kernels/loop/loop_kernels.py), and `turn`, all three in order, which runs on the host as
-plain Python or compiled by njit (scheduler/host_scheduler.py). Each phase is a file of scheduler/phases, or
-a module beside this one (pace, suspension, yielding). It returns immediately if it has nothing to do.
+`make_phases(policy)` makes the device functions overlap, schedule and publish, which the loop on the GPU
+runs as kernels (kernels/loop/loop_kernels.py). It also makes `turn`, all three in order, which runs on
+the host as plain Python or compiled by njit (scheduler/host_scheduler.py). Each phase is a file of
+scheduler/phases, or a module of this folder (pace, suspension, yielding). It returns immediately if it
+has nothing to do.
 
 To read a turn: docs/glossary.md has the words, and docs/verification.md the rules that the phases follow:
 
     overlap    validate_front_words R1, intake R2, rank_waiting R3, count_computed R4, grow_for_forecast R5
-    schedule   goes_on R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8, update_stalls R9,
-               holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, plan_batch R15,
+    schedule   goes_on R22, commit R6, mark_ending to notify_ends R7 (apply_verdicts R1), stop_state R8,
+    update_stalls R9,
+               holds_step R17, grow_pages R10, begin_yield R16, step_budget R11, admit R12 and R13, plan_batch
+               R15,
                interrupt_or_resume R24
 
 R14 and R18 to R20 concern pages, tenants and best effort in several phases; R21 and R23 concern cut steps.
@@ -46,10 +49,10 @@ from blinkpy.scheduler.yielding import begin_yield
 
 
 class Phases(NamedTuple):
-    """The parts of a turn, as device functions, and all in one."""
+    """The parts of a turn and the whole turn, as device functions."""
 
     overlap: Callable[..., None]
-    """overlap(limits, queues, state, now_ns, lane, lanes): the work that needs none of the step's tokens. It
+    """overlap(limits, queues, state, now_ns, lane, lanes): the work that is independent of the step's tokens. It
     may run in parallel to the step, once per step. now_ns: monotonic clock, the same for all lanes.
     """
     schedule: Callable[..., int]
@@ -72,8 +75,8 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
     @device
     def overlap(limits, queues, state, now_ns, lane, lanes):
         """Writes nothing that the running step reads, and releases no page."""
-        time_step(limits, state, now_ns, lane, lanes)  # how long a step takes, where steps are paced
-        read_inbox(limits, queues, state, now_ns, lane, lanes)  # the only loads of words that others write
+        time_step(limits, state, now_ns, lane, lanes)  # the duration of a step, if steps are paced
+        read_inbox(limits, queues, state, now_ns, lane, lanes)  # the only loads of words of other parties
         validate_front_words(limits, state, lane, lanes)  # a verdict for each queue pair
         count_computed(limits, state, lane, lanes)  # the step's tokens are in the cache; index its full pages
         intake(limits, queues, state, lane, lanes)  # submission entries -> requests, bounded
@@ -89,18 +92,18 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
                 return bucket
         if between_groups(state) and goes_on(limits, state, lane, lanes):
             return next_group(state, lane, lanes)  # of a cut step, unless it is suspended now
-        end_flight(state, lane, lanes)  # of a step that was cut
+        end_flight(state, lane, lanes)  # after the last group of a cut step
         commit(limits, queues, state, lane, lanes)  # append tokens, check ends, publish completions
         ending = mark_ending(state, lane, lanes)  # cancels, and requests of revoked queue pairs
-        release_ended(limits, state, ending, lane, lanes)  # their pages at once
+        release_ended(limits, state, ending, lane, lanes)  # their pages are free immediately
         apply_verdicts(limits, queues, state, lane, lanes)  # revoke and grant queue pairs
-        notify_ends(limits, queues, state, lane, lanes)  # last completions, as far as rings have room
+        notify_ends(limits, queues, state, lane, lanes)  # last completions, while rings have space
         stop = stop_state(state, lanes)
         if stop != S.NO_BATCH:
             return clear_batch(state, stop, lane, lanes)  # the last step is committed
         update_stalls(limits, state, lane, lanes)  # requests without space in their completion ring
         if not is_suspended(state) and holds_step(limits, state, lane, lanes):
-            return clear_batch(state, S.NO_BATCH, lane, lanes)  # everybody is ahead of the target
+            return clear_batch(state, S.NO_BATCH, lane, lanes)  # every request is ahead of its target
         bucket = S.NO_BATCH
         if not is_suspended(state) or state.counts[S.INTERRUPTS] != 0:
             grow_pages(limits, state, lane, lanes)  # evict, then preempt, until decodes have their pages
@@ -108,7 +111,7 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
             yields = is_suspended(state) or begin_yield(limits, state, lane, lanes)
             budget = step_budget(limits, state, yields, lane, lanes)
             admit(limits, queues, state, budget, yields, lane, lanes)  # best rank first; prefix hits; no overtaking
-            rank_waiting(queues, state, lane, lanes)  # those that were preempted
+            rank_waiting(queues, state, lane, lanes)  # preempted requests
             bucket = plan_batch(limits, state, budget, yields, lane, lanes)  # decode rows, prefill chunks, bucket, padding
         if is_suspended(state):
             bucket = interrupt_or_resume(limits, state, bucket, lane, lanes)
@@ -131,18 +134,19 @@ def make_phases(policy: Policy = fcfs, *, fast_path: bool = True) -> Phases:
 
 
 def make_turn(policy: Policy = fcfs) -> Callable[..., int]:
-    """The device function turn of Phases. It must not be called while a step runs, nor again before the step that it
-    asked for ran."""
+    """The device function turn of Phases. It must not be called while a step runs, or again before the
+    planned step has run.
+    """
     return make_phases(policy).turn
 
 
 @device
 def stop_state(state, lanes):
-    """STOPPED or DRAINED if the host's command ends the loop here, or else NO_BATCH."""
+    """STOPPED or DRAINED if the host's command ends the loop now, else NO_BATCH."""
     command, counts = state.inbox.command[0], state.counts
     result = S.NO_BATCH
     if is_suspended(state):
-        result = S.NO_BATCH  # it ends first
+        result = S.NO_BATCH  # the suspended step ends first
     elif command == COMMAND_STOP:
         result = S.STOPPED
     elif command == COMMAND_DRAIN and counts[S.RUNNING_COUNT] + counts[S.WAITING_COUNT] + counts[S.FINISHING_COUNT] == 0:
@@ -153,7 +157,7 @@ def stop_state(state, lanes):
 
 @device
 def clear_batch(state, result, lane, lanes):
-    """No further batch. Returns result."""
+    """Clear the batch. Returns `result`."""
     if lane == 0:
         for i in range(S.BATCH_COUNTS):
             state.batch.counts[i] = 0

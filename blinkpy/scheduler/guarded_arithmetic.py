@@ -48,12 +48,12 @@ def describe_policy_fault(fault: int, places: tuple[Place, ...]) -> tuple[Place,
 
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-HALF = 1 << 31  # products of smaller numbers fit
+HALF = 1 << 31  # products of smaller factors fit
 
 
 @device
 def set_fault(faults, at, place, kind):
-    """Keep a fault, if it is the first."""
+    """Record a fault if it is the first one."""
     if faults[at] >> FAULT_SHIFT == 0:
         faults[at] |= (place << KIND_BITS | kind) << FAULT_SHIFT
 
@@ -99,7 +99,7 @@ def product_fits(a, b):
     x, y = abs(a), abs(b)
     most = HIGHEST // y
     if (a < 0) != (b < 0) and HIGHEST % y == y - 1:
-        most += 1  # the lowest integer is one further from 0 than the highest
+        most += 1  # the lowest integer's magnitude is one more than the highest integer's
     return x <= most
 
 
@@ -122,7 +122,7 @@ def modulo(a, b, faults, at, place):
         set_fault(faults, at, place, ZERO_DIVISION)
         return 0
     if b == -1:
-        return 0  # the processor computes a // b with it, which the lowest integer has not
+        return 0  # the processor also computes a // b, which overflows for the lowest integer
     return a % b
 
 
@@ -137,7 +137,7 @@ def power(a, b, faults, at, place):
     if -1 <= a <= 1:
         return a if a != -1 or b % 2 == 1 else 1
     result = a
-    for _ in range(min(b, 64) - 1):  # 2 ** 63 is too much already
+    for _ in range(min(b, 64) - 1):  # 2 ** 63 already overflows
         result = multiply(result, a, faults, at, place)
     return result
 
@@ -179,19 +179,19 @@ def magnitude(a, faults, at, place):
 
 @device
 def smaller(a, b):
-    """min(a, b) of two of a kind."""
+    """min(a, b) of two values of one kind."""
     return b if b < a else a
 
 
 @device
 def larger(a, b):
-    """max(a, b) of two of a kind."""
+    """max(a, b) of two values of one kind."""
     return b if b > a else a
 
 
 @device
 def element(index, length, faults, at, place):
-    """The element that array[index] means, counted from 0."""
+    """The index, from 0, of array[index]."""
     if index < 0:
         index += length
     if index < 0 or index >= length:
@@ -214,7 +214,7 @@ def range_length(first, last, step, faults, at, place):
 
 @device
 def out_of_rounds(faults, at, place):
-    """Count a round of a loop. Whether the loop must end: there were too many, or there is a fault."""
+    """Count a round of a loop. Returns whether the loop must end, after too many rounds or a fault."""
     if faults[at] >> FAULT_SHIFT != 0:
         return True
     if faults[at] & ROUNDS_MASK >= MOST_ROUNDS:
@@ -226,7 +226,7 @@ def out_of_rounds(faults, at, place):
 
 @device
 def checked_rank(rank, faults, at):
-    """The rank that counts: the policy's, or WORST_RANK if it faulted or is greater."""
+    """The policy's rank, or WORST_RANK if it faulted or is greater."""
     if rank > WORST_RANK:
         set_fault(faults, at, 0, BAD_RANK)
     return rank if faults[at] >> FAULT_SHIFT == 0 else WORST_RANK

@@ -20,7 +20,7 @@ from blinkpy.scheduler.policy_key import policy_digest
 
 @lru_cache(maxsize=8)
 def compiled_turn(policy: Policy) -> Any:
-    """schedule as an njit function: it takes Tables (device/table_codegen.py), and holds no lock of the interpreter."""
+    """The turn as an njit function. It takes Tables (device/table_codegen.py), and releases the GIL."""
     schedule, digest = make_turn(policy), policy_digest(policy)
     return njit(schedule, nogil=True) if digest is None else cached_njit(schedule, (digest,), nogil=True)
 
@@ -37,7 +37,7 @@ class Scheduler:
         self.limits, self.state, self.mode = limits, state, mode
         self._function: Callable[..., int]
         self._limits: Any
-        self.state_argument: Any  # the state as compiled functions, or the source, take it
+        self.state_argument: Any  # the state in the form that the function takes
         self._queues: Any
         if mode == "njit":
             self._limits, self.state_argument = ArgumentTable(limits), ArgumentTable(state)
@@ -56,19 +56,22 @@ class Scheduler:
         self._attached = True
 
     def turn(self, now_ns: int) -> int:
-        """Commit the last step's state.batch.sampled and plan the next one. now_ns: monotonic clock. See make_turn."""
+        """Commit the last step's state.batch.sampled and plan the next step. See make_turn.
+
+        now_ns: of the monotonic clock.
+        """
         if not self._attached:
             raise RuntimeError("call attach() before the first turn")
         return self._function(self._limits, self._queues, self.state_argument, now_ns, 0, 1)
 
     def check(self) -> list[str]:
-        """Descriptions of the faults with the state; empty if it is sound."""
+        """Descriptions of the state's faults; empty if it has no fault."""
         if self.mode == "njit":
             return table_faults(self.state, self._limits, self.state_argument, self._scratch)
         return state_faults(self.limits, self.state)
 
 
 def _some_views() -> EngineViews:
-    """Views of a smallest segment: they have the types of all others."""
+    """Views of a minimal segment; all segments' views have the same types."""
     layout = QueueLayout(QueueSizes(pairs=1, slots=1, sq_entries=2, cq_entries=2, prompt_tokens=16, hash_entries=1))
     return engine_views(memoryview(bytearray(layout.total_bytes)), layout)

@@ -2,9 +2,9 @@
 class), a step waits until a request needs it.
 
 A held step is a turn without a batch: the loop keeps turning, so new events are seen immediately and the
-heartbeat continues. Requests that wait for the same step share it, and the weights are read less often. The
-rule is R17 of docs/verification.md. A request's pace counts from its first token, so after a late step it
-catches up; however far ahead it is, it waits no longer than one pace for its next token.
+heartbeat continues. Requests that wait for the same step share it, and the weights are read less often.
+The rule is R17 of docs/verification.md. A request's pace counts from its first token, so it catches up
+after a late step. Even a request that is far ahead waits at most one pace for its next token.
 """
 
 from blinkpy.device.portable import barrier, block_max, device, strided
@@ -15,7 +15,7 @@ from blinkpy.scheduler.suspension import step_ended
 
 PACED_NS = S.COUNTER_INDEX["paced_ns"]
 NEVER = 1 << 62
-DECAY_SHIFT = 3  # after a slow step the estimate falls by 2**-3 with each faster one
+DECAY_SHIFT = 3  # the estimate falls by at most 2**-3 per step
 
 
 @device
@@ -36,13 +36,15 @@ def time_step(limits, state, now_ns, lane, lanes):
         if rows == batch.counts[S.DECODE_ROWS]:
             known = pace[S.PACE_STEP_NS]
             slowest = max(now_ns - state.inbox.now_ns[0], known - (known >> DECAY_SHIFT))
-            pace[S.PACE_STEP_NS] = min(slowest, limits.best_effort_pace_ns)  # no step is held at a pace that a step can't keep
+            pace[S.PACE_STEP_NS] = min(slowest, limits.best_effort_pace_ns)  # a step slower than the pace is never held
         pace[S.PACE_TOKEN_NS] = now_ns
 
 
 @device
 def holds_step(limits, state, lane, lanes):
-    """Part of schedule, before anything is planned: whether the next step has to wait. Counts the time for which steps waited."""
+    """Whether the next step has to wait; part of schedule, before the batch is planned. Counts the time for
+    which steps waited.
+    """
     if limits.best_effort_pace_ns == 0:
         return False
     pace, now = state.pace, state.inbox.now_ns[0]

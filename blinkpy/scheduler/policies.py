@@ -1,10 +1,10 @@
 """Scheduling policies: a pure function, rank(request) -> int; lower ranks are served first.
 
 The rank is computed when a request begins to wait: on arrival, and after each preemption. Equal ranks are
-served in order of arrival. The request with the lowest rank always makes progress; the one with the highest
-is preempted first. A policy is compiled into the scheduler, so it can use integer arithmetic, comparisons,
-branches, loops and other such functions. A user's policy is compiled from guarded code (policy_language),
-which never fails: a request for which it has no rank gets WORST_RANK.
+served in order of arrival. The request with the lowest rank always makes progress, and the request with
+the highest rank is preempted first. A policy is compiled into the scheduler, so it can use integer
+arithmetic, comparisons, branches, loops and other such functions. A user's policy is compiled from
+guarded code (policy_language), which never fails: a request for which it has no rank gets WORST_RANK.
 """
 
 import importlib.util
@@ -30,21 +30,21 @@ class RequestFields(NamedTuple):
     """The fields of a request that a policy may read."""
 
     arrival: int  # number of the request, in the order in which the engine accepted them
-    arrival_us: int  # engine's clock when it was accepted, us
+    arrival_us: int  # time of acceptance by the engine's clock, us
     prompt_length: int  # tokens
-    max_tokens: int  # most tokens that it may generate
+    max_tokens: int  # maximum number of generated tokens
     generated: int  # tokens generated so far; more than 0 after a preemption
-    priority: int  # as given with the request; lower is more urgent
-    preemptions: int  # how often it was preempted
-    pair: int  # queue pair, i.e. front-end worker, that it came from
-    tenant: int  # number of the key that it came with, as the front end gave it; 0: none
+    priority: int  # from the request; lower is more urgent
+    preemptions: int  # number of preemptions
+    pair: int  # its queue pair, i.e. front-end worker
+    tenant: int  # number of its API key; 0 without a key
     best_effort: int  # its class: 0 latency-sensitive, 1 best effort
     tenant_service: int  # service of its tenant in its class at acceptance (tenant_service.py), 1/1000 tokens
 
 
 Policy = Callable[[RequestFields], int]
 MOST_BYTES = 1 << 20  # of a policy's file
-_SOURCES: WeakKeyDictionary[Policy, bytes] = WeakKeyDictionary()  # text of the file that gave each user's policy
+_SOURCES: WeakKeyDictionary[Policy, bytes] = WeakKeyDictionary()  # text of each user policy's file
 
 SHORT_PROMPT_US = 50
 """About twice the prefill time of a token of an 8B model on one H200. 20 to 200 serve about as well: docs/tuning.md."""
@@ -63,25 +63,25 @@ def fcfs(request):
 
 
 def priority(request):
-    """The request's priority; equals in order of arrival."""
+    """The request's priority; equal ones in order of arrival."""
     return request.priority
 
 
 def short_prompts(request):
-    """Short prompts first, and latency-sensitive requests before best-effort ones: a request is overtaken only
-    by those that arrive within SHORT_PROMPT_US per token of its prompt, plus BEST_EFFORT_US if it is best
-    effort.
+    """Short prompts first, and latency-sensitive requests before best-effort ones. A request is overtaken
+    only by requests that arrive within SHORT_PROMPT_US per token of its prompt, plus BEST_EFFORT_US if it is
+    best effort.
     """
     return request.arrival_us + SHORT_PROMPT_US * request.prompt_length + BEST_EFFORT_US * request.best_effort
 
 
 def shortest_first(request):
-    """Least work left at most: prompt and all tokens that may still be generated."""
+    """Least remaining work first: prompt tokens and tokens that may still be generated."""
     return request.prompt_length + request.max_tokens - request.generated
 
 
 def fair(request):
-    """Tenants by weight, the least served first; latency-sensitive requests before best-effort ones, within
+    """Tenants by weight, the least served first. Latency-sensitive requests precede best-effort ones by
     FAIR_BEST_EFFORT.
     """
     return request.tenant_service + FAIR_BEST_EFFORT * request.best_effort
@@ -97,23 +97,26 @@ SHIPPED: dict[str, Policy] = {
 
 
 def is_shipped(policy: Policy) -> bool:
-    """Whether a policy is one of this module, which can't fail."""
+    """Whether a policy is defined in this module, so that it can't fail."""
     return policy.__module__ == __name__
 
 
 @lru_cache(maxsize=64)
 def guarded_policy(policy: Policy) -> GuardedPolicy:
-    """A user's policy as code that never fails. Raises PolicyError, with the line, for unsupported code."""
-    assert isinstance(policy, FunctionType)  # read_policy sees to it
+    """Rewrite a user's policy to code that never fails. Raises PolicyError, with the line, for unsupported
+    code.
+    """
+    assert isinstance(policy, FunctionType)  # checked by read_policy
     return write_guarded(policy, RequestFields._fields)
 
 
 def load_policy(name: str, source: bytes | None = None) -> Policy:
-    """The shipped policy of that name, or FUNCTION of FILE.py for "FILE.py:FUNCTION".
+    """The shipped policy with this name, or FUNCTION of FILE.py for "FILE.py:FUNCTION".
 
-    source: text of the file, as policy_source gave it; None: it is read now. Raises ConfigError when there is no such file or
-    function, or it is not a function of one request to an integer in the language of policies; the message names the file and
-    the line.
+    source: the file's text from policy_source; None reads the file.
+    Raises ConfigError, with file and line, if the function is missing, or is not a function from one request
+    to an
+    integer in the language of policies.
     """
     function = read_policy(name, source)
     if name not in SHIPPED:
@@ -122,8 +125,9 @@ def load_policy(name: str, source: bytes | None = None) -> Policy:
 
 
 def policy_source(name: str) -> bytes:
-    """The text of a policy's file; empty for a shipped one. Raises ConfigError for other names, and for a file that can't be
-    read."""
+    """The text of a policy's file; empty for a shipped policy. Raises ConfigError for other names, and for a
+    file that can't be read.
+    """
     if name in SHIPPED:
         return b""
     file, separator, _ = name.rpartition(":")
@@ -142,13 +146,16 @@ def policy_source(name: str) -> bytes:
 
 
 def kept_source(policy: Policy) -> bytes:
-    """The text of a user's policy file as it was loaded, whatever became of the file since. A file may import its function:
-    the text is that of the file that was named, the last one with this function."""
+    """The text of a user's policy file when it was loaded. If the file imports its function, the text is that
+    of the importing file, the last one with this function.
+    """
     return _SOURCES[policy]
 
 
 def read_policy(name: str, source: bytes | None = None) -> Policy:
-    """The function of load_policy, before anybody tries to compile it. Runs the file's code, so it may raise, or never end."""
+    """The function of load_policy, not checked yet. Runs the file's code, so it may raise any exception, or
+    never end.
+    """
     if name in SHIPPED:
         return SHIPPED[name]
     if source is None:
@@ -162,10 +169,11 @@ def read_policy(name: str, source: bytes | None = None) -> Policy:
 
 def _load_function(path: Path, name: str, source: bytes) -> Policy:
     spec = importlib.util.spec_from_file_location(f"blinkpy_policy_{path.stem}", path)
-    assert spec is not None and isinstance(spec.loader, InspectLoader)  # the name ends in .py
+    assert spec is not None and isinstance(spec.loader, InspectLoader)  # because the name ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
-        # Not by the loader, which reads the file again, or takes kept byte code for one that was changed within a second.
+        # Without the import system, which would read the file again, or use stale byte code within a second
+        # of a change.
         vars(module)["__loader__"] = _KeptSource(source)
         exec(spec.loader.source_to_code(source, str(path)), vars(module))
     except SyntaxError as error:
@@ -185,13 +193,13 @@ def _load_function(path: Path, name: str, source: bytes) -> Policy:
 
 
 class _KeptSource:
-    """The source that a module was loaded from, even if the file changes."""
+    """The source from which a module was loaded, even if the file changes."""
 
     def __init__(self, source: bytes):
         self._text = decode_source(source)
 
     def get_source(self, name: str) -> str:
-        """The text, as of importlib.abc.InspectLoader."""
+        """The text, for importlib.abc.InspectLoader."""
         return self._text
 
 

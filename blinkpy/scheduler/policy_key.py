@@ -1,7 +1,7 @@
-"""The key of a policy's compiled code: a digest of all that Numba would compile in.
+"""The key of a policy's compiled code: a digest of everything that Numba compiles in.
 
-Numba takes the values of globals, of what a closure holds and of other modules' attributes when it
-compiles. So all of these are hashed here, by value. Library code is named by its package's version.
+At compile time, Numba takes the values of globals, closure variables and attributes of other modules. So all
+of these are hashed here, by value. For library code, the package's version is hashed.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ LIBRARIES = frozenset(("numpy", "numba", *sys.stdlib_module_names))
 
 
 class _UnknownError(Exception):
-    """Something that this module can't compare."""
+    """A value that can't be compared."""
 
 
 def policy_digest(policy: Callable[..., Any]) -> str | None:
-    """A digest of a policy's code and the values it uses, equal in all processes. None if the policy refers to
-    a value that can't be compared; its compiled code must not be cached then.
+    """A digest of a policy's code and of the values that it uses, equal in all processes. None if the policy
+    uses a value that can't be compared; its compiled code must then not be cached.
     """
     digest = hashlib.sha256()
     try:
@@ -36,7 +36,7 @@ def policy_digest(policy: Callable[..., Any]) -> str | None:
 
 
 def _parts(value: Any, seen: dict[int, int]) -> Iterator[str]:
-    """All of a value, as texts. seen: functions and modules that were met, by id, and their number."""
+    """The parts of a value as texts. seen: number of each visited function and module, by id."""
     if isinstance(value, Dispatcher):  # a function that Numba has wrapped
         yield f"njit {sorted(value.targetoptions.items())}"
         value = value.py_func
@@ -69,7 +69,7 @@ def _library(value: Any) -> str:
     if not isinstance(value, ModuleType | type | FunctionType | BuiltinFunctionType | np.ufunc):
         return ""
     if isinstance(value, np.ufunc):
-        module = "numpy"  # older ones don't tell
+        module = "numpy"  # older ufuncs have no module attribute
     else:
         # a method of a value has no module
         module = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
@@ -81,13 +81,13 @@ def _library(value: Any) -> str:
 
 
 def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
-    """A function's code, defaults, and the values of all that its code may name."""
+    """A function's code, defaults, and the values of all names in its code."""
     yield from _code(function.__code__)
     yield from _parts(function.__defaults__ or (), seen)
     for cell in function.__closure__ or ():
         try:
             held = cell.cell_contents
-        except ValueError as error:  # nothing yet
+        except ValueError as error:  # an empty cell
             raise _UnknownError from error
         yield from _parts(held, seen)
     names = sorted(set(_names(function.__code__)))
@@ -98,7 +98,7 @@ def _function(function: FunctionType, seen: dict[int, int]) -> Iterator[str]:
 
 
 def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]:
-    """A global; of a module that is not a library, the attributes that have one of the names."""
+    """A global. For a module that is not a library, its attributes with one of the names."""
     if not isinstance(value, ModuleType) or _library(value):
         yield from _parts(value, seen)
     elif id(value) in seen:
@@ -113,14 +113,14 @@ def _global(value: Any, names: list[str], seen: dict[int, int]) -> Iterator[str]
 
 def _code(code: CodeType) -> Iterator[str]:
     yield f"code {code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_cellvars}"
-    yield f"lines {[line for _, _, line in code.co_lines()]}"  # faults name them
+    yield f"lines {[line for _, _, line in code.co_lines()]}"  # faults name the lines
     yield f"flags {code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
     for constant in code.co_consts:
         yield from _code(constant) if isinstance(constant, CodeType) else _parts(constant, {})
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Names of globals and attributes that a code and those inside of it use."""
+    """Names of globals and attributes in a code object and its nested ones."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

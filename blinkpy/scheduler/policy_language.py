@@ -4,12 +4,13 @@
 and with bounded loops. It refuses unsupported code, with the line. Each variable and function has one kind
 of value:
 
-    integer   64 bits; what needs more is a fault. There are no floats: ranks that should differ must not come out equal
-    truth     of a comparison; 0 or 1 where an integer is wanted
-    request   the argument of rank; it may be handed on, and its fields are integers
+    integer   64 bits; an overflow is a fault. There are no floats, whose rounding could make different ranks
+    equal
+    truth     of a comparison; 0 or 1 if an integer is needed
+    request   the argument of rank; it may be an argument of a call, and its fields are integers
 
-The same pass bounds each value, as far as its form shows the bounds, and warns of divisors that may be 0 and of values of the
-module that can change: compiled code keeps those of the engine's start.
+The same pass finds bounds of each value, as far as possible, and warns of divisors that may be 0. It also
+warns of mutable values of the module, because compiled code keeps their values at the engine's start.
 """
 
 import ast
@@ -32,7 +33,7 @@ from blinkpy.scheduler.guarded_arithmetic import Place
 from blinkpy.scheduler.policy_key import LIBRARIES
 
 Kind = Literal["integer", "truth", "request"]
-OWN = "_blinkpy_"  # begins the names that a policy must not use
+OWN = "_blinkpy_"  # prefix that a policy must not use in names
 GUARDS = [ast.Name(f"{OWN}faults", ast.Load()), ast.Name(f"{OWN}at", ast.Load())]
 ZERO: dict[Kind, Any] = {"integer": 0, "truth": False}
 A_KIND = {"integer": "an integer", "truth": "a truth value", "request": "the request"}
@@ -90,7 +91,7 @@ LAST = "such a request would be served last"
 
 
 class PolicyError(Exception):
-    """A policy uses unsupported code. place: its place."""
+    """A policy uses unsupported code. place: of the code."""
 
     def __init__(self, text: str, place: Place):
         super().__init__(text)
@@ -105,20 +106,22 @@ class GuardedPolicy(NamedTuple):
 
     function: Callable[..., int]
     places: tuple[Place, ...]  # of its faults
-    warnings: tuple[tuple[Place, str], ...]  # what it may not mean
+    warnings: tuple[tuple[Place, str], ...]  # possible mistakes
 
 
 class Value(NamedTuple):
-    """An expression that was written, and its kind."""
+    """A rewritten expression and its kind."""
 
     node: ast.expr
     kind: Kind
-    low: float = -math.inf  # bounds, as far as its form shows them
+    low: float = -math.inf  # bounds of an integer, as far as known
     high: float = math.inf
 
 
 def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolicy:
-    """A policy as guarded code. fields: of a request. Raises PolicyError with the line for unsupported code."""
+    """Rewrite a policy to guarded code. fields: of a request. Raises PolicyError with the line for
+    unsupported code.
+    """
     program = Program(fields)
     code = policy.__code__
     program.places.append(Place(code.co_filename, code.co_firstlineno))
@@ -133,7 +136,12 @@ def write_guarded(policy: FunctionType, fields: tuple[str, ...]) -> GuardedPolic
 
 
 class Program:
-    """All functions of a policy. names: globals of the written code; definitions: it, with the files that it came from."""
+    """All functions of a policy.
+
+    fields: of a request.
+    names: globals of the rewritten code.
+    definitions: the rewritten functions, with their files.
+    """
 
     def __init__(self, fields: tuple[str, ...]):
         self.fields = fields
@@ -144,7 +152,9 @@ class Program:
         self._written: dict[tuple[Any, ...], tuple[str, Kind] | None] = {}
 
     def function(self, function: FunctionType, kinds: tuple[Kind, ...], caller: Place) -> tuple[str, Kind]:
-        """Write a function for arguments of these kinds, once; its name in the written code, and the kind of its results."""
+        """Rewrite a function for arguments of these kinds, once. Returns its name in the rewritten code, and
+        the kind of its result.
+        """
         key = function, kinds
         if key not in self._written:
             self._written[key] = None
@@ -164,7 +174,9 @@ class Program:
         return written
 
     def array(self, value: Any) -> tuple[str, int]:
-        """A row of integers, kept for the written code: its name and length. Raises ValueError for others."""
+        """Add an array of integers to the rewritten code. Returns its name and length. Raises ValueError for
+        other values.
+        """
         array = np.asarray(value)
         if array.ndim != 1 or not len(array) or not np.can_cast(array.dtype, np.int64):
             raise ValueError
@@ -186,14 +198,16 @@ class FunctionWriter:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         self.cells = {name: cell.cell_contents for name, cell in cells}
         self.local = set(function.__code__.co_varnames)
-        self._breaks: list[list[set[str]]] = []  # for each open loop, what has a value at its breaks
+        self._breaks: list[list[set[str]]] = []  # for each open loop, the assigned names at its breaks
         self._temporaries = 0
         stores = [each.id for each in ast.walk(source) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
         self._once = {name for name in stores if stores.count(name) == 1} - set(self.parameters)
-        self._bounds: dict[str, tuple[float, float]] = {}  # of names that have one value alone
+        self._bounds: dict[str, tuple[float, float]] = {}  # of names that are assigned once
 
     def write(self, name: str) -> ast.FunctionDef:
-        """The function, with two more arguments: the words of faults, and the request's place there."""
+        """The rewritten function, with two more arguments: the words of faults, and the request's index in
+        them.
+        """
         arguments = self.source.args
         if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
             raise self.error(f"{self.source.name} has arguments other than plain positional ones", self.source)
@@ -210,7 +224,7 @@ class FunctionWriter:
                 f"{self.source.name} must return an integer on every path, but may end without `return`", self.source
             )
         zeros = [self._assign(local, Value(ast.Constant(ZERO[kind]), kind)) for local, kind in self._own_names()]
-        last = ast.Return(ast.Constant(ZERO[self.result]))  # for loops that are ended
+        last = ast.Return(ast.Constant(ZERO[self.result]))  # for loops that were stopped
         every = [ast.arg(parameter) for parameter in (*self.parameters[: self._given], *(name.id for name in GUARDS))]
         written = ast.FunctionDef(
             name,
@@ -233,14 +247,14 @@ class FunctionWriter:
         return self.error(f"{self.source.name} uses a float; {SCALED}", node)
 
     def unsupported(self, node: ast.expr | ast.stmt) -> PolicyError:
-        """An error that names what a node is, in the user's words."""
+        """An error that names the unsupported code in the user's words."""
         for what, kinds in NOT_IN_A_POLICY.items():
             if isinstance(node, kinds):
                 return self.error(f"{self.source.name} uses {what}, which policies do not support", node)
         text = ast.unparse(node).partition("\n")[0]
         return self.error(f"{self.source.name} uses `{text}`, which policies do not support", node)
 
-    # ---- statements: each gives what is written, and the names that have a value behind it; None where nothing is reached -----
+    # ---- statements: each returns the rewritten ones, and the names assigned after them; None if unreachable -----
 
     def block(self, statements: list[ast.stmt], known: set[str]) -> tuple[list[ast.stmt], set[str] | None]:
         written: list[ast.stmt] = []
@@ -308,7 +322,7 @@ class FunctionWriter:
     def assigned_together(
         self, node: ast.stmt, targets: list[ast.expr], values: list[Value], known: set[str]
     ) -> tuple[list[ast.stmt], set[str]]:
-        """a, b = b, a: all values first."""
+        """Rewrite `a, b = b, a`: evaluate all values first."""
         names = [target.id if isinstance(target, ast.Name) else "" for target in targets]
         if "" in names:
             raise self.unsupported(node)
@@ -336,7 +350,7 @@ class FunctionWriter:
     def for_loop(
         self, node: ast.stmt, name: str, bounds: list[ast.expr], body: list[ast.stmt], known: set[str]
     ) -> tuple[list[ast.stmt], set[str]]:
-        """Over a count of rounds: range itself may overflow."""
+        """Rewrite as a loop over a count of rounds, because range itself may overflow."""
         values = [self.integer(self.expression(bound, known), bound) for bound in bounds]
         if len(values) == 1:
             values = [ast.Constant(0), *values]
@@ -464,7 +478,7 @@ class FunctionWriter:
         return Value(self.guarded(INTEGER_OPERATORS[type(op)], [a, b], node), "integer", *_bounds(op, left, right))
 
     def comparison(self, node: ast.Compare, known: set[str]) -> Value:
-        """A chain is rewritten as pairs, so its middle operands are computed twice."""
+        """A chain is rewritten as pairs, so its middle operands are evaluated twice."""
         operands = [node.left, *node.comparators]
         for repeated in operands[1:-1]:
             if any(isinstance(part, ast.Call) for part in ast.walk(repeated)):
@@ -525,7 +539,7 @@ class FunctionWriter:
         raise self.error(f"{self.source.name} calls `{ast.unparse(node)}`; a policy can call {CALLABLE}", node)
 
     def conversion(self, function: Any, value: Value, node: ast.AST) -> Value | None:
-        """A call with one argument, of a function that the language knows."""
+        """A call of a known function with one argument, or None."""
         if any(function is each for each in FLOATING):
             raise self.floating(node)
         if function is bool:
@@ -560,13 +574,13 @@ class FunctionWriter:
         return value.node
 
     def of_one_kind(self, values: list[Value], node: ast.AST) -> list[Value]:
-        """Values of which one is taken: integers, or truth values."""
+        """Values of which one is chosen, converted to one kind: integers, or truth values."""
         if {value.kind for value in values} == {"truth"}:
             return values
         return [value._replace(node=self.integer(value, node), kind="integer") for value in values]
 
     def converted(self, value: Value, kind: Kind, what: str, node: ast.AST) -> ast.expr:
-        """A value converted to a kind: its own, or an integer if it is a truth value."""
+        """A value converted to a kind: its own kind, or integer if it is a truth value."""
         if value.kind == kind:
             return value.node
         if (value.kind, kind) == ("truth", "integer"):
@@ -579,7 +593,7 @@ class FunctionWriter:
                 return value.node
             case "truth":
                 return ast.IfExp(value.node, ast.Constant(1), ast.Constant(0))
-        raise self.error(f"{A_KIND[value.kind]} where an integer is needed", node)
+        raise self.error(f"{A_KIND[value.kind]} although an integer is needed", node)
 
     # ---- names of the written code ------------------------------------------------------------------------------------------
 
@@ -597,7 +611,7 @@ class FunctionWriter:
 
 
 def _bounds(op: ast.operator, left: Value, right: Value) -> tuple[float, float]:
-    """Of left op right, integers, where they follow from those of both."""
+    """The bounds of left op right, as far as the operands' bounds determine them."""
     if isinstance(op, ast.Add):
         return left.low + right.low, left.high + right.high
     if min(left.low, right.low) < 0:

@@ -1,7 +1,9 @@
-"""A trial of a user's policy, in a process of its own: it is loaded, read by the rules of the language, and called.
+"""A trial of a user's policy in a child process: it is loaded, checked by the rules of the language, and
+called.
 
-It writes one JSON object a line to its standard output: {"stage": name, "compute_s": n} before each stage, {"finding": [...]},
-{"digest": text} of the policy, and {"done": true} at the end. What the policy prints goes nowhere.
+The process writes one JSON object per line to standard output: {"stage": name, "compute_s": n} before each
+stage, {"finding": [...]}, {"digest": text} of the policy, and {"done": true} at the end. The policy's own
+output is discarded.
 """
 
 import contextlib
@@ -27,13 +29,13 @@ from blinkpy.scheduler.policy_vetting import Finding
 USUAL_IMPORTS = frozenset({"typing", "numba", "numpy", "math", "blinkpy"})  # for annotations, constants, or tests
 SAMPLES = 1000
 LOAD_S, CALLS_S = 30, 60  # CPU time of a stage
-IMPORT_S, CALL_S = 15.0, 5.0  # CPU time of the file with all that it imports, and of calls; then the finding has the line
-IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stage that uses less than this share of a core for so long waits, and ends, too
-MOST_LINES = 200_000  # in one call: what runs longer is taken to have no end
-MANY_LINES = 1_000  # in one call; each request that begins to wait costs so much, and the step waits for it
+IMPORT_S, CALL_S = 15.0, 5.0  # CPU time of the file and its imports, and of calls; the finding then has the line
+IDLE_S, LEAST_SHARE = 60.0, 0.01  # a stage that uses less than this share of a core for this time is waiting, and is ended
+MOST_LINES = 200_000  # per call; a longer call counts as endless
+MANY_LINES = 1_000  # per call, above which a note warns: each request that begins to wait delays the step by a call
 INT64 = range(-(1 << 63), 1 << 63)
 
-LONGEST = 1 << 22  # tokens: the bound of --max-model-len
+LONGEST = 1 << 22  # tokens: the limit of --max-model-len
 
 BOUNDS: dict[str, tuple[int, ...]] = {
     "arrival": (0, 1, 1 << 40),
@@ -51,7 +53,7 @@ BOUNDS: dict[str, tuple[int, ...]] = {
 
 
 def ordinary(draw: random.Random) -> RequestFields:
-    """A request as servers see them. Lengths and times are spread evenly over their orders of magnitude."""
+    """A typical request. Lengths and times are distributed log-uniformly."""
 
     def spread(most: int) -> int:
         return int(2 ** draw.uniform(0, most.bit_length() - 1))
@@ -73,7 +75,9 @@ def ordinary(draw: random.Random) -> RequestFields:
 
 
 def sample_requests(count: int, seed: int) -> list[RequestFields]:
-    """Ordinary requests first, then some with one field at a bound, then some with all of them there."""
+    """Ordinary requests, then requests with one field at a bound, then requests with all fields at a
+    bound.
+    """
     draw = random.Random(seed)
     samples = [ordinary(draw) for _ in range(count)]
     for name, values in BOUNDS.items():
@@ -83,7 +87,9 @@ def sample_requests(count: int, seed: int) -> list[RequestFields]:
 
 
 class Failed(BaseException):
-    """The check ends here. args: its last findings. Not an Exception, so that a policy that hangs does not catch it."""
+    """Ends the check. args: its last findings. Not an Exception, so that a hanging policy does not catch
+    it.
+    """
 
 
 class Trial:
@@ -99,9 +105,9 @@ class Trial:
         self.policy, self.seed, self._send, self.source = policy, seed, send, source
 
     def stage(self, name: str, compute_s: float) -> None:
-        """Begin a part of the check. When it has computed for compute_s the kernel ends this process, whatever it does then."""
+        """Begin a stage. After compute_s of CPU time the kernel ends this process."""
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        with contextlib.suppress(ValueError):  # the user's own limit is lower
+        with contextlib.suppress(ValueError):  # the hard limit is lower
             resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + compute_s) + 1, hard))
         self._send({"stage": name, "compute_s": compute_s})
 
@@ -110,7 +116,7 @@ class Trial:
             self._send({"finding": finding})
 
     def require(self, *findings: Finding) -> None:
-        """Report them; the check can't go on when one is an error."""
+        """Report findings, and end the check if one of them is an error."""
         if any(finding.level == "error" for finding in findings):
             raise Failed(*findings)
         self.report(*findings)
@@ -123,7 +129,9 @@ class Trial:
         return within(Path(name.rpartition(":")[0]).absolute(), lambda: read_policy(name, self.source), IMPORT_S)
 
     def quick(self) -> tuple[Policy, list[RequestFields], list[int]]:
-        """Import, language and calls: what an engine looks at before it starts. Returns the policy, requests and their ranks."""
+        """Import, language and calls: the checks before an engine starts. Returns the policy, requests and
+        their ranks.
+        """
         self.stage("load", LOAD_S)
         function = self.load()
         if self.policy not in SHIPPED:
@@ -143,8 +151,9 @@ class Trial:
 
 
 def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> Any:
-    """function(), ended by Failed when it computes for most_s, or waits for IDLE_S. On a busy machine it may take longer than
-    either. path: the policy's file."""
+    """Call function(). Raises Failed after most_s of CPU time, or if it waits for IDLE_S. path: the policy's
+    file.
+    """
     computed = time.process_time()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -172,13 +181,14 @@ def within(path: Path, function: Callable[[], Any], most_s: float = CALL_S) -> A
 
 
 class EndlessCall(BaseException):
-    """A call that goes on and on. Not an Exception, so that the policy does not catch it."""
+    """An endless call. Not an Exception, so that the policy does not catch it."""
 
 
 class CountedCalls:
-    """The function with a count of the source lines that each call runs, in the file of the function alone.
+    """The function with a count of the source lines that each call runs in the function's file.
 
-    lines: of the last call. line: the last one that ran.
+    lines: of the last call.
+    line: the last line that ran.
     """
 
     def __init__(self, function: Policy):
@@ -186,7 +196,7 @@ class CountedCalls:
         self._file = function.__code__.co_filename
 
     def __call__(self, request: RequestFields) -> Any:
-        """Raises EndlessCall after MOST_LINES, and whatever the function raises."""
+        """Call the function. Raises EndlessCall after MOST_LINES, and the function's exceptions."""
         self.lines = 0
         before = sys.gettrace()
         sys.settrace(self._trace)
@@ -207,7 +217,7 @@ class CountedCalls:
 
 
 def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[list[int], list[Finding]]:
-    """The ranks of requests, and what is wrong; the first problem of each kind is told."""
+    """The ranks of requests, and the first problem of each kind."""
     counted, longest = CountedCalls(function), 0
     ranks: list[int] = []
     for request in requests:
@@ -234,7 +244,7 @@ def call_in_python(function: Policy, requests: list[RequestFields]) -> tuple[lis
 
 
 def check_language(function: Policy) -> list[Finding]:
-    """What the function uses that the language of policies lacks, and what it may not mean."""
+    """Unsupported code in the function, and possible mistakes."""
     try:
         guarded = guarded_policy(function)
     except PolicyError as error:
@@ -248,7 +258,9 @@ def check_language(function: Policy) -> list[Finding]:
 
 
 def call_guarded(function: Policy, requests: list[RequestFields], ranks: list[int]) -> list[Finding]:
-    """Ask the code that will serve, whose integers have 64 bits; it must give Python's ranks, without a fault."""
+    """Call the code that will serve, which has 64-bit integers. It must return Python's ranks without a
+    fault.
+    """
     guarded = guarded_policy(function)
     for request, rank in zip(requests, ranks, strict=True):
         word = [0]
@@ -264,7 +276,7 @@ def call_guarded(function: Policy, requests: list[RequestFields], ranks: list[in
 
 
 def call_again(function: Policy, requests: list[RequestFields], ranks: list[int], when: str) -> list[Finding]:
-    """Ask for the same requests in the opposite order. when: what else is different this time."""
+    """Call for the same requests in the opposite order. when: describes the second call in a finding."""
     for request, rank in zip(reversed(requests), reversed(ranks), strict=True):
         again = function(request)
         if again != rank:
@@ -274,13 +286,16 @@ def call_again(function: Policy, requests: list[RequestFields], ranks: list[int]
 
 
 def show(request: RequestFields) -> str:
-    """The fields in one line, without those that are 0."""
+    """The request's fields that are not 0, on one line."""
     return "request(" + ", ".join(f"{name}={value}" for name, value in request._asdict().items() if value) + ")"
 
 
 def run_trial(check: Callable[[dict[str, Any], bytes, Callable[[dict[str, Any]], None]], Any]) -> None:
-    """The process: options as JSON in its first argument, the policy's text in its standard input. check: what is done with
-    them; it gets a function that sends a message."""
+    """Main function of the child process. Its first argument has options as JSON, and standard input the
+    policy's text.
+
+    check: runs the checks; its last argument sends a message.
+    """
     source = sys.stdin.buffer.read()
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_RDWR)

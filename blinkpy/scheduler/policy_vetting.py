@@ -1,4 +1,6 @@
-"""A user's policy, tried in a child process before an engine or a replay takes it: the child's messages and its deadlines."""
+"""Vets a user's policy in a child process before an engine or a replay loads it: the parent's side, with
+deadlines.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +24,31 @@ if TYPE_CHECKING:
     from blinkpy.scheduler.policies import Policy
 
 START_S = 120.0  # CPU time of the child before its first message: it imports Numba
-IDLE_S, LEAST_SHARE = 120.0, 0.01  # a child that uses less than this share of a core for so long waits for something
-LOOK_S = 0.5  # between two looks at a silent child
+IDLE_S, LEAST_SHARE = 120.0, 0.01  # a child that uses less than this share of a core for this time is blocked
+LOOK_S = 0.5  # between two checks of a silent child
 NO_END = "no end within the time for it; the policy's process was ended"
 PACKAGE_ROOT = Path(__file__).parents[2]
-TRIAL = "blinkpy.scheduler.policy_trial"  # the module of the child
+TRIAL = "blinkpy.scheduler.policy_trial"  # module of the child
 
 Level = Literal["fine", "note", "warning", "error"]
 
 
 class Finding(NamedTuple):
-    """One result of a check, in a line."""
+    """One result of a check, on one line."""
 
     level: Level
     part: str  # of the check, one word
     text: str
-    line: int = 0  # of the policy's file; 0: none is meant
+    line: int = 0  # of the policy's file; 0: not about a line
 
 
 def run_child(module: str, options: dict[str, Any], source: bytes = b"") -> Iterator[dict[str, Any]]:
-    """The messages of a process that tries a policy.
+    """Yield the messages of a process that tries a policy. A child that takes too long or dies yields an
+    error finding.
 
-    module: its `main()` reads `options` as JSON from its first argument, and `source`, the text of the policy's file, from its
-    standard input. A child that takes too long, or dies, ends in an error finding. Raises ConfigError if the child refuses the
-    options or can't load the policy.
+    module: its `main()` reads `options` as JSON from its first argument, and `source` from standard input.
+    source: text of the policy's file.
+    Raises ConfigError if the child refuses the options or can't load the policy.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", module, json.dumps(options)]
@@ -60,7 +63,7 @@ def run_child(module: str, options: dict[str, Any], source: bytes = b"") -> Iter
 
 
 class ComputeLimit:
-    """A limit on a process's CPU time, by that process's own clock: a busy machine may give it little. seconds: of CPU time."""
+    """A limit on a process's CPU time, in seconds. Wall-clock time would depend on the machine's load."""
 
     def __init__(self, process: int, seconds: float):
         self._clock = (~process << 3) | 2  # Linux: the id of another process's CPU-time clock
@@ -70,11 +73,11 @@ class ComputeLimit:
     def _computed(self) -> float:
         try:
             return time.clock_gettime(self._clock)
-        except OSError:  # it has ended, and its messages say how
+        except OSError:  # it has ended; its messages have the reason
             return 0.0
 
     def reached(self) -> bool:
-        """Whether it has computed for too long, or has waited for IDLE_S."""
+        """Whether the process has reached its limit, or has been idle for IDLE_S."""
         now, computed = time.monotonic(), self._computed()
         if now - self._since > IDLE_S:
             idle, self._since, self._then = computed - self._then < LEAST_SHARE * IDLE_S, now, computed
@@ -113,7 +116,7 @@ def _messages(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _death(code: int, errors: bytes) -> str:
-    """Why the child died. errors: the end of its standard error."""
+    """The reason of the child's death. errors: the end of its standard error."""
     if code == -signal.SIGXCPU:
         return NO_END
     last = errors.decode(errors="replace").strip().splitlines()
@@ -127,8 +130,8 @@ def _finding(stage: str, text: str) -> dict[str, Any]:
 def vetted_policy(name: str) -> Policy:
     """load_policy for a process that must not hang.
 
-    A user's file is read once. The same text is loaded and called in a child process first, and then here. Raises ConfigError
-    with the line of the first error, and for a file that gives another policy each time it is loaded.
+    The file is read once; its text is loaded and called in a child process first, then here. Raises
+    ConfigError with the line of the first error, and for a file whose policy changes from load to load.
     """
     from blinkpy.scheduler.policies import SHIPPED, load_policy, policy_source
     from blinkpy.scheduler.policy_key import policy_digest
@@ -152,7 +155,7 @@ def vetted_policy(name: str) -> Policy:
 
 
 def policy_facts(name: str, policy: Policy) -> dict[str, str]:
-    """What a recording says about its policy: the name, and a digest of the file it came from."""
+    """A recording's description of its policy: the name, and a digest of its file."""
     from blinkpy.scheduler.policies import SHIPPED, kept_source
 
     digest = ""
@@ -162,10 +165,10 @@ def policy_facts(name: str, policy: Policy) -> dict[str, str]:
 
 
 def recorded_policy(about: dict[str, Any], given: str) -> Policy:
-    """The policy of a recording with this description. given: what --policy said, or "".
+    """The policy of a recording with this description. given: the value of --policy, or "".
 
-    A user's own is not in the file: code in a recording would run on whoever opens it. Raises ConfigError where the two
-    don't fit.
+    A recording does not contain the code of a user's policy, because a replay would run it. Raises
+    ConfigError if `given` does not match.
     """
     from blinkpy.scheduler.policies import SHIPPED
 

@@ -1,11 +1,11 @@
-"""Steps that are cut: between two groups of layers one is suspended for latency-sensitive prompts, and resumed behind them.
+"""Cut steps: a step can be suspended between two groups of layers for latency-sensitive prompts, and resumed
+after them.
 
-A step with many best-effort prompt tokens takes long, and a latency-sensitive prompt must not wait for its end. So its layers run
-in limits.step_groups groups, with a turn behind each. Its requests are *in flight* until the last group has run: other phases
-leave them alone, as Requests.stalled is not 0. Steps that interrupt a suspended one are planned from the rest of the state.
-
-One step is suspended at a time, and limits.suspend_steps others interrupt it at most. The rules are R21 to R24 of
-docs/verification.md.
+A step with many best-effort prompt tokens takes long, and a latency-sensitive prompt must not wait for its
+end. So its layers run in limits.step_groups groups, each followed by a turn. Its requests are *in flight*
+until the last group has run: other phases skip them, because Requests.stalled is not 0. Steps that interrupt
+a suspended step are planned from the remaining state. Only one step is suspended at a time, and at most
+limits.suspend_steps steps interrupt it. The rules are R21 to R24 of docs/verification.md.
 """
 
 from blinkpy.device.expect import expect
@@ -27,19 +27,19 @@ def step_ended(batch):
 
 @device
 def is_suspended(state):
-    """Whether a step is suspended, which another one interrupts."""
+    """Whether a step is suspended."""
     return state.suspended.counts[S.ROWS] > 0
 
 
 @device
 def between_groups(state):
-    """Whether a step is cut whose last group has not run, suspended or not."""
+    """Whether the last group of a cut step has not run, suspended or not."""
     return not step_ended(state.batch) or is_suspended(state)
 
 
 @device
 def begin_flight(state, rows, lane, lanes):
-    """Behind the planning of a step that is cut: its requests are in flight."""
+    """Mark the requests of a cut step as in flight, after it was planned."""
     for row in strided(lane, rows, lanes):
         state.requests.stalled[state.batch.row_slots[row]] = S.IN_FLIGHT
     if lane == 0:
@@ -50,7 +50,7 @@ def begin_flight(state, rows, lane, lanes):
 
 @device
 def end_flight(state, lane, lanes):
-    """Part of schedule, behind the last group of a step: its requests are like others again."""
+    """Part of schedule, after a step's last group: its requests are no longer in flight."""
     requests, batch = state.requests, state.batch
     if batch.counts[S.GROUPS] <= 1:
         return
@@ -81,8 +81,8 @@ def goes_on(limits, state, lane, lanes):
 
 @device
 def can_interrupt(limits, state, lane, lanes):
-    """Whether a latency-sensitive prompt takes the next step although the current step has groups left. The
-    same for all lanes.
+    """Whether a latency-sensitive prompt takes the next step although the current step has groups left. Equal
+    for all lanes.
     """
     requests, counts, enters = state.requests, state.counts, False
     slot, _ = next_to_pass(limits, state, counts[S.PASSED], lane, lanes)
@@ -106,7 +106,7 @@ def next_group(state, lane, lanes):
 
 @device
 def suspend(limits, state, lane, lanes):
-    """Put the batch aside, for its next group, and keep the entries of completion queues that its tokens will take."""
+    """Save the batch for its next group, and reserve the entries of completion queues for its tokens."""
     requests, batch, suspended = state.requests, state.batch, state.suspended
     rows = batch.counts[S.ROWS]
     expect(state, suspended.counts[S.ROWS] == 0, F.SUSPENDED_TWICE)
@@ -126,7 +126,7 @@ def suspend(limits, state, lane, lanes):
 def interrupt_or_resume(limits, state, bucket, lane, lanes):
     """While a step is suspended: run the planned step that interrupts it, or resume it.
 
-    bucket: of the interrupting step; below 0 if none was planned.
+    bucket: of the interrupting step; below 0 if there is no such step.
 
     Returns the bucket of the next step.
     """
@@ -153,7 +153,7 @@ def resume(limits, state, lane, lanes):
 
 @device
 def copy_input(state, source, target, lane, lanes):
-    """Move a batch's input with its padding, and its counts: those of the source are 0 then."""
+    """Move a batch's input with its padding and its counts; the source's counts become 0."""
     bucket = source.counts[S.BUCKET]
     tokens, rows = state.buckets.tokens[bucket], state.buckets.rows[bucket]
     for i in strided(lane, tokens, lanes):

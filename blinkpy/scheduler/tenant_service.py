@@ -1,10 +1,10 @@
 """The service of tenants: virtual token counters, by which a policy can be fair between tenants.
 
-A tenant has a counter for each class: its served tokens divided by its weight, where an output token counts
-as OUTPUT_COST (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A rank does not
-change while a request waits, so a request is charged when it is accepted, with its tenant's expected
-output; its service is the counter before the charge (start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM
-ToN 1997). The charge is corrected at its end. A tenant that returns from idle is lifted to the least
+A tenant has a counter for each class: its served tokens divided by its weight (Sheng et al., "Fairness in
+Serving Large Language Models", OSDI 2024). An output token counts as OUTPUT_COST. A rank does not change
+while a request waits, so a request is charged at acceptance, with its tenant's expected output. Its service
+is the counter before the charge (start-time fair queueing: Goyal, Vin, Cheng, IEEE/ACM ToN 1997). The charge
+is corrected at its end. A tenant that returns from idle is lifted to the least
 counter of waiting tenants, so that service can't be saved up. The rule is R18 of docs/verification.md.
 """
 
@@ -16,22 +16,25 @@ from blinkpy.queues.submission import WORD_BEST_EFFORT, WORD_MAX_TOKENS, WORD_PR
 TOKEN_SERVICE = 1000
 """The increase of the counter per prompt token, for a tenant of weight 1."""
 
-OUTPUT_COST = 2  # tokens of a prompt that a generated token counts as
-EXPECTED_OUTPUT = 256  # tokens, of a tenant of which nothing is known
+OUTPUT_COST = 2  # prompt tokens per generated token
+EXPECTED_OUTPUT = 256  # tokens, of a new tenant
 LEARNING_SHIFT = 2  # the expectation moves by 2**-2 of its error after each output
 NONE = 1 << 62
 
 
 @device
 def service_cost(prompt, output, weight):
-    """The increase of a tenant's counter for tokens of a prompt and of an output."""
+    """The increase of a tenant's counter for prompt and output tokens."""
     return (prompt + OUTPUT_COST * output) * (TOKEN_SERVICE * WEIGHT_ONE) // weight
 
 
 @device
 def charge_tenant(limits, state, slot, waiting, lane, lanes):
-    """Charge the tenant of the entry in scratch.entry for it, which gets a slot. waiting: requests in `waiting`, those without a
-    rank included. Lane 0 writes; ends without a barrier."""
+    """Charge the tenant of the entry in scratch.entry for its new request in `slot`.
+
+    waiting: number of requests in `waiting`, including unranked ones.
+    Lane 0 writes; ends without a barrier.
+    """
     requests, tenants, entry = state.requests, state.tenants, state.scratch.entry
     key = entry[WORD_TENANT] << 1 | entry[WORD_BEST_EFFORT]
     row, known = find_tenant(limits, tenants, key, lane, lanes)
@@ -52,7 +55,9 @@ def charge_tenant(limits, state, slot, waiting, lane, lanes):
 
 @device
 def find_tenant(limits, tenants, key, lane, lanes):
-    """(row, whether it is that of the key); else the first of the least counter, which is unused as long as one is."""
+    """(row, whether it has this key). Without such a row: the first row with the least counter; unused rows
+    come first.
+    """
     own, least = -1, NONE
     for row in strided(lane, limits.slots, lanes):
         own = row if tenants.key[row] == key else own
@@ -70,8 +75,9 @@ def find_tenant(limits, tenants, key, lane, lanes):
 
 @device
 def settle_services(state, ended, lane, lanes):
-    """Settle what the requests scratch.slot[0:ended], whose states are still as they were, were charged with. Ends with a
-    barrier."""
+    """Correct the charges of the requests scratch.slot[0:ended], whose states are unchanged so far. Ends with
+    a barrier.
+    """
     requests, tenants = state.requests, state.tenants
     if lane == 0:
         for i in range(ended):

@@ -16,7 +16,9 @@ _COUNT_MASK = 0xFFFF
 
 @device
 def best_effort_load(state, lane, lanes):
-    """(running requests of best effort, pages that they hold). Who was preempted and is still listed is not counted."""
+    """(running best-effort requests, their pages). A request that was preempted but is still listed does not
+    count.
+    """
     requests, both = state.requests, 0
     for i in strided(lane, state.counts[S.RUNNING_COUNT], lanes):
         slot = state.running[i]
@@ -28,8 +30,9 @@ def best_effort_load(state, lane, lanes):
 
 @device
 def exceeds_pages(limits, state, more, lane, lanes):
-    """Whether running requests of best effort, two at least, would hold too much with more pages. more: this lane's part of
-    these."""
+    """Whether at least two running best-effort requests would exceed their limit with more pages. more: this
+    lane's part of these pages.
+    """
     if limits.best_effort_pages == limits.pages:
         return False
     running, held = best_effort_load(state, lane, lanes)
@@ -97,11 +100,11 @@ def next_to_pass(limits, state, passed, lane, lanes):
 
 @device
 def begin_yield(limits, state, lane, lanes):
-    """Whether best-effort prompts yield in this turn: none is admitted, and running ones get no chunk in a step
-    with latency-sensitive chunks.
+    """Whether best-effort prompts yield in this turn. If so, no best-effort prompt is admitted, and running
+    ones get no chunk in a step with latency-sensitive chunks.
 
-    They yield if a latency-sensitive prompt runs, or can be admitted to a free row, unless they have yielded in
-    limits.yield_steps consecutive turns.
+    They yield if a latency-sensitive prompt runs, or can be admitted to a free row, unless they have
+    yielded in limits.yield_steps consecutive turns.
     """
     counts = state.counts
     yielded = counts[S.YIELDED_TURNS]

@@ -1,4 +1,4 @@
-"""Waiting requests that begin to run: see `admit`."""
+"""Admission of waiting requests: see `admit`."""
 
 from blinkpy.device.expect import expect
 from blinkpy.device.portable import barrier, block_sum, device, store_relaxed, strided
@@ -27,18 +27,19 @@ NOT_YET, FITS_NOW, CLASS_WAITS, MUST_WAIT = range(4)
 def admit(limits, queues, state, budget, yields, lane, lanes):
     """Admit waiting requests, best rank first, while rows, token budget and pages last.
 
-    No request overtakes a better one that does not fit, which could otherwise wait forever. Stalled requests
-    are skipped, and running ones are preempted. If best effort has used its share of the step or of the pages,
-    all best-effort requests are skipped.
+    No request overtakes a better request that does not fit, which could otherwise wait forever. Stalled
+    requests are skipped, and running ones are preempted. If best effort has used its share of the step or
+    of the pages, all best-effort requests are skipped.
 
-    yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are admitted,
+    yields: whether best-effort prompts yield (begin_yield); then only latency-sensitive requests are
+        admitted,
         as many as may pass.
     """
     requests, counts = state.requests, state.counts
     waiting = counts[S.WAITING_COUNT]
     if waiting == 0 or counts[S.UNRANKED_COUNT] > 0:  # the request that was just preempted would be admitted first
         return
-    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, behind a barrier
+    admitted, passed, position, outcome = 0, counts[S.PASSED], 0, NOT_YET  # written again below, after a barrier
     left, room = 1, 0  # yielding requests are not admitted; for the others see tokens_ahead
     if not yields:
         left, room = budget_left(limits, state, budget, lane, lanes)
@@ -76,8 +77,8 @@ def admit(limits, queues, state, budget, yields, lane, lanes):
 
 @device
 def budget_left(limits, state, budget, lane, lanes):
-    """(Tokens of the batch's budget that running requests leave, the part that best-effort prompts may use); 0
-    or less if none are left.
+    """(Tokens of the batch's budget that running requests leave, the part that best-effort prompts may use);
+    at most 0 if the budget is used up.
     """
     requests = state.requests
     others, prompts, decoding = 0, 0, 0  # others: tokens of all but best-effort prompts
@@ -158,7 +159,7 @@ def fits_now(limits, state, slot, lane, lanes):
     """
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
     available = spare_pages(limits, counts)
-    if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # one page at least is never a hit
+    if counts[S.RUNNING_COUNT] == limits.rows or available <= 0:  # at least one page is never a hit
         return False
     hits = find_prefix(limits, requests, pages, scratch.found, slot, lane, lanes)
     revived = 0
@@ -173,7 +174,7 @@ def fits_now(limits, state, slot, lane, lanes):
 
 @device
 def start_request(limits, queues, state, slot, lane, lanes):
-    """Give a waiting request that fits its pages and let it run. Returns the number of pages that were hits."""
+    """Give a fitting request its pages and let it run. Returns the number of hit pages."""
     requests, pages, counts, scratch = state.requests, state.pages, state.counts, state.scratch
     expect(state, requests.status[slot] == S.WAITING, F.STARTED_IDLE)
     expect(state, counts[S.RUNNING_COUNT] < limits.rows, F.ROWS_FULL)

@@ -1,6 +1,6 @@
-"""The results of the last step: append its tokens, publish them, end what is finished.
+"""The results of the last step: append its tokens, publish them, end finished requests.
 
-The step must be complete, so no kernel uses the pages that are released here.
+The step must be complete, so that no kernel uses the pages that are released here.
 """
 
 from blinkpy.device.expect import expect
@@ -71,7 +71,9 @@ def commit(limits, queues, state, lane, lanes):
 
 @device
 def append_token(limits, state, slot, token):
-    """One lane: add a sampled token to its request. Returns the completion's flags; requests.finish[slot] if it ended."""
+    """One lane: append a sampled token to its request. Returns the completion's flags. Sets
+    requests.finish[slot] if the request ended.
+    """
     requests = state.requests
     if token < 0 or token >= limits.vocab_size:  # the step failed for this row; an invalid token must not be passed on
         requests.finish[slot] = FINISH_ERROR
@@ -90,7 +92,7 @@ def append_token(limits, state, slot, token):
                 finish = FINISH_STOP
     if generated > 0 and requests.entry[slot, WORD_GRAMMAR_WORDS] != 0:
         finish, following = finish_under_grammar(state.grammars, requests, slot, token, finish)
-        if finish == FINISH_ERROR:  # as above
+        if finish == FINISH_ERROR:  # see above
             requests.finish[slot] = FINISH_ERROR
             return FINISH_ERROR
         requests.grammar_state[slot] = following
@@ -105,8 +107,9 @@ REQUESTS_CANCELLED = S.COUNTER_INDEX["requests_cancelled"]
 
 @device
 def mark_ending(state, lane, lanes):
-    """Mark in Requests.finish the requests that a cancel or a revoked queue pair ends. Returns how many of them
-    run or wait. Requests whose last completion waits for space are dropped if their owner is revoked.
+    """Mark, in Requests.finish, the requests that end by a cancel or a revoked queue pair. Returns the number
+    of these that run or wait. Requests whose last completion waits for space are dropped if their owner is
+    revoked.
     """
     requests, verdict, counts = state.requests, state.pairs.verdict, state.counts
     ending = mark_in_list(state, state.running, counts[S.RUNNING_COUNT], lane, lanes)
@@ -122,8 +125,8 @@ def mark_ending(state, lane, lanes):
 
 @device
 def mark_in_list(state, slots, n, lane, lanes):
-    """Mark which requests of slots[0:n] end. Returns this lane's count. A cancel waits while its request is in
-    flight; no verdicts exist then.
+    """Mark the ending requests of slots[0:n]. Returns this lane's count. The cancel of a request in flight
+    waits; no verdicts exist at that time.
     """
     requests, verdict, cancel = state.requests, state.pairs.verdict, state.inbox.cancel
     ending = 0
@@ -197,7 +200,7 @@ def release_ended(limits, state, ending, lane, lanes):
 
 @device
 def notify_ends(limits, queues, state, lane, lanes):
-    """Publish the last completion of FINISHING requests, as far as there is room, and free their slots."""
+    """Publish the last completions of FINISHING requests while there is space, and free their slots."""
     requests, counts, scratch = state.requests, state.counts, state.scratch
     n = counts[S.FINISHING_COUNT]
     if n == 0:

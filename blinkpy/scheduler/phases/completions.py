@@ -2,7 +2,7 @@
 
 A list of items (rows of a batch, or requests whose last completion waits for space) is published to the
 rings of several pairs. The position of an item is its number among the items of its pair, in list order,
-from a scan that counts four pairs at once.
+from a scan that counts four pairs together.
 """
 
 from blinkpy.device.expect import expect
@@ -20,7 +20,7 @@ LOGPROBS_BIT = HAS_LOGPROBS << FLAG_SHIFT
 
 @device
 def completion_word(limits, requests, slot, token, flags):
-    """The word without its lap counter, which depends on its position."""
+    """A completion word without its lap counter, which depends on its position."""
     local = slot - requests.pair[slot] * limits.slots_per_pair
     return local | token << TOKEN_SHIFT | flags << FLAG_SHIFT
 
@@ -109,8 +109,9 @@ GAUGE_ROWS, GAUGE_TOKENS = W.GAUGE["batch_rows"], W.GAUGE["batch_tokens"]
 
 @device
 def publish_status(limits, queues, state, lane, lanes):
-    """Publish counters, gauges and the heartbeat. They are for watching: nothing waits for their order, and a release would
-    wait for all of them to cross the bus."""
+    """Publish counters, gauges and the heartbeat. They are for monitoring: no party depends on their order,
+    and a release would wait until all of them have crossed the bus.
+    """
     engine, counts = queues.engine, state.counts
     for i in strided(lane, N_COUNTERS, lanes):
         store_relaxed(engine, W.ENGINE_COUNTERS + i, state.counters[i])
@@ -135,7 +136,7 @@ def publish_status(limits, queues, state, lane, lanes):
 
 @device
 def publish_deferred(limits, queues, state, lane, lanes):
-    """Publish the completions that take_fast_path left. Before the next overlap, which writes new forecasts."""
+    """Publish the completions that take_fast_path deferred, before the next overlap writes new forecasts."""
     forecast, pairs, words = state.forecast, state.pairs, state.scratch.word
     forecasts, rows = forecast.rows, forecast.unpublished[0]
     barrier(lanes)  # all lanes have loaded the count

@@ -1,9 +1,9 @@
-"""The fast path from a step's tokens to the next batch: every request decodes, and none enters.
+"""The fast path from a step's tokens to the next batch: every request decodes, and no request enters.
 
-`overlap` has written down all but the tokens (State.forecast), so one pass over the rows commits a token and writes the row of
-the next batch. Requests may end in it, if no other waits for their place. Their completions are published when the next step has
-begun (completions.py): no kernel waits for them, and the way to the host's memory is long. Both paths leave the same state,
-bit for bit: tests run them against each other.
+`overlap` has prepared everything except the tokens (State.forecast), so one pass over the rows commits the
+tokens and writes the next batch. Requests may end in it, if no request waits for their place. Their
+completions are published after the next step has begun (completions.py), so that no kernel waits for the slow
+writes to the host's memory. Both paths leave the same state, bit for bit; tests compare them.
 """
 
 from blinkpy.device.expect import expect
@@ -22,7 +22,9 @@ NOT_FAST = -4  # instead of a bucket: the full path has to decide
 
 @device
 def judge_token(limits, state, row, token):
-    """(the completion's flags for a sampled token, the next state of the request's grammar); as of commit.append_token."""
+    """(flags of the completion for a sampled token, next state of the request's grammar); equal to
+    commit.append_token.
+    """
     forecasts, following = state.forecast.rows, 0
     if token < 0 or token >= limits.vocab_size:
         return C.FINISH_ERROR, following
@@ -41,8 +43,8 @@ def judge_token(limits, state, row, token):
 
 @device
 def prefetch_forecast(limits, state, lane, lanes):
-    """Load into the cache what take_fast_path will read; the step's kernels have evicted it."""
-    for row in strided(lane, limits.rows, lanes):  # all of them: their number is not near yet either
+    """Load the data of take_fast_path into the cache, because the step's kernels have evicted it."""
+    for row in strided(lane, limits.rows, lanes):  # all rows, because their number is not cached yet either
         prefetch(state.forecast.rows, (row, 0))
     if lane == 0:
         prefetch(state.batch.counts, 0)
@@ -55,7 +57,9 @@ def prefetch_forecast(limits, state, lane, lanes):
 
 @device
 def take_fast_path(limits, queues, state, lane, lanes):
-    """Commit the step and write the next batch. Returns its bucket, -1 without rows, or NOT_FAST, with nothing changed."""
+    """Commit the step and write the next batch. Returns its bucket, -1 without rows, or NOT_FAST if nothing
+    was changed.
+    """
     batch, counts, counters, forecasts = state.batch, state.counts, state.counters, state.forecast.rows
     rows, waiting, bucket = batch.counts[S.ROWS], counts[S.WAITING_COUNT], batch.counts[S.BUCKET]
     expect(state, rows == counts[S.RUNNING_COUNT], F.FAST_PATH_ROWS)
@@ -117,8 +121,11 @@ def take_fast_path(limits, queues, state, lane, lanes):
 
 @device
 def commit_row(state, row, slot, length, token, flags, following):
-    """One lane: append a row's token to its request, and write its completion word. length: of the request, with this token.
-    following: see judge_token."""
+    """One lane: append a row's token to its request, and write its completion word.
+
+    length: of the request, with this token.
+    following: see judge_token.
+    """
     requests, forecasts = state.requests, state.forecast.rows
     expect(state, requests.length[slot] == length - 1 and requests.status[slot] == S.RUNNING, F.FORECAST_STALE)
     mark = forecasts[row, S.FORECAST_SLOT_LAP]

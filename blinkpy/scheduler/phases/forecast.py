@@ -1,8 +1,8 @@
 """The part of overlap that prepares for the step's tokens: count them, allocate pages, and forecast the
 outcome of each row.
 
-It runs in parallel to the step, so it changes no data that a step reads: not the batch, nor the entry,
-tokens or pages of a request in the batch; and it releases no page.
+It runs in parallel to the step. So it releases no page, and changes no data that a step reads: the batch,
+and entry, tokens and pages of its requests.
 """
 
 from blinkpy.device.expect import expect
@@ -49,7 +49,7 @@ def count_computed(limits, state, lane, lanes):
 
 @device
 def is_last_token(limits, requests, slot):
-    """Whether a request ends with its next token, regardless of the token."""
+    """Whether the next token ends a request, whatever it is."""
     length = requests.length[slot] + 1
     generated = length - requests.prompt_length[slot]
     return generated >= requests.entry[slot, WORD_MAX_TOKENS] or length >= limits.max_model_len
@@ -57,7 +57,7 @@ def is_last_token(limits, requests, slot):
 
 @device
 def needs_page(limits, requests, slot):
-    """1 if a request that gets a token now needs one more page for it."""
+    """1 if the request needs another page for its next token."""
     if is_last_token(limits, requests, slot):
         return 0
     return 1 if requests.length[slot] >> limits.page_shift >= requests.num_pages[slot] else 0
@@ -65,8 +65,10 @@ def needs_page(limits, requests, slot):
 
 @device
 def grow_for_forecast(limits, state, lane, lanes):
-    """Pages for the tokens that the step samples. Returns whether there were enough; else no request got one, and grow_pages will
-    preempt. False, too, behind a group that is not the last one."""
+    """Allocate pages for the tokens that the step samples. Returns whether there were enough. If not, no
+    request gets a page, and grow_pages will preempt. Also returns False after a group that is not the last
+    one.
+    """
     requests, pages, counts, batch = state.requests, state.pages, state.counts, state.batch
     rows = batch.counts[S.ROWS]
     if not step_ended(batch):
@@ -103,9 +105,11 @@ def grow_for_forecast(limits, state, lane, lanes):
 
 @device
 def forecast(limits, state, grown, lane, lanes):
-    """Fill State.forecast and set counts[FAST_PATH], if everything except the tokens is certain: every running
-    request decodes in this step, no other request could run, and no external word requests a change. grown: see
-    grow_for_forecast.
+    """Fill State.forecast and set counts[FAST_PATH], if everything except the tokens is certain.
+
+    That requires that every running request decodes in this step, no other request could run, and no external
+    word requests a change.
+    grown: see grow_for_forecast.
     """
     counts, batch, pairs = state.counts, state.batch, state.pairs
     rows = batch.counts[S.ROWS]
@@ -141,7 +145,7 @@ def forecast(limits, state, grown, lane, lanes):
 
 @device
 def cancelled(state, slots, n, lane, lanes):
-    """1 if this lane's share of a list has a cancelled request."""
+    """1 if this lane's share of a list contains a cancelled request."""
     found = 0
     for i in strided(lane, n, lanes):
         if state.inbox.cancel[slots[i]] == state.requests.request_id[slots[i]]:

@@ -1,6 +1,7 @@
-"""New requests from the submission rings. All of it is checked here, so later phases can rely on it.
+"""New requests from the submission rings. All checks are here, so later phases can rely on valid data.
 
-Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only harm itself.
+Entries are copied once and the copy is checked, so a front end that writes while the engine reads can only
+harm itself.
 """
 
 from blinkpy.device.expect import expect
@@ -46,7 +47,7 @@ def intake(limits, queues, state, lane, lanes):
     pair = counts[S.ROTATION]
     entries, tokens = 0, 0
     while entries < min(pending, limits.intake_entries) and tokens < limits.intake_tokens:
-        while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # ends: some pair has an entry
+        while pairs.sq_head[pair] == pairs.sq_tail[pair]:  # terminates, because some pair has an entry
             pair = pair + 1 if pair + 1 < limits.pairs else 0
         tokens += consume_entry(limits, queues, state, pair, lane, lanes)
         if lane == 0:
@@ -56,7 +57,8 @@ def intake(limits, queues, state, lane, lanes):
         entries += 1
     if lane == 0:
         counts[S.ROTATION] = pair
-    # Keeps O2 of docs/verification.md: front ends write over what was consumed from these stores on, so they release.
+    # Keeps O2 of docs/verification.md: after these stores, front ends may overwrite consumed entries, so they
+    # release.
     for taken in strided(lane, limits.pairs, lanes):
         store_release(queues.pair, (taken, PAIR_SQ_HEAD), pairs.sq_head[taken])
     barrier(lanes)
@@ -64,7 +66,7 @@ def intake(limits, queues, state, lane, lanes):
 
 @device
 def consume_entry(limits, queues, state, pair, lane, lanes):
-    """Consume one entry. Returns the number of prompt tokens and words that were copied. Ends with a barrier."""
+    """Consume one entry. Returns the number of copied prompt tokens and words. Ends with a barrier."""
     requests, counts, counters, entry = state.requests, state.counts, state.counters, state.scratch.entry
     where = state.pairs.sq_head[pair] & (limits.sq_entries - 1)
     for word in strided(lane, E.SQ_ENTRY_WORDS, lanes):
@@ -75,7 +77,8 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
     usable = 0 <= local < limits.slots_per_pair
     slot = pair * limits.slots_per_pair + local if usable else 0
     usable = usable and requests.status[slot] == S.EMPTY
-    # Relies on O6 of docs/verification.md: an entry carries its epoch, for one of an earlier owner may land late.
+    # Relies on O6 of docs/verification.md: an entry has its epoch, because an earlier owner's write may
+    # arrive late.
     stale = entry[E.WORD_EPOCH] != state.pairs.epoch[pair]
     arrivals, waiting, entering = counts[S.ARRIVALS], counts[S.WAITING_COUNT], counts[S.UNRANKED_COUNT]
     finishing = counts[S.FINISHING_COUNT]
@@ -120,7 +123,7 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
         requests.grammar[slot] = grammar
         requests.grammar_state[slot] = 0
         requests.rules[slot] = rules
-        state.inbox.cancel[slot] = 0  # clear the cancel word of the slot's last request, whose id a front end may reuse
+        state.inbox.cancel[slot] = 0  # cancel word of the slot's last request, whose id a front end may reuse
         state.waiting[waiting + entering] = slot
         counts[S.UNRANKED_COUNT] = entering + 1
         counts[S.ARRIVALS] = arrivals + 1
@@ -140,13 +143,13 @@ def consume_entry(limits, queues, state, pair, lane, lanes):
 
 @device
 def long_word(entry, index):
-    """An int64 field of an entry seen as int32 words."""
+    """An int64 field of an entry, from its int32 words."""
     return entry[2 * index + 1] << 32 | (entry[2 * index] & 0xFFFFFFFF)
 
 
 @device
 def check_entry(limits, entry, epoch):
-    """REJECT_* for an entry that can't be served, or 0."""
+    """The REJECT_* code of an invalid entry, or 0."""
     length, max_tokens = entry[E.WORD_PROMPT_LENGTH], entry[E.WORD_MAX_TOKENS]
     offset, count, full = entry[E.WORD_HASH_OFFSET], entry[E.WORD_HASH_COUNT], length >> limits.page_shift
     of_epoch = long_word(entry, E.LONG_REQUEST_ID) >> 32
@@ -179,8 +182,10 @@ def words_in_range(limits, offset, words, head):
 
 
 def make_range_check(checks):
-    """A device function from an entry to whether it passes all of submission.CHECKS. Each check is a function with its numbers as
-    constants: for a loop over the tuple, numba-cuda needs ten minutes."""
+    """A device function that returns whether an entry passes all of submission.CHECKS. Each check is a
+    function with its numbers as constants; numba-cuda would need ten minutes to compile a loop over the
+    tuple.
+    """
     if not checks:
         return device(lambda entry: True)
     (word, low, high, is_float), rest = checks[0], make_range_check(checks[1:])
@@ -200,7 +205,7 @@ parameters_in_range = make_range_check(E.CHECKS)
 
 @device
 def copy_prompt(limits, queues, requests, entry, pair, slot, lane, lanes):
-    """Copy prompt and page hashes into the slot. REJECT_* when one of them is out of range, or 0."""
+    """Copy prompt and page hashes to the slot. Returns REJECT_* if a value is out of range, or 0."""
     offset, count = entry[E.WORD_PROMPT_OFFSET], entry[E.WORD_HASH_COUNT]
     bad = 0
     for i in strided(lane, entry[E.WORD_PROMPT_LENGTH], lanes):

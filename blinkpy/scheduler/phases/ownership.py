@@ -29,7 +29,9 @@ from blinkpy.scheduler.suspension import between_groups
 
 @device
 def read_inbox(limits, queues, state, now_ns, lane, lanes):
-    """Fill State.inbox. Each load may cross a bus, so independent ones are made before their values are used."""
+    """Fill State.inbox. Each load may cross a bus, so independent loads are issued before their values are
+    used.
+    """
     inbox, counts = state.inbox, state.counts
     expect(state, counts[S.UNRANKED_COUNT] == 0, F.UNRANKED_LEFT)
     if lane == lanes - 1:
@@ -40,10 +42,13 @@ def read_inbox(limits, queues, state, now_ns, lane, lanes):
     for pair in strided(lane, limits.pairs, lanes):
         heartbeat = load_relaxed(queues.front, (pair, FRONT_HEARTBEAT))
         claim = load_relaxed(queues.front, (pair, FRONT_CLAIM))
-        # Relies on O4: the words before a head were read when it was stored. It need not acquire: completion entries are
-        # written behind a branch on it (publish_completions), and no store runs ahead of a branch.
+        # Relies on O4: the words before a head were read when it was stored. It need not acquire: completion
+        # entries
+        # are written after a branch on it (publish_completions), and no store precedes a branch on which it
+        # depends.
         head = load_relaxed(queues.front, (pair, FRONT_CQ_HEAD))
-        # Relies on O1 of docs/verification.md: entries are read after their doorbell, whose load therefore acquires.
+        # Relies on O1 of docs/verification.md: entries are read after their doorbell, whose load therefore
+        # acquires.
         inbox.doorbell[pair] = load_acquire(queues.front, (pair, FRONT_DOORBELL))
         inbox.heartbeat[pair] = heartbeat
         inbox.claim[pair] = claim
@@ -53,12 +58,12 @@ def read_inbox(limits, queues, state, now_ns, lane, lanes):
 
 @device
 def read_cancels(limits, queues, state, slots, n, lane, lanes):
-    """The cancel words of a list's requests."""
+    """Read the cancel words of a list's requests."""
     for i in strided(lane, n, lanes):
         slot = slots[i]
         pair, status = state.requests.pair[slot], state.requests.status[slot]
         expect(state, status == S.RUNNING or status == S.WAITING, F.LISTED_IDLE)
-        # Relies on O7 of docs/verification.md: a cancel names its request, so it may come at any time.
+        # Relies on O7 of docs/verification.md: a cancel names its request, so it may arrive at any time.
         state.inbox.cancel[slot] = load_relaxed(queues.cancel, (pair, slot - pair * limits.slots_per_pair))
 
 
@@ -143,7 +148,7 @@ def apply_verdicts(limits, queues, state, lane, lanes):
             pairs.attached[pair] = 0
             store_release(queues.pair, (pair, PAIR_ATTACHED), 0)
             store_release(queues.pair, (pair, PAIR_SQ_HEAD), pairs.sq_head[pair])
-            pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner reads from the tail on
+            pairs.cq_head[pair] = pairs.cq_tail[pair]  # the next owner starts to read at the tail
         if verdict & S.GRANT:
             pairs.epoch[pair] += 1
             expect(state, pairs.epoch[pair] == state.inbox.claim[pair], F.GRANT_SKIPS)

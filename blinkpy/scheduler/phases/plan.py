@@ -168,9 +168,10 @@ def list_prompts(state, running, yields, lane, lanes):
 def plan_chunks(limits, state, running, budget, yields, decode_rows, context, lane, lanes):
     """Plan chunks of the other requests, in order, while the budget lasts.
 
-    Best-effort prompts get no chunk if they yield, else at most the tokens that limits.best_effort_step_tokens
-    leaves after decodes. If they yield, a prompt that can't end in this step, behind prompts that can, gets at
-    most half of limits.sensitive_step_tokens: a shorter step for these and for the next arrival.
+    Best-effort prompts get no chunk if they yield, else at most the tokens that
+    limits.best_effort_step_tokens leaves after decodes. If they yield, prompts that end in this step come
+    first. A further prompt gets at most half of limits.sensitive_step_tokens, so that the step is short
+    for them and for the next arrival.
 
     Returns (rows, tokens, emitting rows, context, rows of best-effort prompts).
     """

@@ -1,10 +1,10 @@
 """Pages for decoding requests, by preemption if necessary.
 
-A request gets pages for all of its tokens when it is admitted, so only decoding requests need more: at most
-one page per step. If no page is free, even by eviction, the running request with the greatest (rank,
-arrival) is preempted: its pages are released (the index keeps what it can), and it waits to be computed
-again. Since every request fits into the pool alone, the request with the lowest (rank, arrival) always
-makes progress.
+A request gets pages for all of its tokens when it is admitted, so only decoding requests need more: at
+most one page per step. If no page is free, even by eviction, the running request with the greatest (rank,
+arrival) is preempted. Its pages are released, of which indexed ones stay cached, and it waits to be
+computed again. Since every request fits into the pool alone, the request with the lowest (rank, arrival)
+always makes progress.
 """
 
 from blinkpy.device.expect import expect
