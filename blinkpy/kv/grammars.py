@@ -2,13 +2,13 @@
 token.
 
 A slot of State.grammars holds an automaton (packed as in blinkpy/queues/byte_automaton.py) or token rules
-(blinkpy/kv/grammars.py). Each queue pair has its own share of the slots, so front ends do not compete
-for them. A request has a slot and a state of its automaton; commit advances the state by the bytes of each
-sampled token, and the samplers mask the tokens that lead nowhere. The state after a token is a pure
-function of the state before it.
+(blinkpy/kv/grammars.py). Each queue pair has its own share of the slots, so front ends do not compete for
+them. A request has a slot and a state of its automaton. commit advances the state by the bytes of each
+sampled token, and the samplers mask tokens that no string of the language continues with. The state after
+a token is a pure function of the state before it.
 
-A slot is in use while a waiting or running request refers to it. There is not a reference count: the
-requests are scanned when a slot is needed, which is rare.
+A slot is in use while a waiting or running request refers to it. There is no reference count: the requests
+are scanned when a slot is needed, which is rare.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from blinkpy.queues import byte_automaton as A
 from blinkpy.queues import token_rules as R
 from blinkpy.queues.words import FINISH_COMPLETE, FINISH_ERROR, FINISH_STOP, Int32
 
-_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but the sign
+_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 except the sign
 _BIT_MASK = (1 << R.BITS_SHIFT) - 1
 
 
 @device
 def holds_rules(words, slot):
-    """Whether a slot has token rules, and no automaton."""
+    """Whether a slot has token rules instead of an automaton."""
     return words[slot, R.MARK_WORD] == R.MARK
 
 
 @device
 def is_allowed(words, slot, token):
-    """Whether the bitmask of the rules in a slot has a token."""
+    """Whether the rules in a slot allow a token."""
     if words[slot, R.BITMASK_WORD] == 0:
         return True
     first = R.FIRST_WORD + 2 * words[slot, R.BIASES_WORD] + R.SEQUENCE_TOKENS * words[slot, R.SEQUENCES_WORD]
@@ -43,7 +43,9 @@ def is_allowed(words, slot, token):
 
 @device
 def are_token_rules(limits, words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are token rules of the model's vocabulary, in the one form that they have."""
+    """Whether the `count` words in a slot are token rules of the model's vocabulary, in their canonical
+    form.
+    """
     biases, sequences, mask = words[slot, R.BIASES_WORD], words[slot, R.SEQUENCES_WORD], words[slot, R.BITMASK_WORD]
     mask_words = (limits.vocab_size + _BIT_MASK) >> R.BITS_SHIFT
     fits = holds_rules(words, slot) and 0 <= biases <= R.MOST_BIASES and 0 <= sequences <= R.MOST_SEQUENCES
@@ -63,7 +65,7 @@ def are_token_rules(limits, words, slot, count, lane, lanes):
         first = banned + R.SEQUENCE_TOKENS * sequences
         for i in strided(lane, mask, lanes):
             allowed += 1 if words[slot, first + i] != 0 else 0
-            behind = ((i + 1) << R.BITS_SHIFT) - limits.vocab_size  # bits of no token
+            behind = ((i + 1) << R.BITS_SHIFT) - limits.vocab_size  # unused bits
             if behind > 0 and (words[slot, first + i] & 0xFFFFFFFF) >> (_BIT_MASK + 1 - behind) != 0:
                 bad = 1
     bad = block_max(bad, lane, lanes)
@@ -73,7 +75,9 @@ def are_token_rules(limits, words, slot, count, lane, lanes):
 
 @device
 def bad_sequence(limits, words, slot, first):
-    """1 unless the words from `first` on are a banned sequence: ANY_TOKEN in front alone, then token ids, one at least."""
+    """1 unless the words from `first` are a banned sequence: ANY_TOKEN only at the start, then at least one
+    token id.
+    """
     begun, bad = False, 0
     for i in range(R.SEQUENCE_TOKENS):
         token = words[slot, first + i]
@@ -153,7 +157,7 @@ def may_end(words, slot, state):
 
 @device
 def must_end(words, slot, state):
-    """Whether the output ends there, since no byte leads on."""
+    """Whether the output ends in this state, because no byte continues it."""
     return cell_of(words, slot, state * (1 + words[slot, A.CLASSES_WORD])) & A.STATE_ENDING != 0
 
 
@@ -214,7 +218,7 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
     for slot in strided(first_slot + lane, first_slot + limits.slots_per_pair, lanes):
         lives = requests.status[slot] == S.WAITING or requests.status[slot] == S.RUNNING
         if lives and requests.grammar[slot] >= 0:
-            scratch.found[requests.grammar[slot] - first] = 1  # by whichever lane
+            scratch.found[requests.grammar[slot] - first] = 1  # any lane may write it
         if lives and requests.rules[slot] >= 0:
             scratch.found[requests.rules[slot] - first] = 1
     if lane == 0 and kept >= 0:
@@ -230,7 +234,7 @@ def unused_grammar(limits, requests, grammars, scratch, pair, kept, lane, lanes)
 
 @device
 def is_automaton(words, slot, count, lane, lanes):
-    """Whether the `count` words in a slot are a packed automaton: nothing in it leads out of it, and its flags are true."""
+    """Whether the `count` words in a slot are a packed automaton with valid targets and correct flags."""
     states, classes = words[slot, A.STATES_WORD], words[slot, A.CLASSES_WORD]
     row = 1 + classes
     fits = 1 <= states <= A.MOST_STATES and 1 <= classes <= A.BYTES and count == A.CELLS_WORD + ((states * row + 1) >> 1)

@@ -17,9 +17,9 @@ from blinkpy.queues.byte_automaton import CELLS_WORD
 from blinkpy.queues.layout import EngineFacts, QueueSizes
 
 MAX_ROWS = 4096  # counts of one queue pair are packed into 16 bits
-CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter of the two: successors need not wait for long
+CLAIM_NS, CLAIMS_PER_LEASE = 100_000_000, 8  # limits.claim_ns is the shorter one, so that successors wait only briefly
 PACE_MARGIN_PPM = 31_250  # of the target, as a margin for longer steps and for delivery to the client
-INTAKE_ENTRIES = 64  # consumed in one turn, at least
+INTAKE_ENTRIES = 64  # minimum per turn
 MOST_SHARE = 1 << 12  # slots of one queue pair for grammars
 
 
@@ -31,16 +31,16 @@ class Limits(NamedTuple):
     slots: int  # S
     rows: int  # B, at most MAX_ROWS
     tokens: int  # T >= B
-    mixed_tokens: int  # of a step that decodes and prefills, while no more than burst_tokens wait; tokens: no such limit
-    burst_step_tokens: int  # of one while more wait, unless their prompts are short
-    burst_tokens: int
+    mixed_tokens: int  # maximum of a step with decodes and prefill outside a burst; equal to tokens: no such limit
+    burst_step_tokens: int  # the same in a burst, unless its prompts are short
+    burst_tokens: int  # waiting prompt tokens above which there is a burst
     yield_steps: int  # maximum consecutive turns in which best-effort prompts yield
-    best_effort_step_tokens: int  # of a step, up to which best-effort prompts fill it; tokens: no such limit
-    sensitive_step_tokens: int  # of prompts, in a step for which best-effort prompts yield; tokens: no such limit
-    best_effort_pages: int  # that running best-effort requests hold together, unless one runs alone; N: no such limit
+    best_effort_step_tokens: int  # maximum size of a step to which best-effort prompts fill it; equal to tokens: no such limit
+    sensitive_step_tokens: int  # prompt tokens of a step for which best-effort prompts yield; equal to tokens: no such limit
+    best_effort_pages: int  # maximum pages of running best-effort requests, unless only one runs; N: no such limit
     step_groups: int  # layer groups of the largest step with best-effort prompts; 1: steps are never cut
-    cut_tokens: int  # a step of as many tokens or fewer is not cut
-    suspend_steps: int  # that interrupt one step, at most
+    cut_tokens: int  # a step with at most this number of tokens is not cut
+    suspend_steps: int  # maximum steps that interrupt one step
     page_size: int  # P, a power of two
     page_shift: int  # log2(P)
     pages: int  # N
@@ -50,13 +50,13 @@ class Limits(NamedTuple):
     sq_entries: int  # a power of two
     cq_entries: int  # a power of two
     cq_shift: int  # log2(cq_entries)
-    prompt_tokens: int  # of a pair's prompt arena, automata and token rules included
+    prompt_tokens: int  # of a pair's prompt arena, including automata and token rules
     hash_entries: int  # of a pair's hash arena
     hash_multiplier_1: int
     hash_multiplier_2: int
     prefix_caching: int  # 0 or 1
     lease_ns: int
-    claim_ns: int  # from one grant of a queue pair to the next, at least
+    claim_ns: int  # minimum time between two grants of a queue pair
     intake_entries: int  # submission entries consumed in one turn
     intake_tokens: int  # prompt tokens, words of automata and of token rules after which intake stops for this turn
     index_items: int  # pages put into the prefix index in one turn
@@ -65,10 +65,10 @@ class Limits(NamedTuple):
     grammar_share: int  # slots of one pair for grammars and token rules; 0: not supported
     grammar_words: int  # of a slot
     token_words: int  # of the bytes of all tokens
-    record_turns: int  # turns that the recorder keeps at least, when all rows decode; 0: it is off
+    record_turns: int  # minimum turns that the recorder keeps if all rows decode; 0: it is off
     record_words: int  # of its ring, a power of two
-    pace_ns: int  # from token to token, for which steps wait: see scheduler/pace.py; 0: they don't
-    best_effort_pace_ns: int  # the same of best-effort requests; at least as long
+    pace_ns: int  # target time between tokens, for which steps wait (scheduler/pace.py); 0: no waits
+    best_effort_pace_ns: int  # the same for best-effort requests; at least as long
 
 
 def make_limits(
@@ -105,7 +105,7 @@ def make_limits(
     require(0 <= slots <= MOST_SHARE, f"a queue pair's share of grammar_slots must be 0 to {MOST_SHARE}, not {slots}")
     require((slots > 0) == (words > CELLS_WORD) == (token_words > 0), "grammars need slots, their words, and the tokens' bytes")
     require(intake_entries >= 0 and intake_tokens >= 1, "intake_entries must not be negative, and intake_tokens at least 1")
-    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more come while a step of many rows runs
+    intake_entries = intake_entries or max(INTAKE_ENTRIES, rows // 4)  # more arrive during a step of many rows
     share, groups = options.best_effort_pages, options.step_groups
     require(tokens >= 1, f"max_num_batched_tokens must be at least 1, not {tokens}")
     require(0 < share <= 1, f"best_effort_pages must be above 0 and at most 1, not {share}")
@@ -163,15 +163,19 @@ def make_limits(
 
 
 def make_limits_by_name(sizes: QueueSizes, facts: EngineFacts, **options: Any) -> Limits:
-    """As make_limits, with the scheduler's options by name among the others, for simulations and tests."""
+    """Like make_limits, with the scheduler's options by name, for simulations and tests."""
     names = {item.name for item in dataclasses.fields(SchedulerOptions)} & options.keys()
     return make_limits(sizes, facts, SchedulerOptions(**{name: options.pop(name) for name in names}), **options)
 
 
 @device
 def groups_of_step(step_groups, tokens, most):
-    """Groups of layers of a step that may be cut: a smaller step has fewer, so that all take about as long. tokens: of its
-    bucket; most: of the largest one."""
+    """Number of layer groups of a step that may be cut. A smaller step has fewer groups, so that all groups
+    take about equally long.
+
+    tokens: of its bucket.
+    most: of the largest bucket.
+    """
     return (step_groups * tokens + most - 1) // most
 
 
@@ -180,7 +184,7 @@ def _pace_ns(target_ms: float) -> int:
 
 
 def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: int, tokens: int) -> int:
-    """Words for `turns` turns that decode with all rows, and for two that take in as much as one can."""
+    """Words for `turns` turns that decode with all rows, and for two turns with the maximum intake."""
     fixed, rows = S.RECORD_HEADER + 4 * sizes.pairs, 2 * facts.max_num_seqs
     longest = facts.max_model_len + 2 * facts.grammar_words  # with token rules
     taken = min(tokens + longest, entries * longest)  # prompt tokens and words of one turn
@@ -190,7 +194,9 @@ def _record_words(sizes: QueueSizes, facts: EngineFacts, turns: int, entries: in
 
 
 def default_buckets(limits: Limits) -> list[tuple[int, int]]:
-    """(tokens, rows) of each bucket: powers of two, and their midpoints from 16 on, up to the largest batch."""
+    """(tokens, rows) of each bucket: powers of two, with their midpoints above 16, up to the largest
+    batch.
+    """
     sizes, n = [], 1
     while n < limits.tokens:
         sizes.append(n)

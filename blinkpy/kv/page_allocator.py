@@ -15,8 +15,9 @@ _LOW = 0xFFFFFFFF
 
 @device
 def release_pages(limits, requests, pages, counts, slot, lane, lanes):
-    """Drop a request's references. Indexed pages without another reference become cached, the last one first in line for
-    eviction (the tail of a prefix is worth least); pages that are not indexed become free."""
+    """Drop a request's references. Indexed pages without another reference become cached, and the last page
+    is evicted first, because the end of a prefix is least useful. Pages that are not indexed become free.
+    """
     held = requests.num_pages[slot]
     if counts[S.RING_TAIL] - counts[S.RING_HEAD] + held > limits.ring_entries:
         compact_ring(limits, pages, counts, lane, lanes)
@@ -52,7 +53,7 @@ def release_pages(limits, requests, pages, counts, slot, lane, lanes):
 
 @device
 def compact_ring(limits, pages, counts, lane, lanes):
-    """Drop the ring's stale entries. Happens at most once for every 2 N pages that become cached."""
+    """Remove the ring's stale entries. Happens at most once for every 2 N pages that become cached."""
     mask = limits.ring_entries - 1
     head, tail = counts[S.RING_HEAD], counts[S.RING_TAIL]
     kept = head
@@ -72,7 +73,7 @@ def compact_ring(limits, pages, counts, lane, lanes):
 
 @device
 def cached_at(limits, pages, position, tail):
-    """The page at a position of the eviction ring; NO_PAGE for a stale entry, and from the tail on."""
+    """The page at a position of the eviction ring; NO_PAGE for a stale entry, and at or after the tail."""
     if position >= tail:
         return S.NO_PAGE
     page = pages.ring[position & (limits.ring_entries - 1)]
@@ -81,8 +82,9 @@ def cached_at(limits, pages, position, tail):
 
 @device
 def evict_pages(limits, pages, counts, counters, wanted, lane, lanes):
-    """Make at least `wanted` pages free, by evicting the cached pages that were released longest ago. The caller ensures
-    that free + cached >= wanted."""
+    """Evict the least recently released cached pages until at least `wanted` pages are free. The caller
+    ensures that free + cached >= wanted.
+    """
     free, head, tail = counts[S.FREE_COUNT], counts[S.RING_HEAD], counts[S.RING_TAIL]
     missing = wanted - free
     if missing <= 0:
@@ -118,7 +120,7 @@ def evict_pages(limits, pages, counts, counters, wanted, lane, lanes):
 
 @device
 def take_pages(limits, requests, pages, counts, counters, slot, amount, lane, lanes):
-    """Give a request `amount` more pages. The caller ensures that free + cached >= amount."""
+    """Allocate `amount` more pages for a request. The caller ensures that free + cached >= amount."""
     evict_pages(limits, pages, counts, counters, amount, lane, lanes)
     free, held = counts[S.FREE_COUNT], requests.num_pages[slot]
     for i in strided(lane, amount, lanes):
@@ -147,7 +149,7 @@ def extend_table(requests, pages, slot, short, top, lane, lanes):
 
 @device
 def own_page(requests, pages, slot, k, page):
-    """One lane: make a free page the request's k-th. Its old content is void."""
+    """One lane: make a free page the request's k-th page, which invalidates its old content."""
     requests.page_table[slot, k] = page
     pages.refcount[page] = 1
     pages.generation[page] += 1
@@ -155,7 +157,7 @@ def own_page(requests, pages, slot, k, page):
 
 @device
 def share_pages(requests, pages, counts, found, slot, hits, lane, lanes):
-    """Give a request without pages the indexed pages found[0:hits] as its first ones."""
+    """Give a request without pages the indexed pages found[0:hits] as its first pages."""
     revived = 0
     for k in strided(lane, hits, lanes):
         page = found[k]

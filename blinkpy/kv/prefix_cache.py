@@ -1,17 +1,19 @@
 """The prefix index: it maps tokens and a parent page to the page with their keys and values.
 
-An indexed page is named by a hash of all tokens up to its end (blinkpy.queues.page_hash), and found through a chained hash
-table. A hash only proposes: a page is a hit when its tokens and salt are equal *and* its parent is the page that the
-request has before it. Parents are links (page, generation), and a page's generation changes whenever its content does, so
-by induction a hit stands for exactly the same tokens from the first one on. No collision can show one request another's.
+The name of an indexed page is a hash of all tokens up to its end (blinkpy.queues.page_hash), which is looked
+up in a chained hash table. A hash only finds candidates: a page is a hit if its tokens and salt are equal
+*and* its parent is the request's previous page. Parents are links (page, generation), and a page's generation
+changes whenever its content does. So by induction a hit has exactly the same tokens from the first one. No
+collision can give one request another's pages.
 
-*Duplicates.* Requests that compute the same tokens at the same time end up with equal pages. The first one
-is indexed; the others keep their copies unindexed, and their later pages are indexed behind the first one's
+*Duplicates.* Requests that compute the same tokens at the same time get equal pages. The first one is
+indexed; the others keep their copies unindexed, and their later pages are indexed after the first request's
 page (the "canonical" page of Requests). So a chain of tokens exists once.
 
-Device code (device/portable.py). New pages are handled in parallel: a list of items, request by request and page after
-page, then for each item: is it a duplicate, is an item before it about to index the same, which page is its parent. Chains
-are changed by the lane that owns the bucket, in list order.
+Device code (device/portable.py). New pages are handled in parallel, as a list of items, request by request
+and page after page. For each item the lanes find whether it is a duplicate, whether an earlier item is about
+to index an equal page, and which page is its parent. The lane that owns a bucket changes its chain, in list
+order.
 """
 
 from blinkpy.device.portable import barrier, block_max, block_scan, block_sum, device, strided
@@ -20,19 +22,19 @@ from blinkpy.queues.page_hash import HASH_MODULUS_1, HASH_MODULUS_2, HASH_SHIFT
 from blinkpy.queues.submission import SUBMIT_NO_PREFIX_CACHE, WORD_FLAGS
 
 ANY_PARENT = -3
-CHAIN = 32  # pages of a bucket that a lookup looks at, newest first
+CHAIN = 32  # maximum pages of a bucket that a lookup examines, newest first
 _HALF = 32  # two counts travel in one scan
 
 
 @device
 def uses_prefixes(limits, requests, slot):
-    """Whether the request reuses and offers pages."""
+    """Whether the request uses and extends the prefix index."""
     return limits.prefix_caching != 0 and requests.entry[slot, WORD_FLAGS] & SUBMIT_NO_PREFIX_CACHE == 0
 
 
 @device
 def extend_hash(limits, requests, slot, k):
-    """Hash of the request's k-th page, from that of the page before it; equals that of blinkpy.queues.page_hash."""
+    """Hash of the request's k-th page, from the previous page's hash; equal to blinkpy.queues.page_hash."""
     if k == 0:
         salt = requests.cache_salt[slot]
         first, second = salt % HASH_MODULUS_1, salt // HASH_MODULUS_1 % HASH_MODULUS_2
@@ -48,7 +50,9 @@ def extend_hash(limits, requests, slot, k):
 
 @device
 def remainder(x, modulus):
-    """x % modulus for a modulus 2**31 - c with a small c, and 0 <= x < 2**62 + 2**32, without a division: 2**31 is worth c."""
+    """x % modulus without a division, for a modulus 2**31 - c with a small c, and 0 <= x < 2**62 + 2**32:
+    2**31 is congruent to c.
+    """
     mask = (1 << HASH_SHIFT) - 1
     c = mask + 1 - modulus
     x = (x & mask) + (x >> HASH_SHIFT) * c
@@ -58,8 +62,9 @@ def remainder(x, modulus):
 
 @device
 def find_page(limits, requests, pages, slot, k, parent):
-    """The newest indexed page with the tokens of the request's k-th page behind `parent`, or NO_PAGE. ANY_PARENT: behind
-    any that still has its content."""
+    """The newest indexed page with the tokens of the request's k-th page after `parent`, or NO_PAGE.
+    ANY_PARENT accepts any parent that still has its content.
+    """
     key = requests.page_hash[slot, k]
     salt = requests.cache_salt[slot]
     page = pages.bucket_head[key & (limits.index_buckets - 1)]
@@ -80,21 +85,23 @@ def find_page(limits, requests, pages, slot, k, parent):
 
 @device
 def parent_lives(pages, page):
-    """Whether an indexed page's parent still has the content that it had."""
+    """Whether an indexed page's parent still has its content."""
     parent = pages.parent[page]
     return parent < 0 or pages.generation[parent] == pages.parent_generation[page]
 
 
 @device
 def find_prefix(limits, requests, pages, found, slot, lane, lanes):
-    """Number of leading pages that the index has; they are found[0:hits]. One token at least is left to compute."""
+    """Find the leading pages in the index, found[0:hits]. Returns hits. At least one token is left to
+    compute.
+    """
     if not uses_prefixes(limits, requests, slot):
         return 0
     most = min((requests.length[slot] - 1) >> limits.page_shift, requests.hashed[slot])
     hits = 0
     while hits < most:
         k = hits + lane
-        if k < most:  # a guess that does not wait for the page before; only colliding hashes make it wrong
+        if k < most:  # a guess that does not wait for the previous page; only colliding hashes make it wrong
             found[k] = find_page(limits, requests, pages, slot, k, ANY_PARENT if k > 0 else S.NO_PAGE)
         barrier(lanes)
         linked = 0
@@ -119,7 +126,9 @@ def find_prefix(limits, requests, pages, found, slot, lane, lanes):
 
 @device
 def index_pages(limits, state, lane, lanes):
-    """Offer the pages that the last step filled. Bounded by limits.index_items; the rest follows after the next step."""
+    """Offer the pages filled by the last step, at most limits.index_items; the rest follows after the next
+    step.
+    """
     if limits.prefix_caching == 0:
         return
     count = list_items(limits, state, lane, lanes)
@@ -130,7 +139,9 @@ def index_pages(limits, state, lane, lanes):
 
 @device
 def list_items(limits, state, lane, lanes):
-    """Fill scratch.slot, .page (index in the sequence), .first (the request's first item) and .key; the number of items."""
+    """Fill scratch.slot, .page (index in the sequence), .first (the request's first item) and .key. Returns
+    the number of items.
+    """
     requests, batch, scratch = state.requests, state.batch, state.scratch
     rows = batch.counts[S.ROWS]
     count = 0
@@ -141,7 +152,7 @@ def list_items(limits, state, lane, lanes):
             slot = batch.row_slots[row]
             if uses_prefixes(limits, requests, slot) and requests.canonical[slot] != S.CHAIN_EVICTED:
                 full = requests.computed[slot] >> limits.page_shift
-                for k in range(requests.hashed[slot], full):  # at most one, but after a step of several pages
+                for k in range(requests.hashed[slot], full):  # at most one, except after a step of several pages
                     requests.page_hash[slot, k] = extend_hash(limits, requests, slot, k)
                     requests.hashed[slot] = k + 1
                 indexed = requests.indexed[slot]
@@ -158,7 +169,7 @@ def list_items(limits, state, lane, lanes):
 
 @device
 def classify_items(limits, state, count, lane, lanes):
-    """Sort items into duplicates, new ones and ones for later, by scratch.found, .rival and .breaks (see `is_...`)."""
+    """Classify items as duplicate, new or postponed, by scratch.found, .rival and .breaks (see `is_...`)."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
         key = scratch.key[i]
@@ -199,10 +210,10 @@ def classify_items(limits, state, count, lane, lanes):
 
 @device
 def look_behind_parents(limits, state, count, lane, lanes):
-    """Repeat lookups whose result has another parent than the item before it.
+    """Repeat lookups that found a page whose parent is not the page of the previous item.
 
     This is rare: two live pages hold the same tokens if the parent of one was evicted and the chain was
-    computed again. The lookup finds the newest, but the request may use the other one. Ends with a barrier.
+    computed again. The lookup finds the newest page, but the request may use the other. Ends with a barrier.
     """
     pages, scratch = state.pages, state.scratch
     elsewhere = 0
@@ -221,34 +232,36 @@ def look_behind_parents(limits, state, count, lane, lanes):
 
 @device
 def is_elsewhere(pages, scratch, i):
-    """Whether items i and i - 1, of one request, found pages of which one is not behind the other."""
+    """Whether items i and i - 1 of a request found pages that are not parent and child."""
     before, found = scratch.found[i - 1], scratch.found[i]
     return before >= 0 and found >= 0 and pages.parent[found] != before
 
 
 @device
 def breaks_of(scratch, i):
-    """Items of the request up to item i that are not duplicates (bits 0..31), and those of them that must wait (32..)."""
+    """The request's items up to item i that are not duplicates (bits 0..31), and the postponed ones among
+    them (bits 32..).
+    """
     first = scratch.first[i]
     return scratch.breaks[i] - (scratch.breaks[first - 1] if first > 0 else 0)
 
 
 @device
 def is_duplicate(scratch, i):
-    """An equal page with the same past is indexed."""
+    """Whether an equal page with the same previous pages is indexed."""
     return breaks_of(scratch, i) == 0
 
 
 @device
 def is_new(scratch, i):
-    """The page goes into the index now."""
+    """Whether the page is indexed now."""
     breaks = breaks_of(scratch, i)
     return breaks > 0 and breaks >> _HALF == 0
 
 
 @device
 def link_items(limits, state, count, lane, lanes):
-    """Write the index entries of new items and move their requests on."""
+    """Write the index entries of new items, and advance their requests."""
     requests, pages, scratch = state.requests, state.pages, state.scratch
     for i in strided(lane, count, lanes):
         if is_new(scratch, i):
@@ -294,7 +307,7 @@ def link(pages, page, bucket):
 
 @device
 def unlink(pages, page, bucket):
-    """One lane: take a page out of its chain."""
+    """One lane: remove a page from its chain."""
     before, after = pages.bucket_previous[page], pages.bucket_next[page]
     if before >= 0:
         pages.bucket_next[before] = after
@@ -308,7 +321,7 @@ def unlink(pages, page, bucket):
 
 @device
 def forget(pages, page):
-    """One lane: the page is not indexed any more. Links to it as a parent are void from now on."""
+    """One lane: mark a page as not indexed, and invalidate links to it as a parent."""
     pages.parent[page] = S.NO_PAGE
     pages.key[page] = -1
     pages.generation[page] += 1

@@ -1,10 +1,12 @@
-"""Everything the scheduler remembers between two turns, as NamedTuples of arrays.
+"""The scheduler's state between two turns, as NamedTuples of arrays.
 
-The same tuples are used with NumPy arrays (njit), with memoryviews of them (plain Python, whose elements are then exact
-Python integers) and with arrays in GPU memory. kv/state_memory.py allocates all of it once; the sizes follow from kv/limits.py.
+The same tuples are used with NumPy arrays (njit), with memoryviews of them (plain Python, whose elements
+are then exact Python integers) and with arrays in GPU memory. kv/state_memory.py allocates all of it
+once; the sizes follow from kv/limits.py.
 
-Symbols: Q queue pairs, L slots of a pair, S = Q * L request slots (slot = pair * L + local slot), B rows and T tokens of
-a batch, P tokens of a page, N pages, K pages of the longest sequence.
+Symbols: Q queue pairs; L slots of a pair; S = Q * L request slots (slot = pair * L + local slot); B rows and
+    T tokens of
+a batch; P tokens of a page; N pages; K pages of the longest sequence.
 """
 
 from typing import NamedTuple
@@ -27,7 +29,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     WAITING_COUNT,  # requests in the sorted part of `waiting`
     UNRANKED_COUNT,  # requests after it that have no rank yet; 0 between turns
     FINISHING_COUNT,  # requests in `finishing`
-    STALLED_COUNT,  # running requests that have no part in the next step: those where Requests.stalled is not 0
+    STALLED_COUNT,  # running requests without a part in the next step (Requests.stalled is not 0)
     FREE_COUNT,  # pages on the free stack
     CACHED_COUNT,  # pages that are indexed and unreferenced
     RING_HEAD,  # eviction order: positions [RING_HEAD, RING_TAIL) of the ring
@@ -35,7 +37,7 @@ EMPTY, WAITING, RUNNING, FINISHING = range(4)
     ARRIVALS,  # requests accepted so far: the next one's arrival number
     TURNS,  # turns of the scheduler
     STEPS,  # turns that made a batch
-    ROTATION,  # queue pair that intake starts with
+    ROTATION,  # queue pair with which intake starts
     VERDICT_COUNT,  # queue pairs to revoke or grant in this turn
     FAST_PATH,  # 1: the turn may take the fast path, see scheduler/phases/fast_path.py
     YIELDED_TURNS,  # consecutive turns, including this one, in which best-effort prompts yield (scheduler/yielding.py)
@@ -52,9 +54,9 @@ COUNTS = 19
     DECODE_ROWS,  # of one token each; they come first
     BUCKET,  # index in Buckets
     MAX_CONTEXT,  # the greatest of context_lengths
-    EMITS,  # rows whose last token gives a sampled one
-    GROUPS,  # of layers, with a turn behind each: see scheduler/suspension.py
-    GROUP,  # that the step runs next, or that has just run; above 0 the turn before planned no new batch
+    EMITS,  # rows whose last token yields a sampled token
+    GROUPS,  # layer groups, each followed by a turn: see scheduler/suspension.py
+    GROUP,  # group that runs next or has just run; if above 0, the previous turn planned no new batch
 ) = range(8)
 BATCH_COUNTS = 8
 
@@ -63,7 +65,7 @@ BATCH_COUNTS = 8
     FORECAST_SLOT,  # request slot
     FORECAST_PAIR,  # its queue pair
     FORECAST_CQ_INDEX,  # entry of the completion ring that its word goes to
-    FORECAST_SLOT_LAP,  # of that word: local slot | lap << FORECAST_LAP_SHIFT
+    FORECAST_SLOT_LAP,  # part of that word: local slot | lap << FORECAST_LAP_SHIFT
     FORECAST_LENGTH,  # tokens of the request, including the sampled one
     FORECAST_CACHE_SLOT,  # page * P + offset for that token's keys and values
     FORECAST_FLAGS,  # FORECAST_IS_LAST, FORECAST_RECORD, FORECAST_GRAMMAR, FORECAST_SCORES
@@ -73,7 +75,7 @@ FORECAST_STOP_IDS = 8
 FORECAST_WORDS = FORECAST_STOP_IDS + STOP_IDS
 FORECAST_LAP_SHIFT = 16
 FORECAST_IS_LAST = 1  # the request ends with the token, whatever it is
-FORECAST_RECORD = 2  # the token goes out with its log probabilities
+FORECAST_RECORD = 2  # the token is published with log probabilities
 FORECAST_GRAMMAR = 4  # the request has a grammar
 FORECAST_SCORES = 8  # the token must be the next one of the prompt
 
@@ -81,8 +83,8 @@ FORECAST_SCORES = 8  # the token must be the next one of the prompt
 COUNTER_INDEX = {name: i for i, name in enumerate(COUNTER_NAMES)}
 
 REVOKE, GRANT, EXPIRED, BROKEN = 1, 2, 4, 8  # Pairs.verdict
-STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion ring is full; a step that is cut has it, and has not ended
-OWNER_GONE = -1  # Requests.finish: the owner of the request is gone, so its end is not published
+STALLED, IN_FLIGHT = 1, 2  # Requests.stalled: its completion ring is full; it is in flight in a cut step
+OWNER_GONE = -1  # Requests.finish: the request has no owner any more, so its end is not published
 FINISH_REASON_SHIFT = 8  # Requests.finish: FINISH_* | reason << 8
 FINISH_CODE_MASK = 0xFF
 
@@ -96,24 +98,24 @@ NOTE_SHIFT = 8
 # State.pace, see scheduler/pace.py
 (
     PACE_STEP_NS,  # predicted duration of the next step; at most limits.best_effort_pace_ns
-    PACE_TOKEN_NS,  # when the last step's tokens came
-    PACE_SINCE_NS,  # since when the next step is held; 0: it is not
-    PACE_DUE_NS,  # until when, if nothing happens; 0: it is not held
+    PACE_TOKEN_NS,  # time of the last step's tokens
+    PACE_SINCE_NS,  # time since which the next step is held; 0: it is not held
+    PACE_DUE_NS,  # time until which it is held without an event; 0: it is not held
 ) = range(4)
 PACE_WORDS = 8
 
 # Recorder.cursor and Recorder.progress
 (
-    POSITION,  # words that complete records have, since the start
+    POSITION,  # words of complete records since the start
     RECORDS,  # complete records since the start
     NOTES,  # words of notes in the open record
     COMMITS,  # rows that the next turn commits
-    COPIES_BEGUN,  # progress alone: copies of the state that a loop on the GPU began
+    COPIES_BEGUN,  # only in progress: copies of the state that a loop on the GPU began
     COPIES_DONE,
 ) = range(6)
 
 NO_PAGE = -1
-CHAIN_EVICTED = -2  # Requests.canonical: the indexed chain was evicted under a running request, which offers no more pages
+CHAIN_EVICTED = -2  # Requests.canonical: the indexed chain was evicted; the running request offers no more pages
 
 # Results of schedule() other than a bucket's index.
 NO_BATCH, STOPPED, DRAINED = -1, -2, -3
@@ -129,13 +131,13 @@ class Requests(NamedTuple):
     cache_salt: Int64
     tokens: Int32  # [S, max_model_len] prompt and generated tokens
     prompt_length: Int32
-    length: Int32  # tokens known: prompt and generated; of a prompt that is scored, what was published and the first one
+    length: Int32  # tokens known: prompt and generated; of a scored prompt, the first token and the published ones
     computed: Int32  # tokens whose keys and values are in the cache
     page_table: Int32  # [S, K] pages of the sequence, -1 past num_pages
     num_pages: Int32
     page_hash: Int64  # [S, K] chained hash of each full page
     hashed: Int32  # pages whose hash is known
-    indexed: Int32  # leading pages that the prefix index has, as this request's own or as an equal one
+    indexed: Int32  # leading pages in the prefix index, this request's own or equal ones
     canonical: Int32  # indexed page that stands for page indexed - 1; NO_PAGE at the root, or CHAIN_EVICTED
     canonical_generation: Int64
     rank: Int64  # the policy's, lower first; set when the request enters `waiting`

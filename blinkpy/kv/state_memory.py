@@ -22,8 +22,8 @@ from blinkpy.queues.words import COUNTER_NAMES, LOGPROB_ENTRIES
 def synthetic_choice(grammars, requests, slot, token, vocab_size):
     """The next token of a request if the model proposes `token`.
 
-    For a scored prompt: its next token. Otherwise the first token that the grammar, or else the token rules,
-    allow, counting cyclically from `token`; `token` itself if none is allowed.
+    For a scored prompt: its next token. Otherwise the first legal token by the grammar, or else by the token
+    rules, counting cyclically from `token`; `token` itself if there is no legal token.
     """
     length = requests.length[slot]
     if length < requests.prompt_length[slot]:
@@ -141,8 +141,8 @@ def make_state(
 
 
 def _arrays(kind: Any, shape: tuple[int, ...], *, none: Sequence[str] = (), **shapes: tuple[int, ...]) -> Any:
-    """The arrays of a NamedTuple, with the dtypes of its annotations: of `shape`, or of their own in `shapes`.
-    All zeros, but -1 in the arrays named in `none`.
+    """The arrays of a NamedTuple, with the dtypes of its annotations, and with `shape` or the shape given in
+    `shapes`. Filled with 0, or -1 for the arrays named in `none`.
     """
     return kind(*(np.full(shapes.get(name, shape), -1 if name in none else 0, dtype) for name, dtype in _dtypes(kind).items()))
 

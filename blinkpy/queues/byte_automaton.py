@@ -9,7 +9,7 @@ it there (blinkpy/kv/, blinkpy/models/cpu/, blinkpy/kernels/sampling/), so the f
     1                           classes of bytes
     2 .. 65                     the class of each byte, four bytes a word
     66 ..                       cells of 16 bits, two a word, 1 + classes for each state: STATE_* flags, then the next
-                                state for each class, DEAD_CELL for none
+                                state for each class, or DEAD_CELL
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ CELLS_WORD = CLASS_OF_WORD + BYTES // 4
 CELL_BITS, CELL_MASK = 16, 0xFFFF
 DEAD, DEAD_CELL = -1, 0xFFFF  # no string of the language continues with this byte
 STATE_ACCEPTING = 1  # the output may end here
-STATE_ENDING = 2  # it must: no byte leads on
+STATE_ENDING = 2  # the output must end here: no byte continues it
 
 
 def packed_words(states: int, classes: int) -> int:
@@ -39,12 +39,12 @@ def packed_words(states: int, classes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """A deterministic automaton that starts in state 0; every state reaches an accepting one.
+    """A deterministic automaton that starts in state 0. Every state reaches an accepting state.
 
-    class_of: uint8 [256], the class of each byte. next_state: int16 [states, classes], DEAD where no string
-    continues.
-    accepting: bool [states]. Raises ValueError if shapes, types or ranges are wrong; `trimmed` makes one of any
-        table.
+    class_of: uint8 [256], the class of each byte.
+    next_state: int16 [states, classes], DEAD if no string continues.
+    accepting: bool [states].
+    Raises ValueError for wrong shapes, types or ranges; `trimmed` makes an automaton of any table.
     """
 
     class_of: NDArray[np.uint8]
@@ -76,7 +76,7 @@ class ByteAutomaton:
         target = next_state[source, class_]
         keep = _closure(source, target, np.arange(len(next_state)) == 0) & _closure(target, source, accepting)
         _require(bool(keep[0]), "the automaton accepts no string")
-        number = np.append(np.where(keep, np.cumsum(keep) - 1, DEAD), DEAD)  # of DEAD, too: it is the last one
+        number = np.append(np.where(keep, np.cumsum(keep) - 1, DEAD), DEAD)  # DEAD is -1, the last element
         _require(int(keep.sum()) <= MOST_STATES, f"an automaton has at most {MOST_STATES} states, not {int(keep.sum())}")
         return cls(class_of.astype(np.uint8), number[next_state[keep]].astype(np.int16), accepting[keep])
 
@@ -86,12 +86,12 @@ class ByteAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory, the packed form included."""
+        """Bytes of memory, including the packed form."""
         return self.class_of.nbytes + self.next_state.nbytes + self.accepting.nbytes + self._words.nbytes
 
     @property
     def digest(self) -> int:
-        """62 bits of the content: equal automata have equal ones, others different ones."""
+        """62 bits of the content, equal for equal automata."""
         return self._digest
 
     @cached_property
@@ -118,24 +118,24 @@ class ByteAutomaton:
         _require(1 <= states <= MOST_STATES and 1 <= classes <= BYTES, "a packed automaton's sizes are out of range")
         _require(len(words) == packed_words(states, classes), "the length of a packed automaton does not match its sizes")
         cells = words[CELLS_WORD:].view(np.uint16)[: states * (1 + classes)].reshape(states, 1 + classes)
-        class_of = words[CLASS_OF_WORD:CELLS_WORD].copy().view(np.uint8)  # a view would keep all of the words
+        class_of = words[CLASS_OF_WORD:CELLS_WORD].copy().view(np.uint8)  # a view would keep all words alive
         automaton = cls(class_of, cells[:, 1:].astype(np.int16), (cells[:, 0] & STATE_ACCEPTING) != 0)
         _require(np.array_equal(automaton.words(), words), "the flags or padding of a packed automaton are invalid")
         return automaton
 
     def advance(self, state: int, output: bytes) -> int:
-        """The state after some bytes, DEAD when they lead out of the language."""
+        """The state after some bytes, or DEAD if no string of the language continues with them."""
         for byte in output:
             if state != DEAD:
                 state = int(self.next_state[state, self.class_of[byte]])
         return state
 
     def must_end(self, state: int) -> bool:
-        """Whether no byte leads on from an accepting state."""
+        """Whether the state is accepting and no byte continues it."""
         return bool(self.accepting[state]) and bool((self.next_state[state] == DEAD).all())
 
     def accepts(self, output: bytes) -> bool:
-        """Whether the bytes are a whole string of the language."""
+        """Whether the bytes are a complete string of the language."""
         state = self.advance(0, output)
         return state != DEAD and bool(self.accepting[state])
 
@@ -146,7 +146,7 @@ def _require(fine: bool, what: str) -> None:
 
 
 def _closure(source: NDArray[np.integer], target: NDArray[np.integer], start: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The states that those of `start` reach over the edges source -> target, themselves included: bool [states]."""
+    """The states reachable from `start` over the edges source -> target, including `start`: bool [states]."""
     order = np.argsort(source, kind="stable")
     target, first = target[order], np.searchsorted(source[order], np.arange(len(start) + 1))
     reached, waiting = start.copy(), deque(np.flatnonzero(start))

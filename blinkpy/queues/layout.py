@@ -57,18 +57,18 @@ BOUNDS = {  # of QueueSizes, inclusive
 
 
 class LayoutError(ValueError):
-    """Two parties disagree about the layout, or sizes are out of range."""
+    """The layouts of two parties differ, or sizes are out of range."""
 
 
 @dataclass(frozen=True)
 class QueueSizes:
-    """Sizes of one segment; every queue pair of it has the same."""
+    """Sizes of one segment, equal for all of its queue pairs."""
 
     pairs: int  # queue pairs, one for each front-end worker
-    slots: int  # requests in flight in one pair
+    slots: int  # maximum requests in flight per pair
     sq_entries: int  # ring sizes, powers of two, sq_entries >= slots
     cq_entries: int
-    prompt_tokens: int  # prompt arena; packed automata and token rules are in it as well
+    prompt_tokens: int  # prompt arena, including packed automata and token rules
     hash_entries: int  # page-hash arena
 
     def __post_init__(self) -> None:
@@ -87,11 +87,11 @@ def _aligned(n: int) -> int:
 
 
 class QueueLayout:
-    """Byte offsets of everything in a segment, from its sizes alone."""
+    """Byte offsets of all parts of a segment, which depend only on its sizes."""
 
     def __init__(self, sizes: QueueSizes):
         self.sizes = sizes
-        self.engine_words = ALIGNMENT  # the header has a page
+        self.engine_words = ALIGNMENT  # the header occupies one page
         self.control_words = self.engine_words + BLOCK_WORDS * 8
         self.first_pair = _aligned(self.control_words + BLOCK_WORDS * 8)
         # Offsets within a pair's front-end region ...
@@ -122,10 +122,10 @@ VERSION = 7
 
 
 class EngineFacts(NamedTuple):
-    """Properties of the engine that front ends need for checking requests."""
+    """Properties of the engine with which front ends check requests."""
 
-    instance: int  # random; a front end notices by it that the engine was restarted
-    hash_multiplier_1: int  # secret of this engine: page hashes can't be steered from outside
+    instance: int  # random; changes when the engine restarts
+    hash_multiplier_1: int  # secret of this engine, so that clients can't choose page hashes
     hash_multiplier_2: int
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int
@@ -133,9 +133,9 @@ class EngineFacts(NamedTuple):
     num_pages: int
     max_num_seqs: int
     lease_ms: int
-    grammar_share: int = 0  # different grammars and token rules that the requests of a queue pair may have at a time; 0: none
-    grammar_words: int = 0  # of the largest packed automaton or token rules
-    grammar_arena: int = 0  # words at the end of the prompt arena, where front ends keep these
+    grammar_share: int = 0  # maximum number of grammars and token rules of a queue pair's requests; 0: unsupported
+    grammar_words: int = 0  # maximum words of a packed automaton or token rules
+    grammar_arena: int = 0  # words for them at the end of the prompt arena
     model_digest: int = 0  # of the weights and the options that change their values; 0: unknown
     tokenizer_digest: int = 0
 
@@ -151,7 +151,7 @@ HEADER = np.dtype(
         ("sq_entry_bytes", "<u4"),
         ("cq_entry_bytes", "<u4"),
         ("record_bytes", "<u4"),
-        ("sq_entry_fields", "<u4"),  # checksum of the names, types and places of an entry's fields
+        ("sq_entry_fields", "<u4"),  # checksum of names, types and offsets of an entry's fields
         *((name, "<i8" if name in _LONG else "<u4") for name in EngineFacts._fields),
     ],
     align=True,
@@ -167,7 +167,9 @@ BUILD = {  # must be equal on both sides
 
 
 def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> QueueLayout:
-    """Fill in the header of a zeroed segment. The magic is written last: a front end sees a whole header or none."""
+    """Fill in the header of a zeroed segment. The magic is written last, so that a front end never sees a
+    partial header.
+    """
     layout = QueueLayout(sizes)
     if len(buffer) < layout.total_bytes:
         raise LayoutError(f"the segment has {len(buffer)} bytes, but the layout needs {layout.total_bytes}")
@@ -180,8 +182,8 @@ def write_header(buffer: memoryview, sizes: QueueSizes, facts: EngineFacts) -> Q
 
 
 def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
-    """Layout and facts of the engine from a segment's header. Raises LayoutError, naming both sides, on a
-    mismatch.
+    """Layout and facts of the engine from a segment's header. Raises LayoutError, with both sides' values, on
+    a mismatch.
     """
     if len(buffer) < HEADER.itemsize:
         raise LayoutError(
@@ -206,7 +208,7 @@ def read_header(buffer: memoryview | bytes) -> tuple[QueueLayout, EngineFacts]:
 
 
 class EngineViews(NamedTuple):
-    """The whole segment as the engine sees it. Q pairs, L slots a pair; arrays are strided over the pairs."""
+    """The whole segment, for the engine. Q pairs, L slots per pair; arrays are strided over the pairs."""
 
     engine: Int64  # [BLOCK_WORDS]
     control: Int64  # [BLOCK_WORDS]

@@ -1,13 +1,15 @@
-"""Page hashes: a full page of a prompt is named by a hash of all tokens up to its end.
+"""Page hashes: the name of a full page of a prompt is a hash of all tokens up to its end.
 
-A front end computes them for prompts (PageHasher), the engine for what it generates (blinkpy.kv.prefix_cache.extend_hash); both
-need the same numbers. A hash only finds candidates: the engine compares tokens, so a collision costs time and never shares
-another request's page. For a polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin's fingerprint),
+A front end hashes prompts (PageHasher), and the engine hashes generated tokens
+(blinkpy.kv.prefix_cache.extend_hash); both must compute the same numbers. A hash only finds candidates: the
+engine compares tokens, so a collision costs time but never shares another request's page. The hash is a
+polynomial modulo a prime below 2**31 with a secret multiplier m (Karp and Rabin's fingerprint):
 
-    hash of t[0..n) = (salt * m**n + sum of (t[i] + 1) * m**(n - 1 - i)) mod prime,
+    hash of t[0..n) = (salt * m**n + sum of (t[i] + 1) * m**(n - 1 - i)) mod prime
 
-a prompt whose hashes collide can't be made without knowing m. There are two of them, with multipliers that each engine draws at
-its start; no product exceeds 2**62, so NumPy, njit and CUDA compute the same number.
+Without m, no client can construct prompts whose hashes collide. There are two such hashes, with multipliers
+that each engine draws at its start. No product exceeds 2**62, so NumPy, njit and CUDA compute the same
+number.
 """
 
 import numpy as np
@@ -16,30 +18,33 @@ from numpy.typing import NDArray
 HASH_MODULUS_1 = 2**31 - 1
 HASH_MODULUS_2 = 2**31 - 19
 HASH_SHIFT = 31
-HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # what an engine draws its two multipliers from
+HASH_MULTIPLIER_RANGE = (1 << 16, HASH_MODULUS_2 - 1)  # range of an engine's random multipliers
 
-LARGEST_VOCAB = 1 << 24  # of engines that hash pages
-FIRST_PAGES = 256  # what tables are made for at first; a power of two
+LARGEST_VOCAB = 1 << 24  # maximum vocabulary of engines that hash pages
+FIRST_PAGES = 256  # initial size of tables; a power of two
 _MODULI = (HASH_MODULUS_1, HASH_MODULUS_2)
 
 
 class PageHasher:
-    """Hashes the pages of prompts for one engine: see the module.
+    """Hashes the pages of prompts for one engine.
 
-    page_size: tokens, at most 256. multipliers: the engine's secrets. (One that its modulus divides gives hashes of each page's
-    last token alone: for tests in which hashes collide.) vocab_size: tokens are less; at most 2**24.
+    page_size: tokens, at most 256.
+    multipliers: the engine's secrets. With a multiple of its modulus, a hash depends only on each page's last
+        token; this is for tests of collisions.
+    vocab_size: exclusive maximum of tokens; at most 2**24.
 
-    Page after page would be a loop in Python: hash = before * m**page_size + own. Divided by m**(tokens up to the page's end) the
-    recurrence is a plain sum, so all pages are done at once; division is multiplication by the inverse, exact modulo a prime.
+    The recurrence hash = before * m**page_size + own would be a loop in Python. Divided by m**(tokens up to
+    the page's end) it is a plain sum, so all pages are computed together. Division is multiplication by the
+    inverse, which is exact modulo a prime.
     """
 
     def __init__(self, page_size: int, multipliers: tuple[int, int], vocab_size: int = LARGEST_VOCAB):
         self.page_size = page_size
         columns = list(zip(multipliers, _MODULI, strict=True))
         weights = np.array([[pow(m, exponent, p) for m, p in columns] for exponent in reversed(range(page_size))])
-        self._for_the_ones = weights.sum(axis=0) % _MODULI  # 1 is added to each token
+        self._for_the_ones = weights.sum(axis=0) % _MODULI  # because 1 is added to each token
         weights -= np.where(weights > np.array(_MODULI) // 2, _MODULI, 0)  # below 2**30, to either side
-        # BLAS has no integers. Sums of integers are exact in float64 as long as none exceeds 2**53, in whatever order.
+        # BLAS has no integers. Sums of integers in float64 are exact in any order if no sum exceeds 2**53.
         self.sums_in = np.dtype(np.float64 if vocab_size * page_size * 2**30 <= 2**53 else np.int64)
         self._weights = weights.astype(self.sums_in)
         self._step = [pow(m, page_size, p) for m, p in columns]
@@ -48,14 +53,20 @@ class PageHasher:
         self._grow(FIRST_PAGES)
 
     def _grow(self, pages: int) -> None:
-        """Tables for prompts of up to `pages` pages, int64 [pages, 2]: what each page's hash is divided by, here and there, and
-        two that repeat one row, because NumPy takes several times as long where it has to broadcast rows of two."""
+        """Compute tables for prompts of up to `pages` pages, int64 [pages, 2].
+
+        The first two are the divisors of each page's hash and their inverses. The other two repeat one row,
+        because NumPy takes several times as long to broadcast rows of two.
+        """
         self._down, self._up = _powers(self._step_back, pages), _powers(self._step, pages)
         self._moduli, self._ones = np.repeat([_MODULI], pages, axis=0), np.repeat([self._for_the_ones], pages, axis=0)
 
     def hashes(self, tokens: NDArray[np.int32], cache_salt: int = 0) -> NDArray[np.int64]:
-        """The hash of each full page of a prompt, int64 [n // page_size], each in [0, 2**62). tokens: int32 [n], each in
-        [0, vocab_size). cache_salt: in [0, 2**63)."""
+        """The hash of each full page of a prompt, int64 [n // page_size], in [0, 2**62).
+
+        tokens: int32 [n], each in [0, vocab_size).
+        cache_salt: in [0, 2**63).
+        """
         size = self.page_size
         count = len(tokens) // size
         while count > len(self._moduli):

@@ -1,9 +1,13 @@
-"""The parameters of a request: one table, from which everything else about them is made.
+"""The parameters of a request: one table, from which all other declarations are derived.
 
-PARAMETERS gives the fields of the submission entry, their packing and their indices (blinkpy.queues.submission). It gives the
-engine's check of entries (blinkpy.scheduler.phases.intake), and RequestParameters below with the defaults of a model. It gives
-the HTTP fields (blinkpy.dpu.http.fields.shared_fields), the checks of blinkpy.SamplingParams, and values for the simulator.
-A new scalar is a row and a field of SamplingFields here, and the code of the samplers that applies it.
+PARAMETERS gives:
+- the fields of the submission entry, their packing and their indices (blinkpy.queues.submission)
+- the engine's check of entries (blinkpy.scheduler.phases.intake)
+- RequestParameters, with the defaults of a model
+- HTTP fields (blinkpy.dpu.http.fields.shared_fields) and the checks of blinkpy.SamplingParams
+- values for the simulator
+
+A new scalar needs a row and a field of SamplingFields here, and the code of the samplers that applies it.
 """
 
 from collections import namedtuple
@@ -20,11 +24,11 @@ INT64_RANGE: tuple[int, int] = (-(2**63), 2**63 - 1)
 INT32_MAX, INT64_MAX = INT32_RANGE[1], INT64_RANGE[1]
 WEIGHT_ONE = 100  # `tenant_weight` of a weight of 1
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")
-FLOAT32_LEAST = 2.0**-149  # a smaller number may become its 0
+FLOAT32_LEAST = 2.0**-149  # smaller numbers may be rounded to 0
 FINITE = (-FLOAT32_MAX, FLOAT32_MAX)
 
-SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither reuse nor offer pages
-SUBMIT_SCORE_PROMPT = 2  # begin with the first token of the prompt; the others follow as if they were sampled, one a step
+SUBMIT_NO_PREFIX_CACHE = 1  # of `flags`: neither use nor extend the prefix cache
+SUBMIT_SCORE_PROMPT = 2  # begin with the prompt's first token; the others follow as if sampled, one per step
 
 
 class Parameter(NamedTuple):
@@ -34,10 +38,10 @@ class Parameter(NamedTuple):
     dtype: str  # in the entry: i4, i8 or f4
     neutral: float | None  # the value without effect; None: a random value
     accepted: Bounds  # the engine's range; NaN and infinity are always refused
-    doc: str = ""  # for docs/api.md, behind the range
+    doc: str = ""  # for docs/api.md, after the range
     above_low: bool = False  # the lower bound itself is refused
     requested: Bounds | None = None  # the range of the APIs, if it differs; below `accepted` means the neutral value
-    http: str = "both"  # which endpoint has a field of this name and kind: "both", "completions" or ""
+    http: str = "both"  # endpoints with a field of this name and kind: "both", "completions" or ""
     offline: bool = True  # SamplingParams has it
     from_model: bool = False  # generation_config.json may set the default
     kind: str = ""  # for docs/api.md, instead of the range
@@ -64,24 +68,25 @@ class Parameter(NamedTuple):
 
     @property
     def default(self) -> float | None:
-        """Of the APIs; None: absent."""
+        """The default of the APIs; None: absent."""
         return None if self.neutral is None or not self.in_bounds(self.neutral) else self.neutral
 
     def in_bounds(self, value: float) -> bool:
-        """Whether the APIs take a value."""
+        """Whether the APIs accept a value."""
         low, high = self.bounds
         return low <= value <= high and not (self.above_low and value < low + FLOAT32_LEAST)
 
     def from_request(self, value: float | None) -> float | None:
-        """The engine's value for a value of the APIs; None: for an absent value."""
+        """The engine's value for a value of the APIs. None: absent."""
         if value is None or value < self.accepted[0]:
             return self.neutral
         return value + 0.0 if self.is_float else value  # -0.0 becomes 0.0
 
 
-# In the order of RequestParameters, SamplingParams and the entry, except that the entry has values of 8 bytes first.
+# In the order of RequestParameters, SamplingParams and the entry, except that the entry has values of 8 bytes
+# first.
 PARAMETERS = (
-    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # shared_fields.token_limit settles it
+    Parameter("max_tokens", "i4", 16, (1, INT32_MAX), http=""),  # set by shared_fields.token_limit
     Parameter(
         "min_tokens",
         "i4",
@@ -117,10 +122,11 @@ PARAMETERS = (
         kind="a string",
     ),
     Parameter("flags", "i4", 0, (0, SUBMIT_NO_PREFIX_CACHE | SUBMIT_SCORE_PROMPT), http="", offline=False),
-    Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # whose key it came with, of the keys file; 0: none
+    Parameter("tenant", "i4", 0, (0, INT32_MAX), http="", offline=False),  # number of its API key; 0 without a key
     Parameter("best_effort", "i4", 0, (0, 1), http="", offline=False),  # its class: 0 latency-sensitive, 1 best effort
-    Parameter("tenant_weight", "i4", WEIGHT_ONE, (1, 1000 * WEIGHT_ONE), http="", offline=False),  # of its tenant, in hundredths
-    # The last tokens of its prompt that are output of it, from another engine: penalties and banned sequences count them so.
+    Parameter("tenant_weight", "i4", WEIGHT_ONE, (1, 1000 * WEIGHT_ONE), http="", offline=False),  # hundredths
+    # Number of the prompt's last tokens that are output from another engine, for penalties and banned
+    # sequences.
     Parameter("output_tokens", "i4", 0, (0, INT32_MAX), http="", offline=False),
 )
 PARAMETER = {parameter.name: parameter for parameter in PARAMETERS}
@@ -178,8 +184,9 @@ class RequestParameters(_Values):
 
     @classmethod
     def of_model(cls, generation_config: Mapping[str, Any]) -> Self:
-        """Defaults from a model's generation_config.json, as vLLM takes them: null counts as absent, `do_sample: false` means
-        greedy. Raises ValueError for a value out of range."""
+        """Defaults from a model's generation_config.json, interpreted like vLLM: null counts as absent, and
+        `do_sample: false` means greedy. Raises ValueError for a value out of range.
+        """
         values: dict[str, Any] = {}
         for p in PARAMETERS:
             value = generation_config.get(p.name)
@@ -193,12 +200,14 @@ class RequestParameters(_Values):
         return cls(**values)
 
     def changed(self, **values: Any) -> Self:
-        """With other values."""
+        """A copy with other values."""
         changed: Self = self._replace(**values)
         return changed
 
     def variants(self, count: int) -> list[Self]:
-        """For several choices of one prompt: seeds count up from a given one, and wrap around; random ones stay random."""
+        """Parameters for several choices of one prompt. A given seed is incremented for each choice, and
+        wraps around; a random seed stays random.
+        """
         if self.seed is None:
             return [self] * count
         low = INT64_RANGE[0]

@@ -1,6 +1,6 @@
 """The submission entry, which a front end writes into the submission ring for each request.
 
-Fields of 8 bytes come first, so that all are naturally aligned; request parameters follow in the order of
+Fields of 8 bytes come first, so that all are naturally aligned. Request parameters follow in the order of
 PARAMETERS.
 """
 
@@ -28,28 +28,29 @@ _SCALARS = [
     ("rules_digest", "<i8"),  # see token_rules
     *((p.name, f"<{p.dtype}") for p in _PARAMETERS),
     ("epoch", "<i4"),
-    ("slot", "<i4"),  # of this queue pair; free again once the final completion was read
+    ("slot", "<i4"),  # of this queue pair; free after the final completion was read
     ("prompt_offset", "<i4"),  # tokens into the prompt arena
     ("prompt_length", "<i4"),  # tokens
     ("hash_offset", "<i4"),  # entries into the hash arena
     ("hash_count", "<i4"),  # full pages of the prompt
     ("grammar_offset", "<i4"),  # words into the prompt arena
-    ("grammar_words", "<i4"),  # of the packed automaton; 0: the output is free
+    ("grammar_words", "<i4"),  # of the packed automaton; 0 without a grammar
     ("rules_offset", "<i4"),  # words into the prompt arena
-    ("rules_words", "<i4"),  # of the packed token rules; 0: none
+    ("rules_words", "<i4"),  # of the packed token rules; 0 without rules
 ]
 _USED = sum(int(dtype[-1]) for _, dtype in _SCALARS) + 4 * STOP_IDS
 SQ_ENTRY = np.dtype(
     [
         *_SCALARS,
-        ("stop_ids", "<i4", (STOP_IDS,)),  # -1: unused; the model's end-of-sequence ids are among them
+        ("stop_ids", "<i4", (STOP_IDS,)),  # including the model's end-of-sequence ids; -1: unused
         ("spare", "<i4", ((SQ_ENTRY_BYTES - _USED) // 4,)),  # 0
     ]
 )
 SQ_ENTRY_FIELDS = zlib.crc32(repr(SQ_ENTRY.descr).encode())  # identifies the fields of entries; part of the header
 
-# Device code reads entries as arrays of words: WORD_NAME is a field's index in int32 [.., 64], and LONG_NAME that of a field of
-# 8 bytes in int64 [.., 32].
+# Device code reads entries as arrays of words: WORD_NAME is a field's index in int32 [.., 64], and LONG_NAME
+# the
+# index of an 8-byte field in int64 [.., 32].
 WORD = {name: int(place[1]) // 4 for name, place in (SQ_ENTRY.fields or {}).items()}
 globals().update({f"WORD_{name.upper()}": word for name, word in WORD.items()})
 globals().update({f"LONG_{name.upper()}": WORD[name] // 2 for name, dtype in _SCALARS if dtype == "<i8"})
@@ -59,7 +60,9 @@ if TYPE_CHECKING:
 
 
 def neutral_entries(count: int) -> NDArray[np.void]:
-    """Entries of neutral parameters and no stop ids, SQ_ENTRY [count]; everything else, random seeds included, is 0."""
+    """Entries with neutral parameters and no stop ids, SQ_ENTRY [count]. All other fields, including seeds,
+    are 0.
+    """
     entries = np.zeros(count, SQ_ENTRY)
     for p in PARAMETERS:
         entries[p.name] = p.neutral or 0
@@ -89,8 +92,10 @@ _SEED = [p.name for p in _PARAMETERS].index("seed")
 def pack_entry(
     parameters: RequestParameters, request_id: int, *place: int, grammar: ArenaPlace = NOWHERE, rules: ArenaPlace = NOWHERE
 ) -> bytes:
-    """A submission entry; seed None becomes a random one. place: epoch, slot, prompt offset and length, hash
-    offset and count. Raises ValueError if there are more stop ids than an entry holds, or a value overflows.
+    """A packed submission entry. A missing seed becomes random.
+
+    place: epoch, slot, prompt offset and length, hash offset and count.
+    Raises ValueError for too many stop ids, or if a value overflows.
     """
     stops = parameters.stop_ids
     if len(stops) > STOP_IDS:
@@ -109,7 +114,9 @@ def pack_entry(
 
 
 def order_key(bits: int) -> int:
-    """From a float32's bits as int32 to integers in its order: -0.0 is -1, 0.0 is 0; NaN and infinity lie beyond all others."""
+    """Map a float32's bits, as int32, to integers in the order of the floats: -0.0 is -1, 0.0 is 0; NaN and
+    infinity are outside all other values.
+    """
     return bits ^ INT32_MAX if bits < 0 else bits
 
 

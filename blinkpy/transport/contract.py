@@ -1,7 +1,7 @@
 """The contract between a queue pair's client and the memory that it shares with the engine.
 
 A transport gives one process one queue pair. It moves bytes in order, without interpreting them. `shm`
-implements it with loads and stores, `rdma` with one-sided reads and writes.
+implements it with loads and stores, `rdma` by one-sided reads and writes.
 
 Every transport guarantees:
 1. Order. When the engine sees a doorbell, it sees every write_prompt, write_hashes and write_entry that came before it.

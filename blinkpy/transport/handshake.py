@@ -6,7 +6,7 @@
                or {"error": text}
 
 With a key, the last two lines begin with a proof and a space (blinkpy.transport.link_key). The engine
-refuses a front end without a proof, and the front end rejects an answer without one.
+refuses a front end without a proof, and the front end rejects an answer without a proof.
 
 The header is the segment's own, so versions and sizes are checked as on shared memory, and a mismatch names
 both sides. The front end can reach three regions: the engine's words (read), its own region (write), and
@@ -73,8 +73,9 @@ class Region(NamedTuple):
 class Hello(NamedTuple):
     """A front-end worker's request for a queue pair.
 
-    owner: a random number that a worker hands on to its successor, which then gets the same queue pair
-        immediately; other workers have to wait for the end of the lease.
+    owner: a random number that a worker passes to its successor, which then gets the same queue pair
+        immediately.
+        Other workers have to wait for the end of the lease.
     nonce: random, new for each handshake.
     """
 
@@ -171,7 +172,7 @@ def introduce(host: str, port: int, hello: Hello, timeout_s: float, key: LinkKey
             challenge = Challenge.decode(receive_line(connection, deadline))
             if challenge.keyed != (key is not None):
                 has, lacks = ("the engine", "this front end") if key is None else ("this front end", "the engine")
-                raise TransportError(f"{has} has a link key but {lacks} has none: both need the same {KEY_OPTION}")
+                raise TransportError(f"{has} has a link key but {lacks} does not: both need the same {KEY_OPTION}")
             said = sealed(hello.encode(), key, FRONT_END, challenge.nonce)
             connection.sendall(said)
             answer = receive_line(connection, deadline)

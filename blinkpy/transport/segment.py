@@ -95,7 +95,7 @@ def create_segment(name: str, sizes: QueueSizes, facts: EngineFacts) -> Segment:
     """Create a segment and own it until close() or death, and remove the segment of a dead engine with this
     name.
 
-    Raises TransportError if a living engine has this name, or if there is not enough memory.
+    Raises TransportError if a living engine has this name, or if memory is short.
     """
     path = segment_path(name)
     total = QueueLayout(sizes).total_bytes

@@ -108,7 +108,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Endpoint(NamedTuple):
-    """The data that the other end needs in order to connect."""
+    """The data that the other end needs to connect."""
 
     qpn: int
     psn: int

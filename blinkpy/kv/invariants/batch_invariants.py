@@ -21,15 +21,15 @@ TOKEN_WRONG = fault_code("token {} is wrong")
 TOKEN_PAGELESS = fault_code("token {} has no page")
 CACHE_SLOT = fault_code("token {} has the wrong cache slot")
 SHARED_WRITE = fault_code("token {} is written into a shared page")
-YIELDS_NOT = fault_code("row {} has a best-effort prompt beside a latency-sensitive one, to which it yields")
+YIELDS_NOT = fault_code("row {} has a best-effort prompt together with a latency-sensitive one, to which it must yield")
 BEST_EFFORT_BEYOND = fault_code("best-effort prompts fill the step beyond their share")
-ROOM_LEFT = fault_code("a prompt waits although the step has room")
+ROOM_LEFT = fault_code("a prompt waits although the step has space")
 
 
-FLIGHT_WRONG = fault_code("the requests in flight are not those of the step that is cut")
-GROUPS_WRONG = fault_code("a step is cut and should not be, or the other way, or its groups are wrong")
-NESTED = fault_code("a step is suspended, and the one that interrupts it is empty, cut, or one too many")
-RESERVED_WRONG = fault_code("queue pair {}: what is kept of its completion ring is not what the suspended step will take")
+FLIGHT_WRONG = fault_code("the requests in flight differ from the requests of the cut step")
+GROUPS_WRONG = fault_code("a step is wrongly cut or not cut, or its groups are wrong")
+NESTED = fault_code("the step that interrupts a suspended step is empty, cut, or exceeds the limit")
+RESERVED_WRONG = fault_code("queue pair {}: the reserved entries of its completion ring differ from the suspended step's tokens")
 
 
 @device

@@ -47,14 +47,14 @@ FORECAST_STALE = fault_code("a forecast row is not one token ahead of its reques
 FAST_PATH_CUT = fault_code("the fast path has a batch that is cut into groups")
 # commit
 COMMIT_IDLE = fault_code("a token is committed to a request that does not run")
-COMPLETION_DROPPED = fault_code("the completion ring has no room for a step's token")
+COMPLETION_DROPPED = fault_code("the completion ring has no space for a step's token")
 # slot_lists
 RELEASED_IDLE = fault_code("a request is released that does not run")
 RELEASED_HOLDS = fault_code("a released request holds pages")
 # endings
 ENDING_MISCOUNTED = fault_code("fewer or more requests end than were marked")
 ENDED_IN_FLIGHT = fault_code("a request ends while it is in flight")
-NOTIFIED_UNENDED = fault_code("an end is published of a request that has none")
+NOTIFIED_UNENDED = fault_code("an end is published of a request that has not ended")
 # stall
 CLAIMED_TWICE = fault_code("a completion ring has a negative number of free entries")
 STALLED_IDLE = fault_code("a request in the running list does not run")
@@ -73,7 +73,7 @@ CHUNK_PAGELESS = fault_code("a planned token has no page")
 BEST_EFFORT_INTERRUPTS = fault_code("a best-effort prompt has a part in a step that interrupts another one")
 # suspension
 FLIGHT_LOST = fault_code("a step that was cut ends, and a request of it is not in flight")
-SUSPENDED_TWICE = fault_code("a step is suspended while another one is")
+SUSPENDED_TWICE = fault_code("a step is suspended while another step is suspended")
 RESUMED_WRONGLY = fault_code("a step is resumed at a group that it does not have, or its first one")
 # publish
 DEFERRED_BEYOND = fault_code("more completions are deferred than a batch has rows")
@@ -85,7 +85,8 @@ COPIED_BEYOND = fault_code("a recorded prompt is longer than the context")
 
 @device
 def check_state(limits, state, references, seen):
-    """The first fault of the scheduler's state, 0 for none; each group relies on those before it. references,
+    """The first fault of the scheduler's state, or 0; each group of checks relies on the previous ones.
+    references,
     seen: int64 [max(S, N)], as scratch.
     """
     return (

@@ -80,7 +80,7 @@ def check_ring(limits, state):
     return 0
 
 
-CHAIN_BUCKET = fault_code("page {} is in a chain of the index where its key does not belong")
+CHAIN_BUCKET = fault_code("page {} is in a wrong chain of the index for its key")
 CHAIN_LINKS = fault_code("page {}: its chain of the index is not doubly linked")
 CHAIN_TWICE = fault_code("chain {} of the index: a page is twice in the index, or its id is out of range")
 KEY_UNINDEXED = fault_code("page {} has a key and is not in the index, or the other way round")
