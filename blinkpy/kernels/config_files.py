@@ -42,8 +42,9 @@ def pipeline_bytes(tile: int, stages: int, first_rows: int, warps: int, *, tf32:
 
 
 def check_needs(needs: Needs, warps: int, what: str) -> None:
-    """Raise ConfigError if one program with this number of warps does not fit a multiprocessor. what: the
-    configuration, for the message.
+    """Raise ConfigError if one program with this number of warps does not fit a multiprocessor.
+
+    what: name of the configuration in the message.
     """
     limit, registers = SHARED_MEMORY_LIMIT[CAPABILITY], needs.registers(warps)
     if needs.shared > limit:

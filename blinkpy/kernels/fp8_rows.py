@@ -99,11 +99,14 @@ BLOCK = 128
 class Fp8Matrix:
     """A weight: values times scales.
 
-    With row scales, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k], where qx is a row x[m]
-    divided by sx[m] and rounded. sx[m] is `input_scale` or else, without one, max |x[m]| / 448. With block
-    scales, x is quantised in groups of 128 columns, each with the scale max |group| / 448, and the sum over k
-    is the sum over the groups of sx[m, g] * scales[n // 128, g] * (sum of the group). x is rounded to its
-    storage dtype before it is quantised; sums are float32. Where max |x| / 448 is 0, the scale is 1.
+    With row scales, y[m, n] = sx[m] * scales[n] * sum over k of qx[m, k] * values[n, k]. Here qx is a row
+    x[m] divided by sx[m] and rounded. sx[m] is `input_scale`, or max |x[m]| / 448 without an input scale.
+
+    With block scales, x is quantised in groups of 128 columns, each with the scale max |group| / 448. The sum
+    over k is then the sum over the groups of sx[m, g] * scales[n // 128, g] * (sum of the group).
+
+    x is rounded to its storage dtype before it is quantised; sums are float32. If max |x| / 448 is 0, the
+    scale is 1.
     """
 
     values: torch.Tensor  # float8_e4m3fn [N, K], or [experts, N, K]
@@ -133,8 +136,8 @@ def quantised_rows(x: torch.Tensor, scale: float | None = None) -> tuple[torch.T
 
 FP8 = torch.float8_e4m3fn
 ROW_SCALES, BLOCK_SCALES = tl.constexpr(1), tl.constexpr(2)
-"""Values of the kernels' SCALES besides 0 (no scales): one scale per row of inputs and of weights; or one per
-128 inputs of a row and per 128 x 128 weights.
+"""Values of the kernels' SCALES; 0 means no scales. ROW_SCALES: one scale per row of inputs and of weights.
+BLOCK_SCALES: one per 128 inputs of a row, and per 128 x 128 weights.
 """
 GROUP = tl.constexpr(BLOCK)
 _LARGEST = tl.constexpr(LARGEST)

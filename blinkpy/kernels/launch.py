@@ -58,7 +58,8 @@ class AtLeast(int):
 def check_tensors(*declared: tuple[Any, ...]) -> None:
     """Raise ValueError or TypeError unless all tensors are as declared, and on one device.
 
-    Each is declared as (tensor, name, shape, dtypes, row_strided); a tensor of None is skipped. shape: sizes,
+    Each is declared as (tensor, name, shape, dtypes, row_strided); None instead of a tensor is skipped.
+    shape: sizes,
     AtLeast, or None for any. dtypes: one or several, STORAGE_DTYPES unless given. row_strided: the first
     dimension may have any stride (a slice of the columns of a wider tensor). Otherwise the tensor must be
     contiguous.

@@ -2,9 +2,9 @@
 or measured ones.
 
 They are fixed at the start, on constant tokens, and no request changes them, so the same request always
-gets the same text. A measured scale is a power of two that leaves room for numbers twice as large as any
-that was seen; rounding to a power of two costs a floating-point format nothing, and hides the last bits in
-which machines differ.
+gets the same text. A measured scale is a power of two, with a margin for numbers twice as large as the
+measured ones. Rounding to a power of two costs a floating-point format nothing, and hides differences
+between machines in the last bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Scales = NDArray[np.float32]  # [layers, 2, kv_heads], of keys and of values
 FP8 = "fp8_e4m3"
 LARGEST = 448.0  # FP8 number
 HEADROOM = 2.0
-TOKENS = 128  # that scales are measured on
+TOKENS = 128  # number of tokens for measuring scales
 
 
 def _numbers() -> NDArray[np.float32]:
@@ -70,7 +70,7 @@ def _given(layer: Any, number: int) -> list[float | None]:
     """A layer's stored scales of keys and of values."""
     found = [getattr(layer, name, None) for name in ("k_scale", "v_scale")]
     for name, scale in zip(("k_scale", "v_scale"), found, strict=True):
-        if scale is not None and not 2.0**-100 <= scale <= 2.0**100:  # nor is it NaN
+        if scale is not None and not 2.0**-100 <= scale <= 2.0**100:  # also refuses NaN
             raise ConfigError(f"the checkpoint's {name} of layer {number} is {scale:g}; it must be positive and finite")
     return found
 

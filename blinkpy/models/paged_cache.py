@@ -80,7 +80,7 @@ A = TypeVar("A")
 
 def kv_bytes_per_page(model: DecoderDescription, page_size: int, itemsize: int, rings: RingSizes | None = None) -> int:
     """Bytes that one page of the pool takes, keys and values of all layers together, except those with rings.
-    itemsize: of a number. Where all layers have rings, a page is the scheduler's alone: 1 stands for nothing.
+    itemsize: of a number. If all layers have rings, a page takes no memory, and the result is 1.
     """
     layers = len(model.layers) - (len(rings.layers) if rings else 0)
     return max(1, layers * 2 * model.kv_size * page_size * itemsize)

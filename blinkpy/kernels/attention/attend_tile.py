@@ -140,7 +140,7 @@ def weigh(
 def sink_weight(
     sinks_ptr,  # [H] score of each head's sink
     head,  # [BLOCK] heads
-    inside,  # [BLOCK] those that exist
+    inside,  # [BLOCK] whether the head exists
     maximum,  # float32 [BLOCK] their largest score, base 2
 ):
     """The contribution of sinks to their heads' sums of weights, float32 [BLOCK]; infinite if there is no other

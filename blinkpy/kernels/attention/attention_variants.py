@@ -69,21 +69,22 @@ def plan_decode(
     head_dim: int = 128,
     fp8: bool = False,
 ) -> DecodePlan:
-    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens, for a
-    GPU of `sm_count` SMs. mixed: with prefill chunks.
+    """The plan of a bucket of at most `rows` decode rows whose contexts are at most `max_context` tokens,
+    for a GPU of `sm_count` SMs. mixed: with prefill chunks.
 
     - One row: about one tile per split, since a split's loads are serial.
     - Some rows: about two programs per SM, so that long sequences fill the GPU, with a few tiles each, since
       adding splits costs time.
-    - Many rows fill the GPU: only long contexts are split, so that none delays the step; an unused split costs
+    - Many rows fill the GPU: only long contexts are split, so that none delays the step; an unused split
+      costs
       its start.
 
-    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B shape at
-    contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same SMs. Heads over
-    128 need twice the warps, for the registers of their queries and sums, and half the tile with an FP8 cache
-    (not measured). FP8 halves the bytes, so a tile takes less time: shorter pipelines, fewer tiles for a split,
-    and one warp for half a tile if there is one row, or very many (measured for the kernel alone at 1 to 256
-    rows).
+    Two warps and short pipelines let many programs share an SM. Chosen in whole steps of a Llama-3-8B
+    shape at contexts of 228 to 4,000 tokens on an H200, where the next layer's programs wait on the same
+    SMs. Heads over 128 need twice the warps, for the registers of their queries and sums, and half the
+    tile with an FP8 cache (not measured). FP8 halves the bytes, so a tile takes less time. So pipelines
+    are shorter, and a split has fewer tiles. One row, or very many rows, use one warp for half a tile
+    (measured for the kernel alone at 1 to 256 rows).
     """
     groups, narrow = rows * kv_heads, fp8 and dtype == torch.bfloat16
     block_n, warps = (64, 2) if dtype == torch.bfloat16 else (32, 4)
@@ -178,7 +179,7 @@ class AttentionVariant:
     name: str  # `variant` of its plans
     rows: frozenset[str]  # which rows it computes: of DECODE_ROWS, CHUNKS and LAST_TOKENS
     launch: Callable[[AttentionCall, Any], None]
-    """Checks what it needs of the call besides `attend`'s checks, and launches the kernels. Takes a call and a plan."""
+    """Takes a call and a plan: checks its own requirements, in addition to `attend`'s, and launches the kernels."""
     plans: Callable[[torch.dtype], tuple[Any, ...]]  # plans that tests run, small enough for the interpreter
     kernels: tuple[Any, ...] = ()  # the Triton kernels that `launch` starts
 

@@ -1,9 +1,9 @@
 """Paged attention for the decode rows of a batch: one query token a row, its keys and values split over
 programs.
 
-The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values;
-the program that finishes last adds the splits of its row in their fixed order, so the result does not
-depend on the order of arrival.
+The form is flash decoding (Dao et al., 2023): each split keeps a running maximum, sum and weighted values.
+The program that finishes last adds the splits of its row in a fixed order, so the result does not depend on
+the order of arrival.
 """
 
 import torch
@@ -165,7 +165,7 @@ def store_split(
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
     ROW_AXIS: tl.constexpr,  # of the grid
 ):  # fmt: skip
-    """The result if there is one split; else this split's share, and from the one that finishes last the
+    """Store the result if there is one split; otherwise this split's share, and in the last program the
     result.
     """
     G: tl.constexpr = H // KVH
@@ -240,7 +240,8 @@ def _decode_attention(
     kv_head, row, split = tl.program_id(0), tl.program_id(ROW_AXIS), tl.program_id(3 - ROW_AXIS)
     if EARLY_TRIGGER:
         launch.release_successor(PDL)
-    # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the step before.
+    # Written before the step, so it may be read before the wait; past the L1 cache, which may still hold the
+    # step before.
     rows = tl.load(counts_ptr + (COUNT_ROWS if LAST_TOKENS else COUNT_DECODE_ROWS), cache_modifier=".cg")
     context = tl.load(context_lengths_ptr + row, cache_modifier=".cg")
     slot = tl.load(row_slots_ptr + row, cache_modifier=".cg")

@@ -58,10 +58,12 @@ def plan_prefill(
     overlap_prefill: bool = False,
     every_row: bool = False,
 ) -> PrefillPlan:
-    """The plan for a dtype and a GPU of `sm_count` SMs. Chosen for Llama-3-8B's heads in whole steps of 256 to
-    8,192 tokens on an H200, by the time from the end of the rotary embedding to the begin of the next layer:
-    two small tiles per SM leave space for decode attention, and hide each other's loads. For heads over 128
-    they are the largest tiles of which two fit (not measured).
+    """The plan for a dtype and a GPU of `sm_count` SMs.
+
+    Chosen for Llama-3-8B's heads in whole steps of 256 to 8,192 tokens on an H200. The measure was the
+    time from the end of the rotary embedding to the start of the next layer. Two small tiles per SM leave
+    space for decode attention, and hide each other's loads. For heads over 128 they are the largest tiles
+    of which two fit (not measured).
     """
     sizes = (64, 64, 4, 3) if dtype == torch.bfloat16 else (32, 32, 4, 2)
     if head_dim > 128:
@@ -121,7 +123,7 @@ def attend_chunk(
     if WINDOW > 0:
         begin = first_visible(first_position, WINDOW, CHUNKED) // BLOCK_N * BLOCK_N
         unmasked_end = begin
-    elif EVERY_ROW:  # tiles without a mask may differ in the last bit, and which tiles have none depends on other queries
+    elif EVERY_ROW:  # unmasked tiles may differ in the last bit, and other queries decide which tiles are unmasked
         begin = 0
         unmasked_end = 0
     else:
@@ -197,7 +199,8 @@ def _prefill_attention(
     if OVERLAP_PREFILL:
         launch.release_successor(PDL)
 
-    # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's first.
+    # Row r owns the tiles from starts[r] // BLOCK_Q + r (relative to the first prefill row) to the next row's
+    # first.
     # That is never too few for its tokens, at most one too many, and rises with r.
     rows = tl.load(counts_ptr + COUNT_ROWS).to(tl.int32)
     first_row = 0 if EVERY_ROW else tl.load(counts_ptr + COUNT_DECODE_ROWS).to(tl.int32)
@@ -207,7 +210,8 @@ def _prefill_attention(
     tokens = tl.load(query_starts_ptr + rows) - first_token
     first_tiles = (tl.load(query_starts_ptr + every, mask=is_prefill, other=0) - first_token) // BLOCK_Q + every - first_row
     tiles = tokens // BLOCK_Q + rows - first_row
-    # The last tiles see the longest contexts: they come first, so that no program ends much later than the others.
+    # The last tiles see the longest contexts: they come first, so that no program ends much later than the
+    # others.
     for index in range(tl.program_id(0), tiles * KVH, tl.num_programs(0)):
         kv_head = index % KVH
         tile = tiles - 1 - index // KVH

@@ -265,8 +265,8 @@ def _keep_spilled(
 
 
 def keep_spilled(rings: WindowRings, cache: PagedKV, batch: BatchView, *, rows: int, pdl: bool = False) -> None:
-    """Copy a layer's spill pages that later steps may read to their places, behind the last launch that reads
-    what they replace.
+    """Copy a layer's spill pages that later steps may read to their places, after the last launch that reads
+    the replaced pages.
 
     Raises ValueError or TypeError if shapes, dtypes or devices do not match.
     """

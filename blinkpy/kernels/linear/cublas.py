@@ -30,8 +30,8 @@ def cublas_linear(call: LinearCall, config: LinearConfig) -> None:
 
 
 def fp8_product(call: LinearCall, x_scales: torch.Tensor, weight_scales: torch.Tensor) -> None:
-    """With scales for rows, float32 [M] and [N]. What is added is a separate pass: the product takes nothing
-    but a bias.
+    """Product with row scales, float32 [M] and [N]. A residual is added in a separate pass, because the
+    product only takes a bias.
     """
     if call.x.is_meta:  # when kernels are only compiled; cuBLAS is not compiled here
         return

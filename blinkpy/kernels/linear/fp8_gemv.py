@@ -141,8 +141,11 @@ def supports(shape: LinearShape) -> bool:
 
 
 def needs(config: LinearConfig, shape: LinearShape) -> Needs:
-    """The row, packed to float16 or as float32, and one and a half tiles of weights: while half of a tile is multiplied, the next
-    tile takes the registers of the other half. Of a float32 row half a tile unpacked, too.
+    """The registers of a program: the row, packed to float16 or as float32, and one and a half tiles of
+    weights.
+
+    While half of a tile is multiplied, the next tile takes the registers of the other half. A float32 row
+    also needs half an unpacked tile.
     """
     row, halves, exact = block_k(shape.k), 2 if shape.swiglu else 1, (shape.inputs or shape.result) == torch.float32
     weights = 3 * halves * config.block_n * row // 8

@@ -1,10 +1,10 @@
 """Linear layers of one row, y = x W^T, on the plain arithmetic units: a matrix unit would multiply padding.
 
-Each program takes BLOCK_N outputs and all of K. The weights of its first tile are loaded into registers
-before the wait for the kernel before, so that under programmatic dependent launch the memory is busy while
-that one ends; a program is small, several share an SM, and their loads overlap. RMSNorm of x, bias, SwiGLU
-and the residual addition are fused in: with a single row, none of them costs a pass. For FP8 weights see
-fp8_gemv.py.
+Each program takes BLOCK_N outputs and all of K. It loads the weights of its first tile into registers
+before it waits for the previous kernel. Under programmatic dependent launch, the memory is then busy
+while that kernel ends. A program is small, several share an SM, and their loads overlap. RMSNorm of x,
+bias, SwiGLU and the residual addition are fused in: with a single row, none of them costs a pass. For FP8
+weights see fp8_gemv.py.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Linear layers of a few rows, which are bound by reading the weights once: tiles of the matrix unit, with
 K split over programs.
 
-Each program takes BLOCK_N outputs and a split of K. The partial sums of one tile are added in a fixed order
-by the program that finishes last, or by the norm that follows, so two runs agree to the bit.
+Each program takes BLOCK_N outputs and a split of K. The program that finishes last, or the next norm,
+adds the partial sums of a tile in a fixed order, so two runs agree to the bit.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,11 @@
 """Linear layers of many rows: tiles loaded by Hopper's tensor memory accelerator (TMA), with widths that suit
 the GPU.
 
-The accelerator computes addresses for the programs, which pays from 64 rows on. A tile may be as wide as a
-sum of up to three powers of two: 14,336 columns, with gate and up for each, make 128 tiles of 112 = 64 + 32
-+ 16 columns, one for nearly each of 132 SMs; with 64 columns there are 224 tiles, so that a third of the
-GPU is idle in the last wave. The strips of a tile are separate products with the same rows.
+The accelerator computes addresses for the programs, which pays from 64 rows on. The width of a tile may
+be a sum of up to three powers of two. For example, 14,336 columns, with gate and up for each, make 128
+tiles of 112 = 64 + 32 + 16 columns, one for nearly each of 132 SMs. With 64 columns there would be 224
+tiles, and a third of the GPU would be idle in the last wave. The strips of a tile are separate products
+with the same rows.
 """
 
 from collections.abc import Iterator

@@ -127,8 +127,9 @@ def overlap_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]
 
 
 def publish_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
-    """The Python function of `publish`, for the turn before the step that it runs in: counters, gauges and the heartbeat go to
-    the host's memory, and no kernel waits for them. Arguments as of `overlap`."""
+    """The Python function of `publish`, for the turn before the current step. Counters, gauges and the
+    heartbeat go to the host's memory, and no kernel waits for them. Arguments as of `overlap`.
+    """
     read, publish, shared_words = table_reader(kind), phases.publish, words + GRAPHS_OF_BUCKET * MAX_BUCKETS
 
     def publish_after(table, loop):
@@ -155,12 +156,16 @@ def ask_for_copy(loop, position):
 def schedule_kernel(phases: Phases, kind: Any, words: int) -> Callable[..., None]:
     """The Python function of `schedule`. Its arguments:
 
-    table: int64 [words + 3 * buckets], the table, and after it the step graph by bucket and by 0 for only
-    decode rows, 1 with prefill chunks, 2 for a cut step. repeat: uint64 [graphs + 1], handles of the WHILE
-    nodes around each graph, the last one for turns without a step. parts: uint64, handles of the IF nodes
-    around the groups of each graph that is cut, limits.step_groups places for each, from LOOP_FIRST_CUT on.
-    loop: the loop's words. trace: int64 [rows, TRACE_COLUMNS]. while_handle, switch_handle: of the loop's WHILE
-    and SWITCH nodes. own: index of the graph that contains the kernel, or -1.
+    table: int64 [words + 3 * buckets], the table, then the index of the step graph by bucket and kind of
+        batch. Kinds: 0 only decode rows, 1 with prefill chunks, 2 cut.
+    repeat: uint64 [graphs + 1], handles of the WHILE nodes around each graph; the last one is for turns
+        without a step.
+    parts: uint64, handles of the IF nodes around the groups of each cut graph, limits.step_groups places for
+        each, from LOOP_FIRST_CUT on.
+    loop: the loop's words.
+    trace: int64 [rows, TRACE_COLUMNS].
+    while_handle, switch_handle: of the loop's WHILE and SWITCH nodes.
+    own: index of the graph that contains the kernel, or -1.
     """
     read, schedule, publish, shared_words = (
         table_reader(kind),

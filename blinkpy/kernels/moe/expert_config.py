@@ -1,5 +1,4 @@
-"""Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, and defaults
-without one.
+"""Tiles of the grouped products of expert layers, by shape and bucket: a table per GPU model, or defaults.
 
 Measured by `python -m benchmarks.tuning.expert_tuner`. A configuration decides the order of sums. It is
 fixed per bucket, so results are reproducible.

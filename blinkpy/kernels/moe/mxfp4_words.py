@@ -4,11 +4,11 @@ E2M1 is a sign, two bits of exponent and one of mantissa. Moved to the sign and 
 a float16, these bits give the number times 2 ** -14, also for subnormals. Two weights that are four apart
 have the same position in both halves of a word, so one operation converts both. A row is scaled by a power
 of two, so that its largest number is from 8,192 to 16,384 and no sum of four products exceeds float16. Four
-products are accumulated in each half of a register; the sum of a word is added in float32, and the sum of
+products are accumulated in each half of a register. The sum of a word is added in float32. The sum of
 four words, a group, is multiplied by its scale.
 
-A float16 has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. Rows of float32 are multiplied in
-float32.
+A float16 has 11 bits: the sums lose less than a row of bfloat16 did when it was rounded. Rows of float32
+are multiplied in float32.
 """
 
 import triton

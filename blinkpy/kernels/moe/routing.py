@@ -2,8 +2,8 @@
 on the device.
 
 An assignment is one token at one expert: token * top_k + choice. Assignments are put into blocks of one
-expert each (the form of MegaBlocks, Gale et al., 2022), in the order of their tokens: the positions come
-from counting, not from atomics, so they depend only on the inputs.
+expert each (the form of MegaBlocks, Gale et al., 2022), in the order of their tokens. Positions come from
+counting, not from atomics, so they depend only on the inputs.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
 """Order statistics of one row of logits without sorting it: the search in the sampling kernels.
 
-A candidate is a token with its distance d = (maximum - logit) / temperature from the best one; its weight, the
-probability up to a common factor, is exp(-d). Its key is an int64, the bits of d in the upper half and the token id in
-the lower one: non-negative floats order as their bits do, so keys ascend by (probability descending, token id
-ascending) and are unique.
+A candidate is a token with its distance d = (maximum - logit) / temperature from the best one; its
+weight, the probability up to a common factor, is exp(-d). Its key is an int64, with the bits of d in the
+upper half and the token id in the lower half. Non-negative floats have the order of their bits, so keys
+are unique and ascend by (probability descending, token id ascending).
 
-Everything is found by narrowing a bracket of keys: one pass over the row counts and weighs the candidates
-below several thresholds at once; when few enough remain, they are collected, sorted and summed. Sums run in
+All results are found by narrowing a bracket of keys. One pass over the row counts and weighs the candidates
+below several thresholds. When few enough remain, they are collected, sorted and summed. Sums run in
 a fixed order, so two runs agree to the bit. One program works on a row; it reads the row a few times,
 mostly from the L2 cache.
 """

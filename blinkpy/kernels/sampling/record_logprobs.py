@@ -117,12 +117,15 @@ def _write_logprobs(
 
 
 def write_logprobs(call: SamplingCall) -> None:
-    """Log probabilities (before penalties and temperature) for the emitting rows whose entry requests them;
-    others are unchanged.
+    """Record log probabilities (before penalties and temperature) of the emitting rows whose entry requests
+    them; other records are unchanged.
 
-    logits: the model's. sampled: the tokens. records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY, the
-    sampled token's first, then the largest, descending, lower id first among equals; token -1 with -inf if
-    fewer tokens have finite logits. Raises ValueError or TypeError if the tensors do not match.
+    logits: of the model.
+    sampled: the tokens.
+    records: int64 [at least B, LOGPROB_ENTRIES] of LOGPROB_ENTRY. The sampled token is first, then the
+        largest ones, descending, lower id first among equals; token -1 with -inf if fewer tokens have finite
+        logits.
+    Raises ValueError or TypeError if the tensors do not match.
     """
     logits, entry, batch, scratch = call.logits, call.requests.entry, call.batch, call.workspace
     (rows, vocabulary), capacity = logits.shape, scratch.keys.shape[1]

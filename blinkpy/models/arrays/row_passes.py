@@ -60,7 +60,7 @@ class ThreadTeam:
         weakref.finalize(self, _dismiss, self._posts)
 
     def run(self, work: Work, threads: int) -> None:
-        """Call work on up to `threads` threads, and wait for all that began. Raises what it raised."""
+        """Call work on up to `threads` threads, and wait for all started calls. Raises their exception."""
         helpers = self._posts[: max(threads - 1, 0)]
         for posts in helpers:
             posts.put(work)

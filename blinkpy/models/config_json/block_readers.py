@@ -79,7 +79,7 @@ def read_rope(
     aliases: older names of rope types in this family.
     inert: parameters without effect in this family.
     layer_type: for a family with an embedding per layer type; a single section is that of full attention.
-    theta_key: of config.json, if the section has none.
+    theta_key: key in config.json, for a section without a theta.
 
     Raises ConfigError for anything that is unknown, missing or out of range.
     """

@@ -86,7 +86,9 @@ class HfConfig(Mapping[str, Any]):
         return len(self._values)
 
     def _first(self, names: tuple[str, ...], default: Any) -> Any:
-        """The first of the names that is there and not null, else what it means if missing, else the default."""
+        """The value of the first name that is present and not null, else its default in the format, else
+        `default`.
+        """
         self._read.update(names)
         found = [source.get(name) for source in (self._values, self._defaults) for name in names]
         value = next((value for value in found if value is not None), default)

@@ -76,7 +76,9 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def read_quantization(c: HfConfig) -> Quantization | None:
-    """The quantization of a model's linear layers, or None. Raises ConfigError for one that is not supported."""
+    """The quantization of a model's linear layers, or None. Raises ConfigError for an unsupported
+    quantization.
+    """
     values = c.get("quantization_config")
     if values is None:
         return None

@@ -1,9 +1,9 @@
 """Attention over the paged cache on the CPU, of all rows of a batch.
 
-Norms, rotation, the write into the cache and the attention of decode rows are one compiled pass, directly
-over the pages and on torch's threads (cpu_attention_pass.py): gathering pages into a dense batch for torch
-costs as much as the attention itself, because both are bound by memory. Prefill chunks, which have work for
-a matrix product, attend through torch.
+One compiled pass computes norms, rotation, the write to the cache, and the attention of decode rows
+(cpu_attention_pass.py). It works directly over the pages, on torch's threads. Gathering pages into a dense
+batch for torch would cost as much as the attention itself, because both are bound by memory. Prefill chunks,
+which are large enough for a matrix product, attend through torch.
 """
 
 import numpy as np
@@ -152,11 +152,14 @@ def attend(
 ) -> torch.Tensor:
     """Causal attention of the last tokens of one sequence.
 
-    q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context). keys, values: one layer's cache.
-    pages: int64 [pages of the sequence]. window: how many of the last tokens a token sees, itself included; 0: all.
-    scale, softcap: of the scores. sinks: float32 [heads]; not beside a softcap. scales: float32 [2, kv_heads] of keys and values,
-    which are FP8 numbers then; their attention is computed in float32. chunked: a token sees those of its own chunk of `window`
-    tokens instead.
+    q: [tokens, heads, head_dim], the sequence's tokens [context - tokens, context).
+    keys, values: one layer's cache.
+    pages: int64 [pages of the sequence].
+    window: number of the last tokens that a token sees, including itself; 0: all.
+    scale, softcap: of the scores.
+    sinks: float32 [heads]; not with a softcap.
+    scales: float32 [2, kv_heads] of FP8 keys and values, whose attention is computed in float32.
+    chunked: a token sees the previous tokens of its chunk of `window` tokens instead.
     """
     page_size, first = keys.shape[2], context - len(q)
     seen_from = 0 if not window else first // window * window if chunked else max(first + 1 - window, 0)

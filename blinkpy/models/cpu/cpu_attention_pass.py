@@ -1,11 +1,13 @@
-"""The compiled pass of cpu_attention.py: norms, rotation, the write into the cache, and the attention of decode rows.
+"""The compiled pass of cpu_attention.py: norms, rotation, the write to the cache, and the attention of decode
+rows.
 
-One pass is compiled for each item type, page size P and head size D. They are constants of one function alone, attention_pass,
-which gives them to its arrays as shapes. All others take them from there: they are inlined into it before types are inferred,
-and so their inner loops have known lengths, too. Compiled by itself, a function would be made for any length. Being inlined, they
-are also compiled with its options, by which sums may be reordered.
+A pass is compiled for each item type, page size P and head size D. These are constants of a single function,
+attention_pass, which gives them to its arrays as shapes. All other functions are inlined into it before types
+are inferred, so their inner loops have known lengths, too; compiled separately, a function would be made for
+any length. Inlined functions are also compiled with its options, which permit reordering sums.
 
-bfloat16 is handled as its bits, int16, and FP8 as its bits, uint8: Numba has no such types. All arithmetic is float32.
+bfloat16 is handled as its bits, int16, and FP8 as its bits, uint8, because Numba has no such types. All
+arithmetic is float32.
 """
 
 import functools
@@ -36,7 +38,7 @@ _ADDRESSES = (
     "out",  # items [tokens, heads, D]; the rows of decode tokens are written
     *("keys", "values"),  # items or FP8 [num_pages, kv_heads, P, D], the layer's cache
     "scales",  # float32 [4, kv_heads] of cached keys and values, then their inverses; 1 if the cache holds items
-    *("q_norm", "k_norm"),  # float32 [D]; 0 if the model has none
+    *("q_norm", "k_norm"),  # float32 [D]; 0 if the model has no such norm
     "sinks",  # float32 [heads], scores of the sinks; -inf for heads without a sink
     *("cos", "sin"),  # float32 [max_positions, half]
     *("positions", "cache_slots"),  # int32 [tokens]
@@ -137,7 +139,7 @@ def compile_pass(bfloat16: bool, fp8: bool, page_size: int, head_dim: int) -> An
 def prepare(source, norm, eps, cos, sin, target):  # type: ignore[no-untyped-def]
     """target = one head of a query or key, normalised and rotated. float32 [D].
 
-    source: items [D]. norm: float32 [D], empty for none. cos, sin: float32 [half].
+    source: items [D]. norm: float32 [D], empty without a norm. cos, sin: float32 [half].
     """
     D, half = len(target), len(cos)
     if len(norm):

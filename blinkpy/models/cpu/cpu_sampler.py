@@ -1,9 +1,8 @@
 """The sampler of the CPU engine: from logits to one token for each row, compiled by Numba.
 
 The result of a row depends only on its logits and its request, not on the rest of the batch. Random numbers
-are those of triton.language.rand: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC 2011), keyed by the request's seed and the new token's position, so that a recomputed token is the
-same.
+equal triton.language.rand: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+2011). Their key is the request's seed and the new token's position, so a recomputed token is the same.
 
 Order of the filters: penalties, temperature, top_k, top_p, min_p. Candidates are ordered by logit, highest
 first, and by token id among equals. top_k keeps the first k of them; top_p keeps those before which the
@@ -11,9 +10,9 @@ mass is below p; min_p keeps those with at least min_p times the highest probabi
 always kept. One uniform number picks among the kept candidates by their cumulative probability in that
 order. Temperature 0 takes the first one.
 
-No row is sorted as a whole. A candidate's weight, exp((logit - highest) / temperature), falls into one of
-16 buckets per power of two; masses of buckets determine the bucket with a cut or the pick, and only that
-one is sorted.
+No row is sorted as a whole. A candidate's weight, exp((logit - highest) / temperature), falls into one of 16
+buckets per power of two. The masses of the buckets determine the bucket of a cut or of the pick, and only
+this bucket is sorted.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Run a compiled function on torch's compute threads.
 
-A second pool of threads would compete with torch's for the cores: OpenMP's workers spin for a while after
-every parallel region, and a step switches between the two several times per layer. So the function is
+A second pool of threads would compete with torch's for the cores. OpenMP's workers spin for a while after
+every parallel region, and a step would switch between the pools several times per layer. So the function is
 handed to torch's own pool, through the entry point of GNU OpenMP that compilers call for a parallel region.
 If torch uses another OpenMP, the function runs on one thread.
 """

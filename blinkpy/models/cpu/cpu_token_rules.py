@@ -17,7 +17,7 @@ from blinkpy.queues.words import Int32
 @partial(cached_njit, nogil=True)
 def _mask_row(logits, grammars, slot, state, stop_ids):  # type: ignore[no-untyped-def]
     row = 1 + grammars.words[slot, A.CLASSES_WORD]
-    leads = np.zeros(A.BYTES, np.bool_)  # most tokens end with their first byte
+    leads = np.zeros(A.BYTES, np.bool_)  # most tokens have an illegal first byte
     for byte in range(A.BYTES):
         leads[byte] = cell_of(grammars.words, slot, state * row + 1 + class_of(grammars.words, slot, byte)) != A.DEAD_CELL
     kept = np.full(len(stop_ids), -np.inf, np.float32)

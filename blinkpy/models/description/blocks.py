@@ -26,13 +26,13 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Quantization:
-    """FP8 (E4M3) weights in the linear layers of all layers, experts included: blinkpy.kernels.fp8_rows
+    """FP8 (E4M3) weights in the linear layers of all layers, including experts. blinkpy.kernels.fp8_rows
     defines the arithmetic.
 
-    static: the checkpoint has a scale for the inputs of each matrix; else each input gets its own, or one for
-    128 columns where weights have one for each block. stored: the checkpoint has FP8 weights; else they are
-    quantised as they are loaded. scale, input_scale: ends of the names of stored scales, any one of them.
-    ignored: regular expressions, and ignored_ends: ends, of the names of matrices that stay unchanged.
+    static: the checkpoint has a scale for the inputs of each matrix; otherwise each input gets a scale, or
+        one per 128 columns if weights have one per block.
+    stored: the checkpoint has FP8 weights; otherwise they are quantised while loading.
+    scale, input_scale: possible suffixes of the names of stored scales.
     """
 
     scales: Scales = Scales.ROW
@@ -116,10 +116,12 @@ class Norm(NamedTuple):
 class Attention(NamedTuple):
     """Attention with `heads` queries that share `kv_heads` keys and values.
 
-    window: how many of the last tokens a token sees, itself included (0: all). chunked: those of its own chunk
-    of `window` tokens instead, from the chunk's first one to itself. qk_norm: queries and keys have norms.
-    scale: of the scores; 0 stands for head_dim ** -0.5. softcap: c makes c * tanh(score / c) of a score; 0: as
-    it is. sinks: each head has a separate score that takes a share of the softmax and has no value.
+    window: number of the last tokens that a token sees, including itself (0: all).
+    qk_norm: norms of queries and keys.
+    scale: of the scores; 0 means head_dim ** -0.5.
+    softcap: c replaces a score by c * tanh(score / c); 0: unused.
+    sinks: each head has a further score that takes a share of the softmax and has no value.
+    chunked: a token sees the tokens of its chunk of `window` tokens instead, up to itself.
     """
 
     heads: int

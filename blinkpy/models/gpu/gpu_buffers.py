@@ -40,7 +40,9 @@ class Buffers:
 
 
 def fp8_scratch(weights: Weights, tokens: int) -> Fp8Rows | None:
-    """For the quantised inputs of any FP8 matrix that tokens go through; None if a model has none."""
+    """Scratch memory for the quantised inputs of any FP8 matrix that processes tokens; None for a model
+    without such a matrix.
+    """
     fields = [getattr(layer, field.name) for layer in weights.layers for field in dataclasses.fields(layer)]
     widths = [matrix.values.shape[-1] for matrix in fields if isinstance(matrix, Fp8Matrix)]
     return Fp8Rows.allocate(tokens, max(widths), str(weights.device)) if widths else None

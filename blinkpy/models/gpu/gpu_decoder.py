@@ -1,12 +1,12 @@
-"""The decoder on the GPU: each bucket's step is a fixed sequence of launches over fixed memory, so that it can
-be captured.
+"""The decoder on the GPU: each bucket's step is a fixed sequence of launches over fixed memory, so that it
+can be captured.
 
 All input is read from GPU memory when the kernels run: the batch that the scheduler wrote, and the
 requests' page tables, parameters and tokens. Grids are those of the bucket; kernels read the counts and
 leave early. Nothing is allocated by a launch. The order of the sums in a linear layer depends on the
-bucket, so a result can differ in its last bits between buckets; within one bucket, a row's result depends
-only on itself. A batch-invariant decoder has one order in all buckets, and one kernel for the attention of
-decode rows and chunks.
+bucket, so a result can differ in its last bits between buckets. Within one bucket, a row's result depends
+only on itself. A batch-invariant decoder has one order in all buckets, and one kernel for the attention
+of decode rows and chunks.
 """
 
 from dataclasses import replace
@@ -400,7 +400,8 @@ BLOCKS: dict[BlockType, Any] = {
     Activation.SILU: {"swiglu": True},  # arguments of the product before it; the kernels of experts have it fused in
     Activation.GELU_TANH: {"swiglu": True, "gelu": True},
     Activation.CLAMPED_SWISH: None,  # of experts alone, whose kernels have it fused in
-    # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over the top k.
+    # Whether the kernels scale a token's shares to a sum of 1. A softmax over all experts is then one over
+    # the top k.
     RouterKind.SOFTMAX_TOP_K: lambda block, bias: Selection(block.normalize),
     RouterKind.TOP_K_SOFTMAX: lambda block, bias: Selection(normalize=True),
     RouterKind.SIGMOID_TOP_K: lambda block, bias: Selection(block.normalize, 1.0, block.groups, block.kept_groups, bias),

@@ -9,7 +9,7 @@ from blinkpy.models.paged_cache import ring_bytes, ring_sizes
 from blinkpy.models.weights.weight_parts import weight_bytes
 
 GRAPHS_AND_MODULES = 1 << 30
-"""Reserve for captured graphs, loaded kernels, cuBLAS and what the allocator can't use, bytes."""
+"""Reserve for captured graphs, loaded kernels, cuBLAS and fragmentation, bytes."""
 PER_PAGE_STATE = 160
 """Bytes of scheduler state of one page, without its token ids."""
 PER_SLOT_STATE = 640

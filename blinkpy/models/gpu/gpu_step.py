@@ -73,7 +73,7 @@ class GpuStep:
                 stream.synchronize()
                 progress((index + 1) / (2 * len(self.shapes)))
             gc.collect()
-            pool = torch.cuda.graph_pool_handle()  # steps run one at a time and may share what they allocate
+            pool = torch.cuda.graph_pool_handle()  # steps run one at a time and may share their allocations
             for index, shape in enumerate(self.shapes):
                 groups = [self._capture_group(shape, group, pool, stream) for group in range(shape.groups)]
                 if shape.groups > 1:

@@ -15,9 +15,10 @@ COMPILER_ERRORS = (CompilationError, OutOfResources, PTXASError)
 
 @contextmanager
 def compiler_errors(what: str) -> Iterator[None]:
-    """Make a ConfigError of an error of Triton or the assembler.
+    """Convert an error of Triton or the assembler to a ConfigError.
 
-    what: the step, in words. Notes of the error name layer and configuration; the compiler's words go to the log at DEBUG.
+    what: the step, for the message.
+    The error's notes name layer and configuration; the compiler's text is logged at DEBUG.
     """
     try:
         yield

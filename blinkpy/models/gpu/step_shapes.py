@@ -16,9 +16,12 @@ below it. A mixed step takes as long as its bucket: at two buckets an octave, a 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What one step graph is captured for: at most `tokens` tokens of `rows` rows; mixed: with prefill chunks.
-    whole: the last layer computes every token. groups: of layers, each in a separate graph, behind which the
-    step may be suspended.
+    """The shape for which a step graph is captured.
+
+    tokens, rows: maximum tokens and rows.
+    mixed: it has prefill chunks.
+    whole: the last layer computes every token.
+    groups: layer groups; each has a separate graph, after which the step may be suspended.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""A model's checkpoint: its tensors, after a check that they are exactly those that the model needs."""
+"""A model's checkpoint: its tensors, after a check that no tensor is missing or surplus."""
 
 import logging
 import math
@@ -163,7 +163,7 @@ def with_stored_head(model: DecoderDescription, folder: str | Path) -> DecoderDe
 
 
 def open_checkpoint(model: DecoderDescription, folder: str | Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name, after checking that they are exactly those that the model needs.
+    """All tensors of a checkpoint by name, after a check that no tensor is missing or surplus.
 
     Scales get the first of their possible names. Only headers are read. Raises ConfigError, naming the tensor
     that is missing, surplus, misshapen or of another type, or the file that is truncated or malformed.

@@ -34,15 +34,15 @@ DRAWN = 1 << 24
 
 @dataclass
 class LayerWeights:
-    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the gate,
-    then up.
+    """Weights of one layer. Projections are [out, in] and fused: qkv holds q, k and v heads; gate_up the
+    gate, then up.
 
-    An expert layer has a router [experts, hidden] and gate_up, down and their biases with a leading dimension
-    for the expert; those of its shared MLP have none. As MXFP4 these two and their scales are uint8: a byte has
-    two weights, the first one in its lower half; their last dimension is half as long. A scale is a power of
-    two with an offset of 127. Norms that a model lacks are None; all are float32 where an offset was added to
-    them. k_scale, v_scale: what an FP8 cache's keys and values are multiplied by; None if the checkpoint does
-    not say.
+    An expert layer has a router [experts, hidden]. Its gate_up, down and their biases have a leading
+    dimension for the expert, unlike its shared MLP. In MXFP4, gate_up, down and their scales are uint8: a
+    byte has two weights, the first one in its lower half, so the last dimension is half as long. A scale is a
+    power of two with an offset of 127. Norms with an offset are float32.
+
+    k_scale, v_scale: factors of an FP8 cache's keys and values; None if the checkpoint has no such scales.
     """
 
     qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -50,9 +50,9 @@ class LayerWeights:
     gate_up: Matrix  # [2 * intermediate, hidden] or [experts, 2 * expert_size, hidden]
     down: Matrix  # [hidden, intermediate] or [experts, hidden, expert_size]
     input_norm: torch.Tensor | None = None  # [hidden] before attention
-    attention_out_norm: torch.Tensor | None = None  # [hidden] behind it
+    attention_out_norm: torch.Tensor | None = None  # [hidden] after attention
     post_norm: torch.Tensor | None = None  # [hidden] before the MLP
-    mlp_out_norm: torch.Tensor | None = None  # [hidden] behind it
+    mlp_out_norm: torch.Tensor | None = None  # [hidden] after the MLP
     qkv_bias: torch.Tensor | None = None
     o_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None

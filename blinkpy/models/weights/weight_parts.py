@@ -36,8 +36,8 @@ def open_weights(path: Path) -> FileIO:
 
 
 def read_into(memory: memoryview, file: FileIO, offset: int, name: str) -> None:
-    """Fill memory, bytes, with what is in the file from `offset` on. name: of the tensor. Raises ConfigError if
-    the file ends before, or can't be read.
+    """Fill memory, bytes, from the file at `offset`. name: of the tensor. Raises ConfigError if the file is
+    too short or can't be read.
     """
     while memory:
         try:
