@@ -144,7 +144,7 @@ def _keep(compiled: Any, function: Callable[..., Any], key: tuple[Any, ...] | No
 def cached_njit(function: Callable[..., Any], key: tuple[Any, ...] | None = None, **options: Any) -> Any:
     """numba.njit(function, **options), loaded from the cache if these sources were compiled on this machine before.
 
-    key: the constants that a closure is made for, all of them; None lets Numba compare what it holds.
+    key: all constants of a closure; None lets Numba compare its cells.
     """
     return _keep(njit(**options)(function), function, key)
 

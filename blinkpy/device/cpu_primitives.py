@@ -1,6 +1,7 @@
 """The primitives of device/portable.py for njit: LLVM atomics and calls of the C library.
 
-Not inline assembly: it would abort the process. Each one is a Numba intrinsic with the arguments of the primitive.
+Inline assembly would abort the process. Each function is a Numba intrinsic with the arguments of the
+primitive.
 """
 
 from llvmlite import ir

@@ -275,8 +275,8 @@ def set_condition(typingctx, handle, value):
 
 @intrinsic
 def wait_for_predecessors(typingctx):
-    """Wait until the kernels before this one in the graph are complete, and their writes are visible. Needed
-    after a programmatic edge, where this kernel starts early; otherwise it returns immediately.
+    """Wait until the previous kernels of the graph are complete, and their writes are visible. Needed after a
+    programmatic edge, because the kernel then starts early; otherwise it returns immediately.
     """
 
     def codegen(context, builder, signature, arguments):

@@ -1,7 +1,7 @@
-"""Fault codes, numbers that stand for faults since compiled code returns no text, and `expect`, which checks a
-condition.
+"""Fault codes, and `expect`, which checks a condition. A code is a number for a text, because compiled code
+returns no text.
 
-A *fault* is a fault code, and above it the place: a page, a slot, an index. 0 is none.
+A *fault* is a fault code, with a place in its upper half: a page, a slot or an index. 0 means no fault.
 """
 
 import zlib

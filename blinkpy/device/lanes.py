@@ -1,11 +1,11 @@
 """Several lanes in plain Python, like a block of GPU threads, as generators that take turns in one thread.
 
-Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is random in every
-such segment. So a result that depends on lane timing (a lane reads what another one writes without a
-barrier between them) comes out different in some order, and a seed repeats it.
+Exactly one lane runs at a time, from one barrier to the next, and the order of the lanes is random in
+every such segment. So a result that depends on lane timing differs in some order, and a seed repeats it.
+An example is a lane that reads a word that another lane writes, without a barrier between them.
 
-The code of a lane is the source of the device function, changed in one way: `yield from` is added before
-each call of a collective, or of a function with such a call. A switch of lanes costs less than a
+The code of a lane is the source of the device function with one change: `yield from` before each call of a
+collective, or of a function with such a call. A switch of lanes costs less than a
 microsecond; threads take a hundred.
 """
 
@@ -107,7 +107,7 @@ Lane = Generator[tuple[str, int], list[int], Any]  # yields each collective that
 
 
 class LanesDivergedError(RuntimeError):
-    """Some lanes wait where others do not, or they return different results."""
+    """Lanes wait at different barriers, or return different results."""
 
 
 class Team:

@@ -13,10 +13,10 @@ knowing its `lane`. All lanes call the collectives (barrier, block_scan, block_s
 order. njit runs one lane, plain Python one lane, or several in a lanes.Team, which has its own collectives.
 
 *Memory model.* A word of another party is read with load_acquire if it announces data that is read next,
-otherwise with load_relaxed: never with a plain load, which may come from a register or a cache. Words for
-another party are written with store_release after the data that they announce, or with store_relaxed if
-they announce no other data. Both are single accesses of an aligned word, so they can't be torn. Scope is
-the whole system: host, GPU, network card.
+otherwise with load_relaxed. A plain load may come from a register or a cache. Words for another party are
+written with store_release after the data that they announce, or with store_relaxed if they announce no
+other data. Both are single accesses of an aligned word, so they can't be torn. Scope is the whole system:
+host, GPU, network card.
 """
 
 import time

@@ -1,8 +1,9 @@
 """NamedTuples of arrays behind one pointer, for compiled device code.
 
-The scheduler works on some ninety arrays. As arguments they would be copied through every call (some 700
-words), which costs most of the compile time and 12 us in every call from Python, and exceeds a kernel's 4
-KB of parameters. So compiled code gets them as a *table*: the integers of the tree, and address and strides
+The scheduler works on some ninety arrays. As arguments, about 700 words would be copied through every call.
+This would cost most of the compile time and
+12 us in every call from Python, and exceed a kernel's 4 KB of parameters. So compiled code gets them as a
+*table*: the integers of the tree, and address and strides
 of its arrays, one int64 word each. A tree, a nested tree and an array are all a pointer into the table;
 `tree.field` moves it, and `array[i]` loads the address there. Device code is the same for both:
 `state.requests.length[slot]` reads a tuple of arrays in plain Python, or a table.
@@ -42,7 +43,8 @@ class TableType(types.Type):
         return self._key
 
 
-# Numba makes a type's name and looks for an equal one each time; a simulation makes a hundred tables for each of its worlds.
+# Numba makes a type's name and looks for an equal one each time; a simulation makes a hundred tables for each
+# of its worlds.
 
 
 @cache

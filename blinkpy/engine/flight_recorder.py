@@ -86,12 +86,12 @@ class FlightRecorder:
             self.memory.publish(self._config.engine.name)
 
     def open_turn(self, now_ns: int, number: int) -> None:
-        """A turn begins: until close_turn, what it reads is the last that is known."""
+        """Begin a turn. Until close_turn, its inputs are the last known state."""
         if self.memory is not None:
             self.memory.open_turn(now_ns, number)
 
     def close_turn(self, state: State) -> None:
-        """Take a copy of the state if one is due: after a turn, before the step that it asked for."""
+        """Take a copy of the state if one is due: after a turn, before the planned step."""
         if self.memory is not None:
             self.memory.close_turn()
             self.memory.keep(state)

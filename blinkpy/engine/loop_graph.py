@@ -3,11 +3,11 @@
     schedule
     WHILE (running) {
         SWITCH (step graph) {
-            for each step graph:  WHILE (the next step has it too) { step, in parallel: publish, overlap ;
+            each step graph:  WHILE (the next step uses it, too) { step, in parallel: publish, overlap ;
             schedule }
-            of one that is cut:   WHILE (the same) { for each group of layers: IF (it is next) { the same } }
-            sometimes:         a copy of the scheduler's state, for the flight recorder; then the step
-            without a step:       WHILE (there is nothing to do) { overlap ; schedule }
+            a cut one:        WHILE (the same) { for each group of layers: IF (it is next) { the same } }
+            sometimes:        a copy of the scheduler's state, for the flight recorder; then the step
+            no step:          WHILE (no step is planned) { overlap ; schedule }
         }
     }
 
@@ -41,13 +41,15 @@ from blinkpy.kernels.loop.loop_code import LoopCode
 from blinkpy.kernels.loop.loop_kernels import GRAPHS_OF_BUCKET, LANES, MAX_BUCKETS
 
 OVERLAP_LEAD_KERNELS = 12
-"""`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and early
-enough to end before the step. It has to find a multiprocessor with room. The large product behind the layers can leave none
-for as long as it runs (0.25 ms of a Llama-3-8B step on an H200), so it begins a layer or two before.
+"""`overlap` may begin this many kernels before the end of a step's layers: late, so that it sees late arrivals, and
+early enough to end before the step. It needs a multiprocessor with free resources. The large product after the layers
+may occupy all of them while it runs (0.25 ms of a Llama-3-8B step on an H200). So `overlap` begins a layer or two
+earlier.
 
-In a group of layers that others follow it begins later: who arrives behind it waits for the next group, too. The last kernel of
-a group is a large product mostly. So `overlap` begins right before it, and the product waits for its begin alone; that one
-block comes later. Where the next group is an MLP, the longest wait, it begins behind the product, and the border takes longer."""
+In a layer group that is not the last one it begins later, because a request that arrives after it waits for the next
+group, too. The last kernel of a group is usually a large product. So `overlap` begins right before the product, which
+only waits for its begin. If the next group is an MLP, the longest wait, `overlap` begins after the product, and the
+border takes longer."""
 
 PRIORITIES = runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority
 NEVER = 1 << 62  # words
@@ -55,8 +57,12 @@ NEVER = 1 << 62  # words
 
 @dataclass(frozen=True)
 class StateCopies:
-    """How the loop copies the scheduler's state. graph: torch.cuda.CUDAGraph of one copy. every: words of records between two.
-    progress: Recorder.progress, where the loop counts those that it began and ended."""
+    """The loop's copies of the scheduler's state.
+
+    graph: torch.cuda.CUDAGraph of one copy.
+    every: words of records between two copies.
+    progress: Recorder.progress, in which the loop counts copies that began and ended.
+    """
 
     graph: Any
     every: int
@@ -66,12 +72,15 @@ class StateCopies:
 class LoopGraph:
     """The instantiated loop. launch() starts it; it runs until a control word or its time budget ends it.
 
-    code: the loop's kernels, compiled. table: their table's words, int64, with the addresses of the queues and of the
-    scheduler's state; keep: whatever those addresses belong to. steps, cut: step graphs, and those in groups of layers, of which
-    the largest has limits.step_groups; kept for as long as the loop. graph_of: which of them runs a batch, int32 [buckets, 2 or
-    3], by bucket and by 1 if the batch has prefill chunks, 2 if it is cut; those that are cut are numbered behind the others.
-    trace_rows: turns whose times are recorded, for benchmarks: then stamps also note when each step begins and ends. Raises
-    CudaError if the graph can't be built.
+    code: the loop's kernels, compiled.
+    table: words of their table, int64, with the addresses of the queues and of the scheduler's state.
+    steps: step graphs, kept as long as the loop.
+    cut: step graphs in groups of layers; the largest has limits.step_groups.
+    graph_of: index of a batch's graph, int32 [buckets, 2 or 3], by bucket and kind: 0 only decode rows, 1
+        with prefill chunks, 2 cut. Cut graphs are numbered after the others.
+    keep: the owners of the table's addresses.
+    trace_rows: turns whose times are recorded, for benchmarks, together with the start and end of each step.
+    Raises CudaError if the graph can't be built.
     """
 
     def __init__(
@@ -87,7 +96,8 @@ class LoopGraph:
         copies: StateCopies | None,
     ):
         self.stream, self._steps, self._cut, self._keep = stream, steps, cut, keep
-        # Its kernels are one block each, and should not queue for a place: they keep the priority of this stream (PRIORITIES).
+        # Its kernels are one block each, and should not queue for a multiprocessor: they keep this stream's
+        # priority.
         self._capturing = torch.cuda.Stream(priority=-1)
         self.loop = torch.zeros(L.LOOP_WORDS, dtype=torch.int64, device="cuda")
         self.trace = torch.zeros((max(1, trace_rows), L.TRACE_COLUMNS), dtype=torch.int64, device="cuda")

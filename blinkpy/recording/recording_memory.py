@@ -3,16 +3,15 @@ engine.
 
 It is an anonymous file in memory, which takes no space in /dev/shm and vanishes with its last user; a
 symbolic link next to the queue segment leads to it. It holds a description in JSON, the recorder's ring,
-and two *snapshots*: copies of the scheduler's state between two turns. The ring alone can't be replayed,
-since the state before its first record is unknown; from a snapshot on, it can.
+and two *snapshots*: copies of the scheduler's state between two turns. The ring can only be replayed from a
+snapshot, because the state before its first record is unknown.
 
-A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them is
-at most half a ring old, and all later records are still in the ring: a dump covers between a quarter and
-three quarters of it.
+A new snapshot is due after half of the ring, and overwrites the older one. So at any moment one of them
+is at most half a ring old, and all later records are still in the ring. A dump covers between a quarter
+and three quarters of it.
 
-A record is complete when its turn has decided. The inputs of a turn that fails before that are in the same
-memory (`share_inputs`), where the scheduler stores them before it decides: a reader builds the last record
-from them.
+A record is complete when its turn has decided. The scheduler stores a turn's inputs in the same memory
+(`share_inputs`) before it decides. If a turn fails, a reader builds the last record from them.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A small reader of CUDA machine code (cubin, an ELF file), in pure Python: no CUDA tools, no GPU.
 
-It reads the values that a build gate checks. The attribute numbers are those that `cuobjdump --dump-elf`
-prints for the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
+It reads the values that a build gate checks. The attribute numbers are printed by `cuobjdump --dump-elf` for
+the `.nv.info` section (EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE).
 """
 
 import struct

@@ -29,7 +29,7 @@ class StepGraph:
 
     layers: number of leading nodes that embed tokens and run layers. The other nodes are the output: last norm,
         LM head, sampling and log probabilities.
-    ends: whether it has an output; all groups except the last have none.
+    ends: whether it has an output; in a cut step, only the last group has it.
     late: whether requests that arrive during the group's last kernel are seen after it, at the cost of time.
     """
 
@@ -155,7 +155,7 @@ def array_at(array: np.ndarray, host: int, device: int, keep: object) -> DeviceA
 class MappedMemory:
     """Host memory, pinned and mapped so that the GPU reads and writes it in place, until close().
 
-    what: its name in errors.
+    what: name in errors.
 
     Raises CudaError.
     """

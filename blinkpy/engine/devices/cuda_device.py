@@ -46,7 +46,7 @@ def gpu_problem(control: str) -> str:
     from cuda.bindings import runtime
 
     if not torch.cuda.is_available():
-        return "no usable NVIDIA GPU was found (torch.cuda.is_available() is false); --device cpu runs without one"
+        return "no usable NVIDIA GPU was found (torch.cuda.is_available() is false); --device cpu needs no GPU"
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     if capability < OLDEST_CAPABILITY:
         found, wanted = (".".join(map(str, c)) for c in (capability, OLDEST_CAPABILITY))
@@ -70,7 +70,7 @@ def fp8_problem(kv_cache_dtype: str) -> str:
     if kv_cache_dtype == "auto" or capability >= OLDEST_FP8:
         return ""
     found, wanted = (".".join(map(str, c)) for c in (capability, OLDEST_FP8))
-    return f"kv_cache_dtype {kv_cache_dtype} needs a GPU of compute capability {wanted} or newer: this one has {found}"
+    return f"kv_cache_dtype {kv_cache_dtype} needs a GPU of compute capability {wanted} or newer, but this GPU has {found}"
 
 
 def memory_bandwidth() -> float:

@@ -97,21 +97,23 @@ class Runner(Protocol):
     """A loaded model with its scheduler: serves the queue pairs of one segment."""
 
     faults: tuple[type[BaseException], ...]
-    """What run() raises when nothing writes the engine's words any more."""
+    """Exceptions of run() after which no party writes the engine's words."""
     pair_memory: QueueMemory | None
     """The memory of the queue pairs for a network card, if not the segment. After attach()."""
 
     def attach(self, segment: Segment) -> None:
-        """Get ready to serve a segment: all that is not compiled yet is. Raises ConfigError."""
+        """Prepare to serve a segment, including the remaining compilation. Raises ConfigError."""
 
     def run(self, budget_s: float) -> int:
         """Serve until a control word ends it: STOPPED or DRAINED, or another result after budget_s seconds, if not 0."""
 
     def check(self) -> list[str]:
-        """Descriptions of the faults with the scheduler's state; empty if it is sound. Not while it runs."""
+        """Descriptions of the faults of the scheduler's state; empty if it has no fault. Not while it
+        runs.
+        """
 
     def close(self) -> None:
-        """Free what it has. After run() has returned or raised, or without it."""
+        """Free all resources, after run() has ended or if it was never called."""
 
 
 class Device(Protocol):
@@ -129,29 +131,29 @@ class Device(Protocol):
         """--device auto takes the device with the highest rank; 0: never."""
 
     def unusable(self, config: Config) -> str:
-        """Why it can't be used with these options on this machine; "" when it can."""
+        """Why it can't be used with these options on this machine, or ""."""
 
     def step_tokens(self, config: Config, model: DecoderDescription) -> int:
-        """Tokens of a step where steps have one size and --max-num-batched-tokens is left open; more where sequences need it."""
+        """Default of --max-num-batched-tokens, if steps have one size and no sequence needs more."""
 
     def page_bytes(self, config: Config, model: DecoderDescription) -> int:
         """Bytes of one page of the KV cache, keys and values of all layers."""
 
     def cache_bytes(self, config: Config, model: DecoderDescription) -> int:
-        """Bytes that there are for the KV cache. Raises ConfigError if the model does not fit."""
+        """Bytes available for the KV cache. Raises ConfigError if the model does not fit."""
 
     def start_errors(self, report: TimedPhases) -> AbstractContextManager[object]:
-        """Raises ConfigError for errors of a start, within the block, that the user can mend."""
+        """A context that converts errors of a start to ConfigError if the user can correct them."""
 
     def load(self, setup: Setup) -> Runner:
         """Load the model and make the scheduler's state. Raises ConfigError."""
 
     def near_cores(self) -> frozenset[int]:
-        """Cores on whose NUMA node the queue memory shall lie; none where that makes no difference. After load()."""
+        """Cores of the NUMA node for the queue memory; empty if any node will do. After load()."""
 
 
 class HostDevice:
-    """What the devices that are no GPU have in common."""
+    """Base class of the devices without a GPU."""
 
     name: str
     gpu = False
@@ -179,6 +181,6 @@ def device_kinds() -> dict[str, Callable[[], Device]]:
 
 
 def choose_device(name: str) -> Device:
-    """The device with this name, or for "auto" the one with the highest rank on this machine."""
+    """The device with this name, or for "auto" the device with the highest rank on this machine."""
     devices = {each: kind() for each, kind in device_kinds().items()}
     return devices[name] if name != "auto" else max(devices.values(), key=lambda device: device.auto_rank())

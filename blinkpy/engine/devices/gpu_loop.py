@@ -1,5 +1,6 @@
-"""The loop on the GPU as its engine sees it: the host launches it and looks, a few times a second, whether it still runs; it may
-as well be stopped. When the GPU faults, run() raises CudaError, and the queues' words are the host's.
+"""The loop on the GPU, for its engine. The host launches it, and checks a few times per second whether it
+still runs; the loop serves even while the host's process is stopped. If the GPU faults, run() raises
+CudaError, and only the host writes the queues' words.
 """
 
 import time

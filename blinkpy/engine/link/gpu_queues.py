@@ -1,17 +1,17 @@
 """Queue pairs in the memory of the GPU: the loop polls them without crossing the bus, and a network card
 writes to them.
 
-The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU: the
-host reads and writes them without a call of the driver, also after a fault of the GPU. The segment's own
+The segment's header, the engine's words and the control words stay in host memory, mapped for the GPU. The
+host accesses them without a call of the driver, even after a fault of the GPU. The segment's own
 memory of the pairs is not used then.
 
 Correctness. All accesses to an NVIDIA GPU's memory go through its L2: a card's writes over PCIe arrive
 there, and its reads are served from there. The loop reads words of other parties by ld.acquire.sys, and
-publishes its own by st.release.sys (device/cuda_primitives.py), which both go to L2; plain loads
-after such an acquire load see the data written before the word, as in host memory. This requires that the
+publishes its own by st.release.sys (device/cuda_primitives.py), which both go to L2. Plain loads after
+such an acquire load see the data written before the word, as in host memory. This requires that the
 card's writes arrive in order. PCIe keeps posted writes in order; whether the GPU does so too is an
-attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING), without which blinkpy.engine.link.pair_placement
-refuses to start.
+attribute of the driver (GPU_DIRECT_RDMA_WRITES_ORDERING), without which
+blinkpy.engine.link.pair_placement refuses to start.
 """
 
 import os
@@ -38,7 +38,7 @@ class GpuQueues:
     device: EngineViews for the GPU.
     buffer: the segment; its words outside the pairs are mapped.
 
-    Raises CudaError if there is not enough memory.
+    Raises CudaError if memory is short.
     """
 
     def __init__(self, buffer: memoryview, layout: QueueLayout):
@@ -47,7 +47,7 @@ class GpuQueues:
         self.length = pairs_length(layout)
         self.address = int(check_cuda(driver.cuMemAlloc(self.length), f"allocate {self.length >> 20} MiB of queues"))
         check_cuda(driver.cuMemsetD8(self.address, 0, self.length), "clear the queues")
-        check_cuda(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card looks
+        check_cuda(runtime.cudaDeviceSynchronize(), "clear the queues")  # before a card reads them
         self._stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "create a stream")
         self._descriptor = -1
         self._word = pinned(np.zeros(1, np.int64))

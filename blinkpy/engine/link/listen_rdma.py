@@ -1,14 +1,14 @@
 """The engine's listener for front ends on other machines: a TCP port that grants each a queue pair.
 
-Every front-end worker has its own protection domain with three memory regions: the engine's words (read
-only), the front-end region of its pair (write only), and the engine's region of its pair (read only). It
-can reach no other memory, and no other front end can use its keys. After the handshake no code runs for it:
-the network card serves its reads and writes, even while this process is stopped.
+Every front-end worker has its own protection domain with three memory regions. They are the engine's
+words (read only), the front-end region of its pair (write only), and the engine's region of its pair
+(read only). It can reach no other memory, and no other front end can use its keys. After the handshake no
+code runs for it: the network card serves its reads and writes, even while this process is stopped.
 
-A pair belongs to its owner, a random number that a worker hands on to its successors, until the engine has
-revoked it and another worker asks, or its owner is silent for GONE_LEASES more leases. A worker that does
-not claim its pair keeps it for one lease, however often it asks. The old RDMA queue pair is destroyed
-before a pair is granted again, so the network card refuses late writes of the last owner.
+A pair belongs to its owner, a random number that a worker passes to its successors. It loses the pair if
+the engine has revoked it and another worker asks, or if it stays silent for GONE_LEASES more leases. A
+worker that does not claim its pair keeps it for one lease, however often it asks. The old RDMA queue pair
+is destroyed before a pair is granted again, so the network card refuses late writes of the last owner.
 """
 
 import contextlib
@@ -41,15 +41,16 @@ logger = logging.getLogger("blinkpy.engine")
 class Grant:
     """A granted queue pair.
 
-    since, heard: when it was granted, and last seen attached, by the monotonic clock.
-    epoch: of the pair when it was granted.
+    since: time of the grant, s of the monotonic clock.
+    epoch: of the pair at the grant.
+    attached_at: last time at which it was attached, s of the monotonic clock.
     """
 
     owner: int
     end: QueuePairEnd
     since: float
     epoch: int
-    heard: float = 0.0
+    attached_at: float = 0.0
 
 
 class RdmaListener:
@@ -140,8 +141,8 @@ class RdmaListener:
         now = time.monotonic()
         for pair, grant in list(self._grants.items()):
             if self._word(pair, PAIR_ATTACHED):
-                grant.heard = now
-            elif now - max(grant.since, grant.heard) > GONE_LEASES * self._lease_s:
+                grant.attached_at = now
+            elif now - max(grant.since, grant.attached_at) > GONE_LEASES * self._lease_s:
                 del self._grants[pair]
                 grant.end.close()
                 logger.info("queue pair %d: released, its front end disconnected", pair)
