@@ -196,7 +196,7 @@ def resolve(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> tup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Without one, show the commands."""
+    """Run one command and return its exit code. Without a command, show the list of commands."""
     open_standard_descriptors()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # print names that the terminal can't encode

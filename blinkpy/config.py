@@ -547,7 +547,7 @@ class Config:
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
     watch: WatchOptions = field(default_factory=WatchOptions)
-    extensions: Mapping[type, Any] = field(default_factory=dict)  # those that differ from their defaults
+    extensions: Mapping[type, Any] = field(default_factory=dict)  # tables that differ from their defaults
 
     def __post_init__(self) -> None:
         values = as_table(self)
@@ -692,12 +692,17 @@ def check_targets(options: SchedulerOptions) -> None:
 
 
 def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: int = STEP_TOKENS) -> dict[str, int]:
-    """The options that make up the steps' sizes, with what is in force where they were left open. experts: whether there are any.
-    tokens: of steps that have one size.
+    """The options for the sizes of steps, with defaults filled in. Raises ConfigError if no such sizes fit
+    the given options.
 
-    docs/tuning.md explains the sizes on a GPU. Steps have one size elsewhere, where a step of thousands of tokens
-    takes seconds; with experts, since a few hundred tokens use all of them, so small chunks cost nearly as much as large ones;
-    and where half of a small step would not be left for prompts. Raises ConfigError where what was given fits no such choice.
+    experts: whether the model has experts.
+    tokens: default size, if steps have one size.
+
+    docs/tuning.md explains the sizes on a GPU. Steps have one size in these cases:
+    - on other devices, because a step of thousands of tokens takes seconds
+    - with experts, because a few hundred tokens use all of them, so small chunks cost nearly as much as large
+      ones
+    - if prompts would get less than half of a small step
     """
     rows, mixed, burst_step = options.max_num_seqs, options.mixed_step_tokens, options.burst_step_tokens
     several = gpu and not experts
@@ -712,7 +717,9 @@ def step_sizes(options: SchedulerOptions, *, gpu: bool, experts: bool, tokens: i
 
 
 def check_asked(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError where options that somebody set, by flat name, exclude each other, though a default gives way."""
+    """Raise ConfigError if given options, by flat name, exclude each other, although a default would yield to
+    an option.
+    """
     if values.get("window_cache") == "ring" and values.get("enable_prefix_caching"):
         raise ConfigError(f"enable_prefix_caching needs window_cache full: {NO_HITS}")
     for name in ("api_key", "api_keys"):  # perhaps from an unset variable, which would disable authentication

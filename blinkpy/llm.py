@@ -1,5 +1,4 @@
-"""Offline use: `blinkpy.LLM(model).generate(prompts)`, through the same queues, scheduler and engine as the
-server.
+"""Offline use: `blinkpy.LLM(model).generate(prompts)`, with the server's queues, scheduler and engine.
 
 The engine is a separate process; this process is its only front end. Names follow vLLM's offline API.
 """
@@ -52,7 +51,7 @@ from blinkpy.transport.segment import unlink_stale
 from blinkpy.transport.transport_kinds import WorkerIdentity
 
 ATTACH_S = 10.0
-LEASE_MS = 60_000  # long: no other process waits for the slots, and a debugger may stop this one
+LEASE_MS = 60_000  # long, because no other process waits for the slots, and a debugger may stop this process
 
 Plain = str | Sequence[int]
 Prompt = Plain | Mapping[str, Plain]  # vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}
@@ -61,13 +60,14 @@ Bar = bool | Callable[..., Any] | None  # as `shown` of OutputCount
 
 
 class _Work:
-    """One output of a prompt on its way; the sink of its text. It is a blinkpy.serving.engine_loop.Work.
+    """One unfinished output of a prompt, and the sink of its text. Implements
+    blinkpy.serving.engine_loop.Work.
 
     index: of the prompt.
     ids: of the prompt, int32 [n].
-    leader: the generation of the prompt's first output, after whose first token this output starts.
-    rules: of its tokens.
-    scores: of the prompt, which this output brings.
+    leader: the generation of the prompt's first output; this output starts after its first token.
+    rules: token rules.
+    scores: of the prompt, if this output provides them.
     """
 
     def __init__(
@@ -98,37 +98,37 @@ class _Work:
         self._logprobs += logprobs
 
     def ended(self, generation: Generation) -> None:
-        """EngineLoop sees it."""
+        """EngineLoop detects the end."""
 
     def send(self) -> None:
-        """Text stays here."""
+        """The text is kept until the end."""
 
     @property
     def may_start(self) -> bool:
-        """Whether the prompt's pages are in the cache, or no other output of it is on its way there."""
+        """Whether the prompt's pages are cached, or no other output will cache them."""
         return self._leader is None or self._leader.tokens > 0 or not self._leader.open
 
     @property
     def tokens(self) -> list[int]:
-        """Ids of the output. After the end of a stop string the engine may have sent more."""
+        """Ids of the output, without tokens that the engine sent after a stop string."""
         flight = self.generation.flight
         return [] if flight is None else flight.output[: self.generation.tokens]
 
     def prompt_logprobs(self, spell: TokenSpeller) -> list[dict[int, Logprob] | None] | None:
-        """Those that it brought, for RequestOutput."""
+        """Log probabilities of the prompt, for RequestOutput, if this output provides them."""
         scores = self.generation.scores
         if scores is None:
             return None
         return [None if entry.logprob is None else _table(entry, spell) for entry in scores.entries]
 
     def output(self, index: int, spell: TokenSpeller) -> CompletionOutput:
-        """The result, once the request has ended. spell: of the tokenizer."""
+        """The result, after the end of the request. spell: of the tokenizer."""
         logprobs = [_table(entry, spell) for entry in self._logprobs] if self.asked else None
         return CompletionOutput(index, "".join(self._parts), self.tokens, self.generation.finish_reason or "", logprobs)
 
 
 def _table(entry: TokenLogprobs, spell: TokenSpeller) -> dict[int, Logprob]:
-    """The log probabilities at one place, by token id."""
+    """The log probabilities at one position, by token id."""
     pairs = entry.top if entry.logprob is None else (*entry.top, (entry.token, entry.logprob))
     return {token: Logprob(logprob, spell(token)[0]) for token, logprob in pairs}
 
@@ -136,9 +136,10 @@ def _table(entry: TokenLogprobs, spell: TokenSpeller) -> dict[int, Logprob]:
 class LLM:
     """A model with a separate engine, for batches of prompts. A context manager; close() ends the engine.
 
-    model: a folder, a hub id, or "demo" for the built-in model. options: engine options by the names in docs/cli.md, such as
-    device="cpu" or max_model_len=2048. show_progress: None shows the start on a terminal only.
-    Raises ConfigError for an option or a model that can't be used, and RuntimeError when the engine fails.
+    model: a folder, a hub id, or "demo" for the built-in model.
+    show_progress: show the start's progress; None: only on a terminal.
+    options: engine options by the names in docs/cli.md, such as device="cpu" or max_model_len=2048.
+    Raises ConfigError for an invalid option or an unusable model, and RuntimeError if the engine fails.
     """
 
     def __init__(self, model: str = "demo", *, show_progress: bool | None = None, **options: Any):
@@ -189,11 +190,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End the engine. A second close does nothing."""
+        """End the engine. A second call has no effect."""
         self._end()
 
     def default_sampling_params(self) -> SamplingParams:
-        """What generate() uses when it is given none: the model's generation_config.json."""
+        """The default of generate(), from the model's generation_config.json."""
         return SamplingParams(**{p.name: getattr(self._default, p.name) for p in PARAMETERS if p.from_model})
 
     def get_tokenizer(self) -> Tokenizer:
@@ -208,13 +209,16 @@ class LLM:
         parse_special: bool = False,
         use_tqdm: Bar = None,
     ) -> list[RequestOutput]:
-        """Continue prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these. sampling_params:
-        one for all, or one for each. parse_special: what is spelled like a special token in a text is one; for texts in the form
-        of a chat template. use_tqdm: whether a line on standard error shows how many outputs have ended; None: on a terminal
-        only; or tqdm, or another that is called with `total` and `desc` and makes a bar with update(n) and close().
+        """Continue prompts. Returns an output for each prompt, in order.
 
-        Returns an output for each prompt, in order. Raises ValueError for a prompt or parameter that can't be served, before
-        anything is generated, and RuntimeError when the engine fails.
+        prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+        sampling_params: one for all prompts, or a list with one per prompt.
+        parse_special: encode text spelled like a special token as that token; for texts in the form of a chat
+            template.
+        use_tqdm: show on standard error how many outputs have ended; None: only on a terminal. A callable
+            such as tqdm is called with `total` and `desc`, and makes a bar with update(n) and close().
+        Raises ValueError for a prompt or parameter that can't be served, before any generation, and
+        RuntimeError if the engine fails.
         """
         given = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
@@ -234,10 +238,14 @@ class LLM:
         continue_final_message: bool = False,
         use_tqdm: Bar = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several: lists of {"role", "content"}, and of what else OpenAI's messages have.
-        tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: as in docs/api.md and
-        docs/tools.md. Each output has its `message`. As generate() otherwise."""
-        one = isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence)  # what is no list is told as such
+        """Answer a conversation, or each of several. Each output has a `message`.
+
+        messages: lists of {"role", "content"} and further fields of OpenAI's messages.
+        tools, tool_choice, chat_template_kwargs, add_generation_prompt, continue_final_message: as in
+            docs/api.md and docs/tools.md.
+        Other parameters and errors: as for generate().
+        """
+        one = isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence)  # invalid values get an error below
         several: Any = [messages] if one or (messages and isinstance(messages[0], Mapping)) else messages
         try:
             fields = {
@@ -287,7 +295,11 @@ class LLM:
         shown: Bar,
         expected: Sequence[Expected | None] | None = None,
     ) -> list[RequestOutput]:
-        """shown: of OutputCount. expected: of chats, what each answer may hold beside content."""
+        """Generate all outputs.
+
+        shown: of OutputCount.
+        expected: of chats, the permitted parts of each answer in addition to content.
+        """
         showing = [NOTHING if expected is None or expected[i] is None else self._dialect.shown for i in range(len(ids))]
         works = [self._works(i, ids[i], one, showing[i]) for i, one in enumerate(each)]
         with self._lock, contextlib.closing(OutputCount(shown, sum(map(len, works)))) as count:
@@ -325,8 +337,8 @@ class LLM:
         return pair
 
     def _works(self, index: int, ids: Int32, params: SamplingParams, showing: Shown) -> list[_Work]:
-        """All outputs of a prompt; if there is a page to share, the others follow the first. showing: tokens with
-        text, though they may be special.
+        """All outputs of a prompt. If a page can be shared, the others follow the first. showing: special
+        tokens with text.
         """
         context = self._pair.context
         try:
@@ -353,7 +365,7 @@ class LLM:
 
 
 def _failure(error: ApiError, works: Sequence[Sequence[_Work]]) -> str:
-    """An error of one prompt, or of the engine, for the user."""
+    """An error of one prompt, or of the engine, as text for the user."""
     failed = next((work.generation for of_prompt in works for work in of_prompt if work.generation.error is error), None)
     if failed is None or error.status == 503:
         return f"the engine failed: {error.message}"
@@ -368,12 +380,12 @@ def _end_engine(child: Child, segment: str, loops: list[EngineLoop]) -> None:
 
 
 def _bounded(token: int) -> int:
-    """A token id, with others that are no token of any model instead of those that int32 does not hold."""
+    """A token id limited to int32. Values outside int32 become ids that no model has."""
     return min(max(token, -1), INT32_MAX)
 
 
 def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Plain]:
-    """One prompt or several, as several. Raises ValueError for what is none."""
+    """One prompt or several, as a list. Raises ValueError for other values."""
     if isinstance(prompts, (str, Mapping)):
         return [_plain(prompts)]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
@@ -383,7 +395,7 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Plain]:
 
 
 def _plain(prompt: Prompt) -> Plain:
-    """A text or token ids, out of an object that has nothing else. Raises ValueError."""
+    """A text or token ids, possibly from a dict without further keys. Raises ValueError."""
     kind = "a text or token ids"
     if isinstance(prompt, Mapping):
         if list(prompt) not in (["prompt"], ["prompt_token_ids"]):
@@ -402,21 +414,21 @@ def _plain(prompt: Prompt) -> Plain:
 
 
 def _is_id(token: Any) -> bool:
-    """Whether it is an integer, of Python or NumPy; bool is none."""
+    """Whether the value is an integer of Python or NumPy, but not a bool."""
     return isinstance(token, Integral) and not isinstance(token, bool)
 
 
 def _as_dict(value: Any) -> Any:
-    """A mapping as JSON's parser gives it; anything else as it is, for a check to refuse."""
+    """A mapping as a dict, like JSON's parser; other values unchanged, so that a check refuses them."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def _as_dicts(values: Any) -> Any:
-    """A list of them."""
+    """A list of mappings as a list of dicts."""
     return [_as_dict(value) for value in values] if isinstance(values, Sequence) and not isinstance(values, str) else values
 
 
 def _encodable(text: str) -> str:
-    """The text. Raises ValueError for lone surrogates, which no token stands for."""
+    """The text. Raises ValueError for lone surrogates, which no token can represent."""
     text.encode()
     return text

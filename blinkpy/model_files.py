@@ -21,7 +21,8 @@ from blinkpy.config import ConfigError
 
 MIB = 1 << 20
 TEMPLATE_BYTES = MIB
-# Bytes of a file that is read whole, by the end of its name: several times what the largest published model has.
+# Maximum bytes of files that are read whole, by suffix: several times the size in the largest published
+# model.
 LIMITS = {
     "/generation_config.json": MIB,
     "/special_tokens_map.json": 4 * MIB,
@@ -32,9 +33,9 @@ LIMITS = {
     "/tokenizer.json": 128 * MIB,
     ".jinja": TEMPLATE_BYTES,
 }
-MOST_VALUES = 2 << 20  # of one JSON text, keys not counted: at most some 200 MiB of Python objects
-DEEPEST = 64  # objects and lists of one JSON text within each other
-DIGITS = 40  # of a whole number: transformers writes int(1e30) for "no limit"
+MOST_VALUES = 2 << 20  # per JSON text, without keys: at most about 200 MiB of Python objects
+DEEPEST = 64  # nested objects and lists of a JSON text
+DIGITS = 40  # of an integer: transformers writes int(1e30) for "no limit"
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # the closing quote may be missing: linear time for any text
 # No wait for a FIFO's writer, no link behind the checked path, no controlling terminal.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY
@@ -53,7 +54,9 @@ def has_file(folder: Path, name: str) -> bool:
 
 
 def open_file(folder: Path, name: str) -> FileIO:
-    """A file of a folder, unbuffered, for callers that bound what they read. name: relative to the folder. Raises ConfigError."""
+    """Open a file of a folder, unbuffered, for callers that limit their reads. name: relative to the folder.
+    Raises ConfigError.
+    """
     path = folder / name
     try:
         real = Path(os.path.realpath(path, strict=True))
@@ -68,19 +71,21 @@ def open_file(folder: Path, name: str) -> FileIO:
 
 
 def read_bytes(folder: Path, name: str) -> bytes:
-    """A file's content, at most as long as LIMITS says for its kind. Raises ConfigError."""
+    """Read a file's content, up to the size in LIMITS. Raises ConfigError."""
     limit = next(limit for end, limit in LIMITS.items() if f"/{name}".endswith(end))
     with open_file(folder, name) as file:
         return _bounded(file, folder / name, limit)
 
 
 def read_text(folder: Path, name: str) -> str:
-    """A file's text, UTF-8. Raises ConfigError."""
+    """Read a UTF-8 file. Raises ConfigError."""
     return _text(read_bytes(folder, name), folder / name)
 
 
 def read_own_template(path: Path) -> str:
-    """A chat template that the operator names: it may lie anywhere, but is read like a model's own. Raises ConfigError."""
+    """Read a chat template at a path of the operator's choice, with the checks of a model's template. Raises
+    ConfigError.
+    """
     try:
         with _open_regular(path, Path(os.path.realpath(path, strict=True))) as file:
             return _text(_bounded(file, path, TEMPLATE_BYTES), path)
@@ -89,14 +94,14 @@ def read_own_template(path: Path) -> str:
 
 
 def read_json(folder: Path, name: str, *, optional: bool = False) -> dict[str, Any]:
-    """A file's JSON object. optional: a missing file is {}. Raises ConfigError."""
+    """Read a file's JSON object. optional: a missing file counts as {}. Raises ConfigError."""
     if optional and not has_file(folder, name):
         return {}
     return parse_json(read_bytes(folder, name), str(folder / name))
 
 
 def parse_json(text: bytes, label: str) -> dict[str, Any]:
-    """A JSON object within the limits of this module. label: its name in errors. Raises ConfigError."""
+    """Parse a JSON object within the limits of this module. label: its name in errors. Raises ConfigError."""
     _require_few_values(text, label)
     try:
         value = json.loads(text.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_no_constant)
@@ -111,7 +116,7 @@ def parse_json(text: bytes, label: str) -> dict[str, Any]:
 
 
 def _require_within(folder: Path, path: Path, real: Path) -> None:
-    """real: the resolved path. Raises ConfigError if it is neither in the folder nor a blob of the hub's cache."""
+    """Raise ConfigError unless the resolved path `real` is in the folder or a blob of the hub's cache."""
     own = Path(os.path.realpath(folder))
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else None
     if own not in real.parents and real.parent != blobs:
@@ -119,7 +124,7 @@ def _require_within(folder: Path, path: Path, real: Path) -> None:
 
 
 def _open_regular(path: Path, real: Path) -> FileIO:
-    _require_regular(path, os.stat(real).st_mode)  # before it is opened: to open some devices is to use them
+    _require_regular(path, os.stat(real).st_mode)  # checked before opening, because opening some devices has effects
     file = FileIO(path, opener=lambda name, flags: os.open(real, FLAGS))
     try:
         _require_regular(path, os.fstat(file.fileno()).st_mode)
@@ -135,7 +140,7 @@ def _require_regular(path: Path, mode: int) -> None:
 
 
 def _bounded(file: FileIO, path: Path, limit: int) -> bytes:
-    """All of a file, which may grow meanwhile, or be longer than it says."""
+    """Read a whole file, which may grow meanwhile, or be longer than its reported size."""
     parts, left = [], limit + 1
     while left and (part := file.read(min(left, 4 * MIB))):
         parts.append(part)
@@ -157,7 +162,7 @@ def _reason(error: Exception) -> str:
 
 
 def _require_few_values(text: bytes, label: str) -> None:
-    """Counted in the text, before any object is made of it."""
+    """Count the values in the text, before any object is created."""
 
     def count(found: bytes) -> int:
         return found.count(b",") + found.count(b"[") + found.count(b"{")

@@ -14,10 +14,16 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One generated continuation. token_ids include a stop token; text has neither that nor a stop string.
-    logprobs: for each of token_ids the most likely tokens by id, in descending order, and the generated one;
-    None unless asked for. message: of a chat, for the conversation to continue with: role, content,
-    reasoning_content and tool_calls as in OpenAI's API.
+    """One generated continuation.
+
+    index: of the output among the prompt's outputs.
+    text: without a stop token or stop string.
+    token_ids: including a stop token.
+    finish_reason: "stop" or "length".
+    logprobs: for each of token_ids, the most likely tokens by id, in descending order, and the generated one;
+        None unless requested.
+    message: of a chat, to continue the conversation: role, content, reasoning_content and tool_calls as in
+        OpenAI's API.
     """
 
     index: int

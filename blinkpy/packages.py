@@ -19,20 +19,20 @@ def installed(name: str) -> bool:
         return False
 
 
-def missing_packages(who: str, *names: str, extra: str = "") -> str:
+def missing_packages(part: str, *names: str, extra: str = "") -> str:
     """A message with the missing packages and how to install them; "" if all are installed.
 
-    who: the part that needs them.
+    part: the part of blinkpy that needs them.
     extra: the extra of blinkpy-serve that includes them; "": the base install.
     """
     missing = [name for name in names if not installed(name)]
     source = f"'blinkpy-serve[{extra}]'" if extra else "blinkpy-serve"
-    return f"{who} needs {', '.join(missing)}: pip install {source}" if missing else ""
+    return f"{part} needs {', '.join(missing)}: pip install {source}" if missing else ""
 
 
-def require_packages(who: str, *names: str, extra: str = "") -> None:
-    """Raise ConfigError with missing_packages() unless there are none."""
-    problem = missing_packages(who, *names, extra=extra)
+def require_packages(part: str, *names: str, extra: str = "") -> None:
+    """Raise ConfigError with missing_packages() if a package is missing."""
+    problem = missing_packages(part, *names, extra=extra)
     if problem:
         raise ConfigError(problem)
 

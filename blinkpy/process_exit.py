@@ -1,5 +1,5 @@
-"""The end of a process: by a signal, with an error in one line, immediately, or after a time limit; and its
-description.
+"""The end of a process: by a signal, with an error in one line, immediately, or after a time limit; and a
+description of its exit code.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ SECOND_SIGNAL = b"blinkpy: second signal: exiting immediately\n"
 
 
 class Stopped(Exception):
-    """The user asked for the end."""
+    """The user asked the process to end."""
 
 
 class Signals:
@@ -96,9 +96,8 @@ def exit_process(code: int) -> NoReturn:
     """End this process without shutting down the interpreter and its libraries. Close important resources
     before.
 
-    After a fault of the GPU destructors of torch fail and abort the process; and at any time a thread that
-    wakes up while the interpreter ends, such as the one that watches the parent, can do so. Unread output
-    delays it by FLUSH_S.
+    After a fault of the GPU, torch's destructors fail and abort the process. A thread that wakes up during
+    the interpreter's shutdown can abort it, too. Unread output delays the end by FLUSH_S.
     """
     flushing = threading.Thread(target=_flush, name="flush", daemon=True)
     flushing.start()
@@ -107,7 +106,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError):  # the reader is gone
+    with contextlib.suppress(OSError, ValueError):  # no process reads the output
         sys.stdout.flush()
         sys.stderr.flush()
 

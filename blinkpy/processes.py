@@ -47,9 +47,9 @@ def no_progress(phase: str, done: float = 0, total: float = 0) -> None:
 
 
 class ChildError(RuntimeError):
-    """A child failed to start, or ended when it should run. The message is one line for the user.
+    """A child failed to start, or ended unexpectedly. The message is one line for the user.
 
-    usage is true when the child refused its options or its model, so that asking again won't help.
+    usage: the child refused its options or its model, so another attempt would fail, too.
     """
 
     def __init__(self, message: str, usage: bool = False):
@@ -67,7 +67,7 @@ class Reporter:
         self._send({"phase": phase, "done": done, "total": total})
 
     def ready(self, **facts: Any) -> None:
-        """The process does its work from now on."""
+        """Report that the process serves."""
         self._send({"ready": facts})
 
     def drained(self) -> None:
@@ -80,12 +80,12 @@ class Reporter:
         self._send({"error": message})
 
     def _send(self, report: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError):  # the parent is gone; the socket is about to report it
+        with contextlib.suppress(ConnectionError):  # the parent has ended, which the socket reports next
             self._parent.send(report)
 
 
 class Child:
-    """A child process that runs an entry of a module, as its parent sees it.
+    """The parent's side of a child process that runs an entry of a module.
 
     orders: arguments of the entry in addition to the config.
     fds: open files that it inherits, under their numbers.
@@ -118,7 +118,7 @@ class Child:
                 start_new_session=own_session,
                 env=child_environment() | dict(environment or {}),
             )
-        with contextlib.suppress(ConnectionError):  # it died immediately; waiting for it reports that
+        with contextlib.suppress(ConnectionError):  # it died immediately, which the next wait reports
             self._socket.send((as_table(config), orders or {}))
 
     @property
@@ -179,7 +179,7 @@ class Child:
         self._process.terminate()
 
     def hang_up(self) -> None:
-        """Hand SIGHUP on; not before it is ready."""
+        """Forward SIGHUP; not before the child is ready."""
         self._process.send_signal(signal.SIGHUP)
 
     def leave(self) -> None:
@@ -187,7 +187,7 @@ class Child:
         self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, timeout: float) -> int | None:
-        """Exit code, or None when it still runs after timeout seconds."""
+        """Wait up to `timeout` seconds. Returns the exit code, or None if it still runs."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -243,8 +243,8 @@ def child_environment() -> dict[str, str]:
 
 
 def child_main(entries: Mapping[str, Entry], entry: str, fd: int) -> int:
-    """The main function of a child: read its config, end with its parent, and call the entry that the parent
-    named.
+    """The main function of a child: read its config, watch for the parent's end, and call the entry that the
+    parent named.
     """
     os.set_inheritable(fd, False)
     parent = Connection(fd)

@@ -1,3 +1,3 @@
-"""The version of the package, for those who must not import it whole."""
+"""The version of the package, for modules that must not import the rest."""
 
 __version__ = "0.2.0"

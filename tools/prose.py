@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import io
 import re
 import sys
@@ -83,16 +84,23 @@ def text_of(node: ast.AST) -> str:
     return "`x`"
 
 
+def is_prose(text: str) -> bool:
+    """Whether a string has five words or more, and is neither code nor a long list of words."""
+    words = len(re.findall(r"[A-Za-z]{2,}", text))
+    return words >= 5 and not re.search(r";$", text, re.MULTILINE) and (words <= 30 or re.search(r"[.,:](\s|$)", text) is not None)
+
+
 def blocks_of_source(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each docstring, comment, and string of five words or more."""
+    """(line, text) of each docstring, comment, and string of five words or more; no indented examples."""
     tree = ast.parse(source)
     seen: set[ast.AST] = set()
     for node in ast.walk(tree):  # from the outside in: an f-string comes before its parts
         if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) and node not in seen:
             seen.update(ast.walk(node))
-            text = text_of(node)
-            if len(re.findall(r"[A-Za-z]{2,}", text)) >= 5:
-                yield from ((node.lineno, part) for part in re.split(r"\n\s*\n|\n(?=\s*(?:- |\w+: ))", text))
+            text = inspect.cleandoc(text_of(node))
+            if is_prose(text):
+                parts = re.split(r"\n\s*\n|\n(?=\s*(?:- |\w+: ))", text)
+                yield from ((node.lineno, part) for part in parts if not re.fullmatch(r"(    .*\n?)+", part))
     begin, last, lines = 0, 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not re.match(r"# (type|noqa|mypy|ruff)\b|#!", token.string):

@@ -1,1 +1,1 @@
-"""What judges the scheduler, before and after serving."""
+"""Checks of the scheduler, before and after serving."""

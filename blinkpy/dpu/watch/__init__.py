@@ -1,1 +1,1 @@
-"""What a front end tells about itself: metrics, logs, traces, the live page."""
+"""Metrics, logs, traces and the live page of a front end."""
